@@ -1,4 +1,4 @@
-"""Tune four training scripts written by others, from outside, and write what was found as a table.
+"""Tune four training scripts written by others, from outside, and write what was found.
 
 The directory of checkouts holds what is only read here:
 
@@ -9,15 +9,22 @@ The directory of checkouts holds what is only read here:
 
 The Python that runs them has what they import (torchvision, datasets, evaluate, accelerate, transformers), and whet.
 
-    python benchmarks/foreign_scripts.py CHECKOUTS --python ENV/bin/python --out foreign.md
+    python benchmarks/foreign_scripts.py CHECKOUTS --python ENV/bin/python --out FOLDER
+
+It writes docs/results/foreign_scripts.json; benchmarks/results.py makes the table. Recipes and reports lie in FOLDER.
+A run with --only replaces the rows of its scripts.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from circumstances import circumstances
 
 import whet
 from whet.errors import WhetError
@@ -25,6 +32,7 @@ from whet.files import write_whole
 from whet.tuner.result import Result
 
 BUDGET_S = 1200.0
+RESULT = Path(__file__).parents[1] / "docs" / "results" / "foreign_scripts.json"
 
 
 @dataclass(frozen=True)
@@ -78,16 +86,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="the most optimiser steps of each run")
     parser.add_argument("--only", default="", help="scripts whose names contain this text")
     parser.add_argument("--on-busy", default="wait", help="wait, inconclusive or go-on")
-    parser.add_argument("--out", type=Path, required=True, help="the file for the table; results lie beside it")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for recipes and reports")
     arguments = parser.parse_args()
     out = arguments.out.absolute()
-    rows = [
-        _row(script, tuned(script, arguments, out.with_suffix("") / script.directory.replace("/", "-")))
-        for script in SCRIPTS
-        if arguments.only in script.name
-    ]
-    head = "| script | recipe | speedup (95 %) | steps a second, before and after | training loss | verdict |"
-    write_whole(out, "\n".join([head, "|---|---|---|---|---|---|", *rows, ""]))
+    before = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.is_file() else []
+    rows = {row.split("|")[1].strip(): row for row in before}
+    for script in SCRIPTS:
+        if arguments.only in script.name:
+            rows[script.name] = _row(script, tuned(script, arguments, out / script.directory.replace("/", "-")))
+            print(rows[script.name], flush=True)
+    command = f"python benchmarks/foreign_scripts.py CHECKOUTS --budget {arguments.budget:g} --steps {arguments.steps}"
+    report = {**circumstances(command), "rows": list(rows.values())}
+    write_whole(RESULT, json.dumps(report, indent=1) + "\n")
 
 
 def tuned(script: ForeignScript, arguments: argparse.Namespace, out: Path) -> Result | str:

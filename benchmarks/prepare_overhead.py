@@ -1,10 +1,11 @@
 """What whet.prepare itself costs a step, in microseconds, beside the same loop without it.
 
-    python benchmarks/prepare_overhead.py [--pairs 60] [--steps 200]      # about 3 minutes on a quiet machine
+    python benchmarks/prepare_overhead.py [--pairs 60] [--steps 200]      # writes docs/results/prepare_overhead.json
 
 Each variant trains a model of 12 small blocks on one thread, beside the plain loop: 200 steps of one and 200 of the
 other, in random order, again and again. A pair's difference is that of the medians of its steps. The table shows the
-mean difference with its 95% interval (Student's t over pairs); the aim is 50 us at most. The variants:
+mean difference with its 95% interval (Student's t over pairs); the aim is 50 us at most. It takes about 3 minutes on a
+quiet machine. The variants:
 
 - empty: whet.prepare with an empty recipe;
 - wrappers: every block, the last layer and the model have a changed forward that does nothing but call the first one,
@@ -14,14 +15,17 @@ mean difference with its 95% interval (Student's t over pairs); the aim is 50 us
 """
 
 import argparse
+import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from circumstances import circumstances
 from quietly import quiet_machine
 from rich import box
 from rich.console import Console
@@ -30,10 +34,12 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 
 import whet
+from whet.files import write_whole
 from whet.recipe import Recipe, Step
 from whet.training.module_class import AddedForward, extend
 
 AIM_US = 50.0
+RESULT = Path(__file__).parents[1] / "docs" / "results" / "prepare_overhead.json"
 WIDTH, NUM_BLOCKS, BATCH = 16, 12, 8
 Loop = Callable[[], Iterator[None]]
 
@@ -145,6 +151,7 @@ def main() -> None:
     table = Table(
         "variant", "added us a step", "95% interval", "plain step, us", f"at most {AIM_US:g}?", box=box.SIMPLE
     )
+    rows = []
     with quiet_machine():
         for name, variant in VARIANTS.items():
             found, own = differences(variant, options.pairs, options.steps)
@@ -152,7 +159,11 @@ def main() -> None:
             width = float(stdtrit(len(found) - 1, 0.975)) * statistics.stdev(found) / len(found) ** 0.5
             verdict = "yes" if mean + width <= AIM_US else "no"
             table.add_row(name, f"{mean:.1f}", f"{mean - width:.1f} to {mean + width:.1f}", f"{own:.0f}", verdict)
+            rows.append({"variant": name, "added_us": mean, "ci95": [mean - width, mean + width], "plain_us": own})
     Console().print(table)
+    command = f"python benchmarks/prepare_overhead.py --pairs {options.pairs} --steps {options.steps}"
+    report = {**circumstances(command), "aim_us": AIM_US, "variants": rows}
+    write_whole(RESULT, json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

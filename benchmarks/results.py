@@ -8,13 +8,15 @@ src/whet/techniques/measured.json. No figure in these files, nor between the mar
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from latentwire_table import latentwire_lines
-from operator_tables import loss_kernel_lines, operator_lines
+from operator_tables import operator_lines
 from serving_peers.section import serving_lines
 from technique_rows import machines_table, technique_rows
+from training_tables import SECTIONS, ladder_plot, plot_of
+from training_tables import ratio_with_interval as _ratio
 
 from whet.files import write_whole
 
@@ -51,8 +53,7 @@ def main() -> None:
         "audit_speed": _audit_speed,
         "limits": _limits,
         "operators": _operators,
-        "latentwire": _latentwire,
-        "loss_kernel": _loss_kernel,
+        **{name: partial(_training, name) for name in SECTIONS},
         "gpu": _gpu,
     }
     parts = {}
@@ -358,14 +359,11 @@ def _operators(report: dict[str, Any]) -> str:
     return "\n".join(["## The operators", "", *_where(report), "", *operator_lines(report), ""])
 
 
-def _latentwire(report: dict[str, Any]) -> str:
-    heading = "## A slow training code base: audited, then tuned"
-    return "\n".join([heading, "", *_where(report), "", *latentwire_lines(report), ""])
-
-
-def _loss_kernel(report: dict[str, Any]) -> str:
-    heading = "## The last layer and its cross-entropy"
-    return "\n".join([heading, "", *_where(report), "", *loss_kernel_lines(report, _ratio), ""])
+def _training(name: str, report: dict[str, Any]) -> str:
+    heading, *lines = SECTIONS[name](report)
+    if report.get("ladder"):
+        write_whole(DOCS / plot_of(report), ladder_plot(report))
+    return "\n".join([heading, "", *_where(report), "", *lines, ""])
 
 
 def _where(report: dict[str, Any]) -> list[str]:
@@ -380,11 +378,6 @@ def _where(report: dict[str, Any]) -> list[str]:
         f"{command} on {machine['chip']}, {machine['cores']} cores "
         f"({', '.join(machine['isa'])}; fingerprint {machine['id']}); {packages}.",
     ]
-
-
-def _ratio(ratio: dict[str, Any]) -> str:
-    low, high = ratio["ci95"]
-    return f"**{ratio['ratio']:.2f}x** ({low:.2f}–{high:.2f})"
 
 
 if __name__ == "__main__":

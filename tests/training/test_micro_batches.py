@@ -18,7 +18,7 @@ from whet.recipe import Recipe, Step
 from whet.technique import Applies, NotApplicable
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.parts import Parts
-from whet.workload.micro_batches import parts_of
+from whet.workload.batch_parts import parts_of
 from whet.workload.training import Trainer
 
 

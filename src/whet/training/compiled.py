@@ -17,7 +17,7 @@ _UNCALLED = (nn.ModuleList, nn.ModuleDict)  # their forward is never called
 
 
 def compile_in_place(model: nn.Module) -> None:
-    """Compile a model: whole, or the largest parts of it that have no forward which must stay as it is.
+    """Compile the whole model, or its largest parts that have no forward which must stay as it is.
 
     Modules without submodules are not compiled by themselves: there is nothing to fuse.
     """

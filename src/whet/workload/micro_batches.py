@@ -6,13 +6,11 @@ are computed, the gradients hold the sum so far, divided by the targets of the l
 """
 
 import contextlib
-import copy
 import inspect
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
-from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,11 +21,11 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from whet.errors import RecipeError
+from whet.workload.batch_parts import OMIT, num_samples_of, parts_of
 
 _WEIGHTED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # divided by the sum of weights, if there are any
 _LOSSES = ("cross_entropy", "nll_loss", *_WEIGHTED, "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _SAME = 1e-6  # relative
-_OMIT = "leave accumulation out of the recipe"
 _current = threading.local()  # the part that this thread computes
 
 
@@ -52,7 +50,7 @@ class _Plan:
         if not self.is_used:
             raise RecipeError(
                 "the recipe splits each batch into parts, but the loop computes whole ones: put `for batch in "
-                f"whet.micro_batches(model, batch):` around forward and backward, or {_OMIT}"
+                f"whet.micro_batches(model, batch):` around forward and backward, or {OMIT}"
             )
 
 
@@ -240,23 +238,23 @@ class _Part:
         if not self._losses:
             raise RecipeError(
                 "the loop takes no loss of torch.nn.functional whose reduction whet could see, so that the parts of a "
-                f"batch cannot be weighed; take one of {', '.join(_LOSSES)}, or {_OMIT}"
+                f"batch cannot be weighed; take one of {', '.join(_LOSSES)}, or {OMIT}"
             )
         if len(self._factors) != len(self._losses) or not (self._plan.is_checked or self._num_checked == 1):
-            raise RecipeError(f"the loop must call backward once for each part, with every loss it takes, or {_OMIT}")
+            raise RecipeError(f"the loop must call backward once for each part, with every loss it takes, or {OMIT}")
         if not self._counts[0][0]:  # no valid target: nothing is to be added, not even other terms
             _taken(self._plan.parameters)
             _given_back(self._held)
             return
         if not self._whole.has_same_shares(self._counts):
             raise RecipeError(
-                f"the loop adds losses, and the number of targets of one is not proportional to the other's; {_OMIT}"
+                f"the loop adds losses, and the number of targets of one is not proportional to the other's; {OMIT}"
             )
         found = [float(one) for one in self._factors]
         if any(not math.isclose(one, factor, rel_tol=_SAME) for one in found):
             raise RecipeError(
                 f"the loop multiplies the loss by {found[0]:g}, and whet cannot see whether that depends on the batch; "
-                f"if it does not, call micro_batches(model, batch, factor={found[0]:g}), or {_OMIT}"
+                f"if it does not, call micro_batches(model, batch, factor={found[0]:g}), or {OMIT}"
             )
 
 
@@ -269,11 +267,11 @@ def _check_graph(roots: Sequence[Any], losses: Sequence[Any], parameters: Sequen
     if any(hasattr(node, "variable") for node in graph_nodes(roots, losses)):
         raise RecipeError(
             "the loss has terms beside those of torch.nn.functional, and whet cannot see how they depend on the "
-            f"batch; {_OMIT}"
+            f"batch; {OMIT}"
         )
     known = {id(p) for p in parameters}
     if any(hasattr(node, "variable") and id(node.variable) not in known for node in graph_nodes(losses, ())):
-        raise RecipeError(f"backward reaches tensors that are neither the model's nor the optimiser's; {_OMIT}")
+        raise RecipeError(f"backward reaches tensors that are neither the model's nor the optimiser's; {OMIT}")
 
 
 def graph_nodes(roots: Sequence[Any], ends: Sequence[Any]) -> Iterator[Any]:
@@ -302,15 +300,15 @@ def _count(name: str, values: Mapping[str, Any], num_samples: int) -> float:
     if values["reduction"] == "sum":
         return 1.0
     if values["reduction"] != "mean" or values.get("reduce") is not None or values.get("size_average") is not None:
-        raise RecipeError(f"{name} is not reduced to a mean or a sum, so that the parts cannot be weighed; {_OMIT}")
+        raise RecipeError(f"{name} is not reduced to a mean or a sum, so that the parts cannot be weighed; {OMIT}")
     if name in _WEIGHTED and weight is not None:
-        raise RecipeError(f"{name} with weights is a mean that whet does not know; {_OMIT}")
+        raise RecipeError(f"{name} with weights is a mean that whet does not know; {OMIT}")
     if name not in ("cross_entropy", "nll_loss"):
         return float(math.prod(torch.broadcast_shapes(logits.shape, target.shape)))
     if logits.dim() == 2 and logits.shape[1] == logits.shape[0] == num_samples:
         raise RecipeError(
             f"{name} has as many classes as there are samples in a part, as a loss that compares samples with each "
-            f"other has; choose another number of parts, or {_OMIT}"
+            f"other has; choose another number of parts, or {OMIT}"
         )
     if target.is_floating_point():
         return float(logits.numel() / logits.shape[1 if logits.dim() > 1 else 0])
@@ -367,44 +365,3 @@ def _given_back(gradients: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
     """Add gradients that `_taken` returned to those that there are."""
     for p, gradient in gradients:
         p.grad = gradient if p.grad is None else p.grad.add_(gradient)
-
-
-def num_samples_of(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a batch; 1 where there is none."""
-    if isinstance(batch, Tensor):
-        return int(batch.shape[0]) if batch.dim() else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return next((num_samples_of(part) for part in parts if isinstance(part, Tensor | Mapping | tuple | list)), 1)
-
-
-def parts_of(batch: Any, number: int) -> list[Any]:
-    """Return a batch in parts of nearly as many samples, which share its memory.
-
-    Args:
-        batch: See `micro_batches`.
-        number: The number of parts. There are fewer where the batch has fewer samples.
-
-    Raises:
-        RecipeError: Something in the batch has no first dimension of samples.
-    """
-    size = num_samples_of(batch)
-    number = min(number, size)
-    ends = [i * size // number for i in range(number + 1)]
-    return [_sliced(batch, size, slice(a, b)) for a, b in pairwise(ends)]
-
-
-def _sliced(value: Any, size: int, rows: slice) -> Any:
-    if isinstance(value, Tensor) and value.dim() and len(value) == size:
-        return value[rows]
-    if isinstance(value, Mapping):
-        made: Any = copy.copy(value)
-        for key, one in value.items():
-            made[key] = _sliced(one, size, rows)
-        return made
-    if isinstance(value, tuple | list):
-        parts = [_sliced(one, size, rows) for one in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if value is None or isinstance(value, bool | int | float) or (isinstance(value, Tensor) and not value.dim()):
-        return value
-    told = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise RecipeError(f"a batch of {size} samples holds {told}, which cannot be split by samples; {_OMIT}")

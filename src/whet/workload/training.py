@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from whet.errors import TargetError, type_name
 from whet.measure.clock import synchronize
+from whet.workload.batch_parts import num_samples_of as num_samples_of
 from whet.workload.micro_batches import micro_batches
-from whet.workload.micro_batches import num_samples_of as num_samples_of
 from whet.workload.quality import Quality
 
 Loss = Callable[[nn.Module, Any], Tensor]

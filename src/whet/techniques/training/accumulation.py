@@ -23,7 +23,8 @@ from whet.training.optimizers import GRADIENTS
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.workload.micro_batches import num_samples_of, split_batches
+from whet.workload.batch_parts import num_samples_of
+from whet.workload.micro_batches import split_batches
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

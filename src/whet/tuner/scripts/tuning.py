@@ -7,10 +7,10 @@ import shlex
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from whet.comparison.claim import Claim, Verdict
+from whet.comparison.claim import Verdict
 from whet.comparison.compare import Comparison, TimeLimit, compare_all
 from whet.comparison.run import Run
 from whet.comparison.schedules import ABBA
@@ -36,6 +36,7 @@ from whet.tuner.scripts.proof import SAME_LOSS, Original, first_not_finite, rela
 from whet.tuner.scripts.runs import LEAST_STEPS, ScriptRuns, ScriptSide, timed_run
 from whet.tuner.scripts.search import ScriptSearch, candidates, finalists
 from whet.tuner.scripts.words import gain_sentence, no_gain_sentence
+from whet.tuner.training.points import measured_point
 from whet.tuner.training.trial import exactness_of
 
 NUM_STEPS = 40
@@ -176,7 +177,8 @@ def _concluded(
     found = _finals(runs, chosen, budget, losses_s, patience, listener) if chosen else Comparison([], {})
     own = [run for run in found.runs.get("original", ()) if run.counts] or [examined.timed]
     baseline = _baseline(own)
-    points = [_point(r, claim) for r, claim in zip(chosen, found.claims, strict=True) if claim.ratio is not None]
+    judged = [(r, claim) for r, claim in zip(chosen, found.claims, strict=True) if claim.ratio is not None]
+    points = [measured_point(r, claim) for r, claim in judged]
     for point in sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: -p.speedup):
         if exactness_of(point.steps) is not Exactness.EXACT:
             point.losses = _prove(plan, runs, budget, point.steps, listener)
@@ -274,27 +276,6 @@ def _baseline(runs: Sequence[Run]) -> MeasuredVariant:
         peak_bytes=sorted(run.peak_bytes for run in runs)[len(runs) // 2],
         size_bytes=0,
         process_latencies_ms=[run.seconds * 1e3 for run in runs],
-    )
-
-
-def _point(record: TrialRecord, claim: Claim) -> MeasuredVariant:
-    seconds = sorted(claim.new_s)[len(claim.new_s) // 2]
-    return MeasuredVariant(
-        steps=record.steps,
-        label=record.label,
-        number=record.number,
-        latency_ms=seconds * 1e3,
-        throughput_per_s=1 / seconds,
-        peak_bytes=sorted(new.peak_bytes for _, new in claim.pairs)[len(claim.pairs) // 2],
-        size_bytes=0,
-        process_latencies_ms=[s * 1e3 for s in claim.new_s],
-        speedup=claim.ratio or 1.0,
-        speedup_ci95=claim.ci95 or (1.0, 1.0),
-        p_value=claim.p_value,
-        noise=claim.noise,
-        verdict=claim.verdict.value,
-        load=asdict(claim.load),
-        training=record.training,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from whet.comparison.claim import Claim, Verdict
+from whet.comparison.claim import Verdict
 from whet.comparison.compare import TimeLimit
 from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError
@@ -33,12 +33,12 @@ from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import (
     LEAST_STEPS,
-    MIN_ROUNDS,
     MOST_STEPS,
     compare_finalists,
     needs_losses,
     prove_losses,
 )
+from whet.tuner.training.points import measured_point, screened_point
 from whet.tuner.training.report import write_training_report
 from whet.tuner.training.soundness import out_of_memory
 from whet.tuner.training.trial import TrainingMeasured, exactness_of
@@ -46,7 +46,6 @@ from whet.tuner.training.words import gain_sentence, no_gain_sentence
 from whet.tuner.verdict import untried
 
 _EXAMINATION_LIMIT_S = 600.0
-_SMALLER = 0.97  # of the original's peak, in each pair: what is called smaller
 _FINALS_SHARE, _LOSSES_SHARE = 0.35, 0.25  # of the budget
 _TRIAL_OVER_ORIGINAL = 1.5  # a trial also times the original anew
 
@@ -186,7 +185,8 @@ def _concluded(
     found, claims = compare_finalists(context, finalists, limit, patience, listener.measured)
     runs = [run for run in found.runs.get("original", ()) if run.counts] or [original.run or Run()]
     baseline = _original_point(facts, original, runs)
-    points = [_point(facts, record, claim) for record, claim in zip(finalists, claims, strict=True) if claim.num_pairs]
+    judged = [(record, claim) for record, claim in zip(finalists, claims, strict=True) if claim.num_pairs]
+    points = [measured_point(record, claim, facts.num_samples) for record, claim in judged]
     best = _best(goal, baseline, points)
     for point in sorted((p for p in points if p is best or p.verdict == Verdict.PASS), key=lambda p: p is not best):
         if needs_losses(point.steps) and not _is_proved(best):
@@ -207,7 +207,7 @@ def _concluded(
         quality_name=facts.evaluation or TRAINING_LOSS,
         higher_is_better=facts.higher_is_better,
         baseline=baseline,
-        compile_only=None if compile_only is None else _screened(facts, compile_only),
+        compile_only=None if compile_only is None else screened_point(compile_only, facts.num_samples),
         best=kept,
         finalists=points,
         trials=records,
@@ -282,48 +282,6 @@ def _original_point(facts: TrainingFacts, original: TrainingMeasured, runs: Sequ
         process_latencies_ms=[run.seconds * 1e3 for run in runs],
         noise=noise_floor([[run.seconds for run in runs]]) if len(runs) > 1 else 1.0,
         training=evidence,
-    )
-
-
-def _point(facts: TrainingFacts, record: TrialRecord, claim: Claim) -> MeasuredVariant:
-    seconds = sorted(claim.new_s)[len(claim.new_s) // 2]
-    peaks = [(old.peak_bytes, new.peak_bytes) for old, new in claim.pairs]
-    return MeasuredVariant(
-        is_smaller=len(peaks) >= MIN_ROUNDS and all(0 < new < _SMALLER * old for old, new in peaks),
-        steps=record.steps,
-        label=record.label,
-        number=record.number,
-        latency_ms=seconds * 1e3,
-        throughput_per_s=facts.num_samples / seconds,
-        peak_bytes=sorted(new for _, new in peaks)[len(peaks) // 2],
-        size_bytes=0,
-        process_latencies_ms=[s * 1e3 for s in claim.new_s],
-        speedup=claim.ratio or 1.0,
-        speedup_ci95=claim.ci95 or (1.0, 1.0),
-        p_value=claim.p_value,
-        noise=claim.noise,
-        verdict=claim.verdict.value,
-        load=asdict(claim.load),
-        training=record.training,
-    )
-
-
-def _screened(facts: TrainingFacts, record: TrialRecord) -> MeasuredVariant:
-    """Return a trial as a point that was only screened."""
-    seconds = (record.latency_ms or 0.0) / 1e3
-    return MeasuredVariant(
-        steps=record.steps,
-        label=record.label,
-        number=record.number,
-        latency_ms=record.latency_ms or 0.0,
-        beside_ms=record.baseline_latency_ms,
-        throughput_per_s=facts.num_samples / seconds if seconds else 0.0,
-        peak_bytes=record.peak_bytes or 0,
-        size_bytes=0,
-        speedup=record.speedup or 1.0,
-        speedup_ci95=(record.speedup or 1.0, record.speedup or 1.0),
-        verdict="screened",
-        training=record.training,
     )
 
 

@@ -1,0 +1,168 @@
+"""Write the tables of the benchmark scripts for training, and draw the ladder of techniques."""
+
+from collections.abc import Callable
+from typing import Any
+
+from operator_tables import loss_kernel_lines
+
+Lines = Callable[[dict[str, Any]], list[str]]
+"""Returns a section's heading, then its lines."""
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _EDGE = 720, 360, 60, 44, 16
+
+
+def ratio_with_interval(ratio: dict[str, Any], unit: str = "x") -> str:
+    """Return a ratio with its interval, for a table."""
+    low, high = ratio["ci95"]
+    return f"**{ratio['ratio']:.2f}{unit}** ({low:.2f}–{high:.2f})"
+
+
+def plot_of(report: dict[str, Any]) -> str:
+    """Return the path of the ladder's plot, as docs/results.md names it."""
+    return f"results/train_ladder.{report['machine']['id']}.svg"
+
+
+def _latentwire(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "## A slow training code base: audited, then tuned",
+        f"Steps of examples/latentwire; whet's goal is {report['goal']:g}x over the slow script at the same loss. "
+        f"The recipe: {report['recipe']}. {report['diagnosis']} {report['losses']}".strip(),
+        "",
+        "| what | before | after | times as fast (95%) | training loss |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        times = f"{row['old_ms']:.0f} ms | {row['new_ms']:.0f} ms"
+        lines.append(f"| {row['what']} | {times} | {ratio_with_interval(row)} | {row['loss']} |")
+    return lines
+
+
+def _loss_kernel(report: dict[str, Any]) -> list[str]:
+    return ["## The last layer and its cross-entropy", *loss_kernel_lines(report, ratio_with_interval)]
+
+
+def _train_peers(report: dict[str, Any]) -> list[str]:
+    shape = report["shape"]
+    recipes = "; ".join(f"{name}: {recipe}" for name, recipe in report["recipes"].items())
+    lines = [
+        "## Training, beside loops written by hand and other trainers",
+        f"A Llama of {shape['layers']} layers, {shape['hidden']} wide, with a vocabulary of {shape['vocabulary']:,}, "
+        f"is trained on batches of {shape['rows']} x {shape['tokens']} tokens. Memory is the peak of a step above what "
+        f"was resident after the imports. The recipes that `whet tune` found: {recipes}.",
+        "",
+        "| contender | tokens/s | ms a step | peak, MB |",
+        "|---|---|---|---|",
+    ]
+    rows = sorted(report["contenders"].items(), key=lambda row: row[1]["step_s"])
+    lines += [_speed_row(f"**{name}**" if name.startswith("whet") else name, row) for name, row in rows]
+    lines += ["", "| whet's goal | of | ratio (95%) | goal | |", "|---|---|---|---|---|"]
+    for claim in report["claims"]:
+        of, ratio = " / ".join(claim["of"]), ratio_with_interval(claim, "")
+        lines.append(f"| {claim['what']} | {of} | {ratio} | {claim['goal']} | {claim['verdict']} |")
+    if not report["ladder"]:
+        return lines
+    lines += ["", "One technique on top of the other:", ""]
+    lines += ["| recipe | tokens/s | ms a step | peak, MB |", "|---|---|---|---|"]
+    lines += [_speed_row(rung["what"], rung) for rung in report["ladder"]]
+    return [*lines, "", f"![tokens a second and memory of each rung]({plot_of(report)})"]
+
+
+def _speed_row(name: str, row: dict[str, Any]) -> str:
+    if "step_s" not in row:
+        return f"| {name} | – | – | does not run |"
+    return f"| {name} | {row['tokens_per_s']:,.0f} | {1e3 * row['step_s']:.0f} | {row['peak_bytes'] / 1e6:,.0f} |"
+
+
+def _prepare_overhead(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "## What whet.prepare costs a step",
+        "Microseconds that a step takes longer than in the same loop without whet; the goal is "
+        f"{report['aim_us']:g} at most. `benchmarks/prepare_overhead.py` says what the variants are.",
+        "",
+        "| variant | added (95%) | plain step | |",
+        "|---|---|---|---|",
+    ]
+    for row in report["variants"]:
+        low, high = row["ci95"]
+        verdict = "reached" if high <= report["aim_us"] else "missed" if low > report["aim_us"] else "open"
+        added = f"**{row['added_us']:.1f}** ({low:.1f}–{high:.1f})"
+        lines.append(f"| {row['variant']} | {added} | {row['plain_us']:.0f} | {verdict} |")
+    return lines
+
+
+def _loader(report: dict[str, Any]) -> list[str]:
+    waits = f", each of which waits {report['wait_ms']:g} ms" if report["wait_ms"] else ""
+    lines = [
+        f"## A training that waits for its photographs{waits}",
+        "The goal is 95% of the speed of the computation alone, or as far as the cores allow.",
+        "",
+        "| loop | ms a step | times the original's speed (95%) | share of the computation's speed (95%) |",
+        "|---|---|---|---|",
+    ]
+    for row in report["contenders"]:
+        told = [ratio_with_interval(row["over_original"]), ratio_with_interval(row["share_of_compute"], "")]
+        lines.append(f"| {row['contender']} | {row['step_ms']:.1f} | {' | '.join(told)} |")
+    return lines
+
+
+def _foreign_scripts(report: dict[str, Any]) -> list[str]:
+    return [
+        "## Training scripts written by others, tuned from outside",
+        "No line of these scripts was changed: `whet tune -- python SCRIPT ARGS`.",
+        "",
+        "| script | recipe | speedup (95%) | steps a second, before and after | training loss | verdict |",
+        "|---|---|---|---|---|---|",
+        *report["rows"],
+    ]
+
+
+SECTIONS: dict[str, Lines] = {
+    "train_peers": _train_peers,
+    "loss_kernel": _loss_kernel,
+    "loader": _loader,
+    "prepare_overhead": _prepare_overhead,
+    "foreign_scripts": _foreign_scripts,
+    "latentwire": _latentwire,
+}
+"""Hold the section of each file of docs/results about training."""
+
+
+def ladder_plot(report: dict[str, Any]) -> str:
+    """Return an SVG picture of a ladder: memory across, tokens a second upwards, a line from rung to rung."""
+    rungs = [rung for rung in report["ladder"] if "step_s" in rung]
+    most_bytes = 1.05 * max(rung["peak_bytes"] for rung in rungs)
+    most_speed = 1.1 * max(rung["tokens_per_s"] for rung in rungs)
+    right, foot = _WIDTH - _EDGE, _HEIGHT - _BOTTOM
+
+    def place(num_bytes: float, speed: float) -> tuple[float, float]:
+        return _LEFT + (right - _LEFT) * num_bytes / most_bytes, foot - (foot - _EDGE) * speed / most_speed
+
+    points = [place(rung["peak_bytes"], rung["tokens_per_s"]) for rung in rungs]
+    drawn = [
+        _line([(_LEFT, _EDGE), (_LEFT, foot), (right, foot)], "#888"),
+        _line(points, "#4878a8"),
+        _text(right, _HEIGHT - 8, "peak memory of a step, MB", "end"),
+        _text(_LEFT + 6, _EDGE + 8, "tokens a second"),
+    ]
+    for share in (0.25, 0.5, 0.75, 1.0):
+        x, y = place(share * most_bytes, share * most_speed)
+        drawn.append(_text(x, foot + 16, f"{share * most_bytes / 1e6:,.0f}", "middle"))
+        drawn.append(_text(_LEFT - 6, y + 4, f"{share * most_speed:,.0f}", "end"))
+    for number, ((x, y), rung) in enumerate(zip(points, rungs, strict=True)):
+        is_right = x > 0.6 * _WIDTH
+        drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#4878a8"/>')
+        drawn.append(
+            _text(x + (-8 if is_right else 8), y + (14 if number % 2 else -6), rung["what"], "end" if is_right else "")
+        )
+    style = 'font-family="sans-serif" font-size="12" fill="#555"'
+    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    return f'<svg {box} {style}><rect width="100%" height="100%" fill="#fff"/>{"".join(drawn)}</svg>\n'
+
+
+def _line(points: list[tuple[float, float]], colour: str) -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{path}" fill="none" stroke="{colour}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor or "start"}">{text}</text>'

@@ -1,0 +1,53 @@
+"""Split a batch into parts by samples: the first dimension of its tensors."""
+
+import copy
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from whet.errors import RecipeError
+
+OMIT = "leave accumulation out of the recipe"
+
+
+def num_samples_of(batch: Any) -> int:
+    """Return the first dimension of the first tensor in a batch; 1 where there is none."""
+    if isinstance(batch, Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return next((num_samples_of(part) for part in parts if isinstance(part, Tensor | Mapping | tuple | list)), 1)
+
+
+def parts_of(batch: Any, number: int) -> list[Any]:
+    """Return a batch in parts of nearly as many samples, which share its memory.
+
+    Args:
+        batch: A tensor, or tuples, lists and dicts of tensors whose first dimension is that of the samples.
+        number: The number of parts. There are fewer where the batch has fewer samples.
+
+    Raises:
+        RecipeError: Something in the batch has no first dimension of samples.
+    """
+    size = num_samples_of(batch)
+    number = min(number, size)
+    ends = [i * size // number for i in range(number + 1)]
+    return [_sliced(batch, size, slice(a, b)) for a, b in pairwise(ends)]
+
+
+def _sliced(value: Any, size: int, rows: slice) -> Any:
+    if isinstance(value, Tensor) and value.dim() and len(value) == size:
+        return value[rows]
+    if isinstance(value, Mapping):
+        made: Any = copy.copy(value)
+        for key, one in value.items():
+            made[key] = _sliced(one, size, rows)
+        return made
+    if isinstance(value, tuple | list):
+        parts = [_sliced(one, size, rows) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if value is None or isinstance(value, bool | int | float) or (isinstance(value, Tensor) and not value.dim()):
+        return value
+    told = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise RecipeError(f"a batch of {size} samples holds {told}, which cannot be split by samples; {OMIT}")
