@@ -104,8 +104,8 @@ def by_whet(asked, recipe):
     while True:
         for ids in loader:
             optimizer.zero_grad()
-            loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
+            for part in whet.micro_batches(model, ids):
+                model(input_ids=part, labels=part).loss.backward()
             optimizer.step()
             asked()
 

@@ -54,7 +54,7 @@ PATCHED: dict[str, str] = {
     "torch.amp.GradScaler.update": "time of the optimiser",
     "torch.amp.GradScaler.step": "time of the optimiser; a skipped step is no step",
     "torch.amp.GradScaler.scale": "scripts/losses.py reads the scale of the loss",
-    "torch.utils.data.DataLoader.__iter__": "time of the data",
+    "torch.utils.data.DataLoader.__iter__": "time of the data; scripts/loader_passes.py: another loader",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
     "torch.optim.Optimizer.__init__": "scripts/loop_finder.py notes every optimiser of a script",
     # In bounded runs of a script, scripts/file_guard.py checks what is written, scripts/applying.py shifts the seeds.

@@ -10,6 +10,7 @@ import script_process
 
 from whet.cli import main
 from whet.errors import RecipeError, TargetError
+from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.scripts.command import ScriptCommand, ScriptOutcome, checked_steps, run_bounded, run_with_recipe
 from whet.scripts.messages import GRADIENTS, ScriptRequest
@@ -68,6 +69,27 @@ os.wait()
 train(20)
 """
 
+LOADS = """
+import torch
+from torch.utils.data import DataLoader
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        return torch.full((4,), index / 12)
+
+torch.manual_seed(2)
+model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Dropout(0.5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(Numbers(), batch_size=3, shuffle=True)
+for epoch in range(3):
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+"""
+
 WRITES_OUTSIDE = """
 import sys
 import torch
@@ -118,6 +140,21 @@ def test_steps_are_recorded_and_nothing_of_the_users_changes(place: Path) -> Non
     shifted = run(place, TRAIN, ["100"], shift=5).record
     assert shifted is not None and shifted.losses != first.losses
     assert sorted(path.name for path in place.iterdir()) == ["train.py"]
+
+
+@pytest.mark.usefixtures("as_forks")
+def test_a_script_s_loader_gets_workers(place: Path) -> None:
+    plain = run(place, LOADS).record
+    assert plain is not None and len(plain.losses) == 8
+    steps = [step for step in plain.applicable if step.technique == "loader"]
+    assert [step.options["num_workers"] for step in steps] == [n for n in (1, 2, 4, 8) if n <= describe().cores]
+    assert "prefetch" in {step.technique for step in plain.applicable}
+    loaded = run(place, LOADS, steps=(steps[0],)).record
+    assert loaded is not None and loaded.losses == plain.losses
+    ahead = run(place, LOADS, steps=(Step(technique="prefetch", options={"depth": 2}),)).record
+    assert ahead is not None and ahead.losses == plain.losses
+    without = run(place, TRAIN, ["100"]).record
+    assert without is not None and without.refused["loader"].startswith("the batches come from a tuple")
 
 
 @pytest.mark.usefixtures("as_forks")
@@ -229,6 +266,19 @@ def test_the_page_s_script_runs_with_its_recipe(place: Path, capfd: pytest.Captu
     out, err = capfd.readouterr()
     assert (out, err) == ("", "whet: fused_optimizer applied to Sequential\n")
     assert (place / "model.pt").is_file()
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_recipe_from_another_machine_is_said(place: Path, capfd: pytest.CaptureFixture[str], is_here: bool) -> None:
+    (place / "train.py").write_text(TRAIN)
+    command = ScriptCommand.checked([sys.executable, "train.py", "2"])
+    fingerprint = describe().fingerprint if is_here else "0123456789ab"
+    recipe = Recipe(kind="training", steps=(Step(technique="fused_optimizer"),), fingerprint=fingerprint)
+    scratch = place.parent / "messages"
+    scratch.mkdir()
+    assert run_with_recipe(command, recipe, scratch) == 0
+    said = "whet: the recipe was proved on another machine: its speed here is not known\n"
+    assert (said in capfd.readouterr().err) == (not is_here)
 
 
 def test_a_recipe_that_is_applied_to_nothing_is_said(place: Path, capfd: pytest.CaptureFixture[str]) -> None:

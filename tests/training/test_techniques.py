@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ ON_IMAGES = {"channels_last"}
 ON_LOADERS = {"loader", "prefetch"}  # they change the loader alone
 BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are below, or in a file of their own
 ON_GPUS = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark"}  # test_on_gpus.py, test_offload.py
-NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "muon"}
+NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "matmul_precision", "muon"}
 COMPILES = {"compile", "adamw_8bit"}
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name == "adamw_8bit" else [])
@@ -59,6 +60,14 @@ def parts_of(workload: TrainingWorkload) -> Parts:
 def plain_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the malloc of this process as it is, since other tests look at what freed memory does."""
     monkeypatch.setattr("whet.techniques.training.allocator.keep_all_memory", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def own_precision() -> Iterator[None]:
+    """Give the process its precision of products back."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("name", NAMES)

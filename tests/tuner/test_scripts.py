@@ -186,6 +186,34 @@ def test_candidates_are_ordered_by_what_they_change() -> None:
     ]
 
 
+def test_what_reads_data_is_tried_where_the_loop_waits_for_them() -> None:
+    loader = Step(technique="loader", options={"num_workers": 1})
+    shares = {"forward": 0.4, "backward": 0.3, "data wait": 0.3}
+    record = ScriptRecord(seconds=[], losses=[], applicable=[loader], shares=shares)
+    [found], _ = candidates(record, exclude=[])
+    assert found.promise == pytest.approx(1 / 0.7)
+    _, [cannot] = candidates(record.model_copy(update={"shares": {"data wait": 0.01}}), exclude=[])
+    assert cannot.reason == "waiting for data takes 1.0% of a step"
+
+
+def test_what_needs_another_technique_waits_for_it(tmp_path: Path) -> None:
+    attention = Step(technique="product_attention", options={"keep": True})
+    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
+    answers = {
+        (AUTOCAST,): outcome(tmp_path / "c", noise=1e-3, seconds=[0.05] * 9),
+        (attention, AUTOCAST): outcome(tmp_path / "d", noise=1e-3, seconds=[0.04] * 9),
+    }
+    search = ScriptSearch(GivenRuns(tmp_path, answers), original, Patience("go-on"), Listener())
+    search.go([Candidate(attention, 1.5), Candidate(AUTOCAST, 1.4)], 60.0)
+    assert [record.steps for record in search.records] == list(answers)
+    alone = ScriptSearch(GivenRuns(tmp_path, {}), original, Patience("go-on"), Listener())
+    alone.go([Candidate(attention, 1.5)], 60.0)
+    assert not alone.records
+    assert [(one.technique, one.reason) for one in alone.untried] == [
+        ("product_attention", "nothing that it needs beside it was kept")
+    ]
+
+
 def point(steps: tuple[Step, ...], speedup: float, losses: LossProof | None = None) -> MeasuredVariant:
     return MeasuredVariant(
         steps=steps,

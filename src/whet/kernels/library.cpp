@@ -52,3 +52,4 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "paged_attention/cpu.cpp"
 #include "decoder/cpu.cpp"
 #include "cross_entropy/cpu.cpp"
+#include "chance_rounding/cpu.cpp"

@@ -44,6 +44,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "whet_cross_entropy": (None, (POINTER, Int32, Int32, Int32, POINTER, FLOAT, FLOAT, POINTER)),
     "whet_add_bf16": (None, (POINTER, POINTER, Int32, Int32)),
+    "whet_round_by_chance": (None, (POINTER, Int32, Int32, Int32, Int32, POINTER)),
     "whet_decoder_new": (POINTER, (POINTER,)),
     "whet_decoder_free": (None, (POINTER,)),
     "whet_decoder_step": (ctypes.c_int, (POINTER, POINTER, POINTER, POINTER, Int32, POINTER)),

@@ -3,7 +3,8 @@
 import functools
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from whet.technique import PRECISION, named, options_of
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.applied import applied, refusals
 from whet.training.parts import Parts
-from whet.training.technique import COMPILER, Exactness
+from whet.training.technique import COMPILER, Exactness, TrainingTechnique
 
 _UPDATES_EARLY = "it updates during backward, where a script may accumulate or clip gradients later"
 _SPLITS = "the script's loop has to go over the parts of a batch itself; use whet.micro_batches in it"
@@ -37,15 +38,21 @@ def applicable(found: FoundLoop, machine: Machine) -> tuple[list[Step], dict[str
     """
     steps, reasons = list[Step](), dict[str, str]()
     for technique in TRAINING_TABLE.values():
-        choices = itertools.product(*([(name, value) for value in values] for name, values in technique.space.items()))
-        for choice in choices:
-            step = Step(technique=technique.name, options=dict(choice))
+        for step in _choices(technique):
             if reason := why_not(found, step, machine):
                 reasons.setdefault(technique.name, reason)
             else:
                 steps.append(step)
     used = {step.technique for step in steps}
     return steps, {name: reason for name, reason in reasons.items() if name not in used}
+
+
+def _choices(technique: TrainingTechnique) -> Iterator[Step]:
+    """Return a technique with each choice of its options; of how data are read, with each choice of the first one."""
+    space = [[(name, value) for value in values] for name, values in technique.space.items()]
+    if technique.changes_batches:
+        space = [space[0], *(values[:1] for values in space[1:])]
+    return (Step(technique=technique.name, options=dict(choice)) for choice in itertools.product(*space))
 
 
 def why_not(found: FoundLoop, step: Step, machine: Machine) -> str:
@@ -73,7 +80,13 @@ def apply(found: FoundLoop, steps: Sequence[Step], machine: Machine) -> Parts:
     for step in steps:
         if reason := why_not(found, step, machine):
             raise RecipeError(f"{step.technique} cannot be applied here: {reason}; leave it out of the recipe")
-    return applied(found.parts, steps, TRAINING_TABLE)
+    of_data = [step for step in steps if named(step, TRAINING_TABLE).changes_batches]
+    parts = applied(found.parts, [step for step in steps if step not in of_data], TRAINING_TABLE)
+    if of_data:
+        found.passes.replace(lambda loader: applied(replace(parts, batches=loader), of_data, TRAINING_TABLE).batches)
+    else:
+        found.passes.end()
+    return parts
 
 
 def _why_never(step: Step) -> str:

@@ -113,6 +113,8 @@ class ScriptLoop:
         if not self._request.is_bounded:
             recipe = Recipe(kind="training", steps=steps)
             sys.stderr.write(f"whet: {recipe} applied to {type(parts.model).__name__}\n")
+            if self._request.fingerprint not in ("", machine.fingerprint):
+                sys.stderr.write("whet: the recipe was proved on another machine: its speed here is not known\n")
 
     def _claim(self) -> None:
         """Note that this process trains. In a bounded run, refuse if another one does already."""

@@ -266,7 +266,7 @@ def run_with_recipe(command: ScriptCommand, recipe: Recipe, scratch: Path) -> in
         RecipeError: The recipe cannot be used.
         TargetError: The command cannot be started.
     """
-    ScriptRequest(steps=checked_steps(recipe), is_bounded=False).write(scratch)
+    ScriptRequest(steps=checked_steps(recipe), fingerprint=recipe.fingerprint, is_bounded=False).write(scratch)
     signals = SignalsToChild()
     try:
         child = subprocess.Popen(list(command.words), env=environment({VARIABLE: str(scratch)}))

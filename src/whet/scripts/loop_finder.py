@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from whet.scripts.loader_passes import LoaderPasses
 from whet.step_profiler.patches import Patches
 from whet.training.parts import Parts
 
@@ -26,19 +27,21 @@ class FoundLoop:
     """Hold the parts of the loop that was found.
 
     Attributes:
-        parts: The model and its optimiser, without batches.
+        parts: The model, its optimiser, and the DataLoader that gave the latest batch; no batches where none did.
+        passes: Puts other batches in the place of the loader's.
         is_compiled: Whether the script has compiled the model itself.
         is_autocast: Whether the script computes in autocast.
     """
 
-    def __init__(self, outermost: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, outermost: nn.Module, optimizer: Optimizer, passes: LoaderPasses) -> None:
         model = outermost
         self.is_compiled = False
         while (inner := _inside(model)) is not None:
             self.is_compiled |= type(model).__name__ == "OptimizedModule"
             model = inner
         self.is_compiled |= vars(model).get("_compiled_call_impl") is not None
-        self.parts = Parts(model, optimizer, ())
+        self.passes = passes
+        self.parts = Parts(model, optimizer, passes.loader or ())
         self.is_autocast = torch.is_autocast_enabled(self.parts.device_type)
 
     @property
@@ -65,6 +68,7 @@ class LoopFinder:
         self._called: dict[int, weakref.ref[nn.Module]] = {}
         self._making = Patches()
         self._calling = Patches()
+        self._passes = LoaderPasses()
         self._making.set(Optimizer, "__init__", self._noting(Optimizer.__init__))
         self._calling.set(nn.Module, "__call__", self._looking(nn.Module.__call__))
 
@@ -116,7 +120,7 @@ class LoopFinder:
             self._refuse(f"the script has several optimisers ({_kinds([optimizer, *others])}). {ONE_LOOP}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._refuse("the script trains in several processes (torch.distributed); start it as one process")
-        self.found = FoundLoop(model, optimizer)
+        self.found = FoundLoop(model, optimizer, self._passes)
         self._calling.restore()
         self._making.restore()
         self._optimizers.clear()

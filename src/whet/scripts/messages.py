@@ -24,6 +24,7 @@ class ScriptRequest(BaseModel):
 
     Attributes:
         steps: The recipe to apply; empty for the script as it is.
+        fingerprint: The machine on which the recipe was proved; "" where that is not known.
         is_bounded: Whether the process ends after `num_steps` steps. Otherwise the script runs to its own end.
         num_steps: The most optimiser steps.
         enough_s: Seconds after which seven steps are enough.
@@ -40,6 +41,7 @@ class ScriptRequest(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     steps: tuple[Step, ...] = ()
+    fingerprint: str = ""
     is_bounded: bool = True
     num_steps: int = 0
     enough_s: float = 5.0

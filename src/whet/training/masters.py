@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.kernels.chance_rounding import rounded_by_chance
 from whet.training.exchanged_updates import ExchangedUpdates
 from whet.training.module_class import AddedForward, extend
 
@@ -138,11 +139,4 @@ class _UpdatesInFloat32(ExchangedUpdates):
     def _rounded(self, x: Tensor) -> Tensor:
         if x.device not in self._generators:  # one of its own: dropout and the data draw what they drew before
             self._generators[x.device] = torch.Generator(x.device).manual_seed(torch.initial_seed())
-        return stochastically_rounded(x, self._generators[x.device])
-
-
-def stochastically_rounded(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Return float32 numbers in bfloat16, rounded up or down with odds that make the result right on average."""
-    noise = torch.randint(0, 2**16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
-    rounded = ((x.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
-    return torch.where(x.isfinite(), rounded, x).bfloat16()
+        return rounded_by_chance(x, self._generators[x.device])

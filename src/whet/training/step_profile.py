@@ -75,16 +75,20 @@ class StepProfile(BaseModel):
         saved_s = sum(max(0.0, getattr(self, name) - left) for name, left in left_s.items())
         return self.total_s / max(self.total_s - saved_s, 1e-9) if self.total_s else 1.0
 
-    def bound_in_bfloat16(self, limits: Limits) -> float:
-        """Return the highest speedup in bfloat16.
+    def share_left(self, limits: Limits, dtype: str) -> float:
+        """Return the least share of their time that products and attention take in another dtype.
 
-        Products and attention take what the machine's limit in bfloat16 allows, or their time now by the ratio of the
-        limits, if that is less: in float32 they may be further from their limit. All else moves half the bytes.
+        They take what the machine's limit in that dtype allows, or their time now by the ratio of the limits, if that
+        is less: in float32 they may be further from their limit.
         """
-        peak = limits.gemm.get("bfloat16", 0.0)
+        peak = limits.gemm.get(dtype, 0.0)
         gain = max(peak / limits.gemm.get("float32", 1.0), 1.0)
         now_s = self.products_s + self.attention_s
-        share = min(1 / gain, self.flops / peak / now_s) if self.flops and peak and now_s else 1 / gain
+        return min(1 / gain, self.flops / peak / now_s) if self.flops and peak and now_s else 1 / gain
+
+    def bound_in_bfloat16(self, limits: Limits) -> float:
+        """Return the highest speedup in bfloat16: products and attention by the limits, all else by half the bytes."""
+        share = self.share_left(limits, "bfloat16")
         return self.bound(
             products_s=self.products_s * share,
             attention_s=self.attention_s * share,

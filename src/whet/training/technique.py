@@ -47,6 +47,7 @@ class TrainingTechnique(AnyTechnique):
         updates_early: Whether it updates before all gradients of a step are there, so that no gradients can be clipped
             or accumulated.
         keeps_dropout: Whether dropout drops what it dropped before, which is then proved.
+        changes_batches: Whether it changes nothing but how batches are read.
     """
 
     stage: TrainingStage
@@ -58,6 +59,7 @@ class TrainingTechnique(AnyTechnique):
     saves_memory: bool = False
     updates_early: bool = False
     keeps_dropout: bool = False
+    changes_batches: bool = False
 
     def promise(self, options: Any) -> Exactness:
         """Return which proof the technique owes with these options."""

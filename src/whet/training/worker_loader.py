@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 
 class WorkerLoader(DataLoader[Any]):
@@ -80,7 +80,9 @@ def with_workers(loader: DataLoader[Any], **changes: Any) -> WorkerLoader:
         "in_order": loader.in_order,
         **changes,
     }
-    if loader.batch_sampler is None:
+    if isinstance(loader.dataset, IterableDataset):
+        settings |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    elif loader.batch_sampler is None:
         settings |= {"batch_size": None, "sampler": loader.sampler}
     elif loader.batch_size is None:
         settings["batch_sampler"] = loader.batch_sampler

@@ -1,13 +1,14 @@
-"""Split a batch into parts by samples: the first dimension of its tensors."""
+"""Split a batch into parts by samples, the first dimension of its tensors, and join batches into a larger one."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from whet.errors import RecipeError
+from whet.errors import RecipeError, TargetError, type_name
 
 OMIT = "leave accumulation out of the recipe"
 
@@ -34,6 +35,35 @@ def parts_of(batch: Any, number: int) -> list[Any]:
     number = min(number, size)
     ends = [i * size // number for i in range(number + 1)]
     return [_sliced(batch, size, slice(a, b)) for a, b in pairwise(ends)]
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Return batches as one, with the samples of all of them in their order.
+
+    Args:
+        batches: Batches of one structure: tensors, or tuples, lists and dicts of tensors whose first dimension is that
+            of the samples.
+
+    Raises:
+        TargetError: They cannot be joined.
+    """
+    first = batches[0]
+    if isinstance(first, Tensor) and first.dim():
+        if any(not isinstance(one, Tensor) or one.shape[1:] != first.shape[1:] for one in batches):
+            shapes = ", ".join(str(tuple(one.shape)) for one in batches if isinstance(one, Tensor))
+            raise TargetError(f"batches with tensors of shapes {shapes} cannot be joined into a larger batch")
+        return torch.cat(list(batches))
+    if isinstance(first, Mapping):
+        made: Any = copy.copy(first)
+        for key in first:
+            made[key] = joined([batch[key] for batch in batches])
+        return made
+    if isinstance(first, tuple | list):
+        parts = [joined(ones) for ones in zip(*batches, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    if all(type(one) is type(first) and bool(one == first) for one in batches):
+        return first
+    raise TargetError(f"a batch holds {type_name(first)} beside its tensors, so that batches cannot be joined")
 
 
 def _sliced(value: Any, size: int, rows: slice) -> Any:

@@ -68,15 +68,22 @@ class TrainingSteps:
     num_kinds = 1
     is_sequence = True
 
-    def __init__(self, workload: TrainingWorkload, trainer: Trainer | None = None) -> None:
-        """Begin a training run, or go on with one that a trainer has begun."""
+    def __init__(self, workload: TrainingWorkload, trainer: Trainer | None = None, *, num_steps: int = 1) -> None:
+        """Begin a training run, or go on with one that a trainer has begun.
+
+        Args:
+            workload: The training.
+            trainer: Has begun it.
+            num_steps: Optimiser steps that count as one call.
+        """
         self._trainer = trainer or Trainer(workload)
         self._workload = workload
+        self._num_steps = num_steps
 
     @property
     def num_samples(self) -> float:
-        """Return the samples of an optimiser step; 0 before the first step, where the workload does not say."""
-        return float(self._trainer.num_samples * self._workload.num_accumulated)
+        """Return the samples of a call; 0 before the first step, where the workload does not say."""
+        return float(self._trainer.num_samples * self._workload.num_accumulated * self._num_steps)
 
     def measuring(self) -> AbstractContextManager[object]:
         """Return a context with gradients."""
@@ -88,8 +95,9 @@ class TrainingSteps:
             self._trainer.step()
 
     def once(self) -> None:
-        """Make one optimiser step."""
-        self._trainer.step()
+        """Make the steps of one call."""
+        for _ in range(self._num_steps):
+            self._trainer.step()
 
     def evidence(self, folder: Path) -> Evidence | None:
         """Return the loss of each step so far, the first ones included."""

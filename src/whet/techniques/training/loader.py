@@ -120,4 +120,5 @@ TECHNIQUE = TrainingTechnique(
     predict=predict,
     apply=apply,
     space=_SPACE,
+    changes_batches=True,
 )

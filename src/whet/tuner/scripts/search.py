@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from whet.measure.quiet import Patience
 from whet.recipe import Step
 from whet.scripts.messages import ScriptRecord
+from whet.step_profiler.phases import Phase
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.technique import Exactness, TrainingStage
 from whet.tuner.listener import Listener
@@ -44,18 +45,25 @@ def candidates(record: ScriptRecord, exclude: Sequence[str]) -> tuple[list[Candi
         exclude: Techniques that the user does not want.
     """
     found, cannot = list[Candidate](), list[UntriedTechnique]()
-    update = record.shares.get("optimiser", 0.0)
+    update, data = record.shares.get("optimiser", 0.0), record.shares.get(Phase.DATA.label, 0.0)
     compute = sum(record.shares.get(name, 0.0) for name in ("forward", "backward", "rest"))
     for step in record.applicable:
         technique = TRAINING_TABLE[step.technique]
         if step.technique in exclude:
             continue
-        saved = update if technique.stage is TrainingStage.OPTIMIZER else compute * _saves(step)
+        if technique.changes_batches:
+            saved = min(data, 1 - data)  # they are read beside the rest
+        elif technique.stage is TrainingStage.OPTIMIZER:
+            saved = update
+        else:
+            saved = compute * _saves(step)
         promise = 1 / max(1 - saved, 0.05)
         if technique.stage is TrainingStage.MEMORY:
             cannot.append(_cannot(step, 1.0, "it saves memory and costs time"))
         elif technique.stage is TrainingStage.OPTIMIZER and update < _LEAST_SHARE:
             cannot.append(_cannot(step, promise, f"the optimiser takes {update:.1%} of a step"))
+        elif technique.changes_batches and data < _LEAST_SHARE:
+            cannot.append(_cannot(step, promise, f"waiting for data takes {data:.1%} of a step"))
         else:
             found.append(Candidate(step, promise))
     return sorted(found, key=lambda one: -one.promise), cannot
@@ -105,6 +113,9 @@ class ScriptSearch:
             if time.monotonic() - self._patience.spent_s > ends:
                 self.untried.append(_cannot(candidate.step, candidate.promise, TIME_UP))
                 continue
+            if not _may_join(candidate, kept):
+                again.append(candidate)
+                continue
             record = self._tried(kept, candidate)
             if record is None:
                 continue
@@ -115,13 +126,16 @@ class ScriptSearch:
             elif record.status == "done":
                 again.append(candidate)
         for candidate in again:
-            if kept.steps and time.monotonic() - self._patience.spent_s <= ends:
+            if not _may_join(candidate, kept):
+                reason = "nothing that it needs beside it was kept"
+                self.untried.append(_cannot(candidate.step, candidate.promise, reason))
+            elif kept.steps and time.monotonic() - self._patience.spent_s <= ends:
                 record = self._tried(kept, candidate)
                 kept = record if record is not None and _pays(record, kept) else kept
 
     def _tried(self, kept: TrialRecord, candidate: Candidate) -> TrialRecord | None:
         """Try a technique on top of the kept ones. None where they exclude each other, or where it was tried."""
-        groups = {group for step in kept.steps for group in TRAINING_TABLE[step.technique].groups}
+        groups = _groups_of(kept)
         names = {step.technique for step in kept.steps}
         technique = TRAINING_TABLE[candidate.step.technique]
         if technique.groups & groups or technique.name in names:
@@ -162,6 +176,15 @@ class ScriptSearch:
             busy=run.busy,
             training=evidence,
         )
+
+
+def _groups_of(record: TrialRecord) -> set[str]:
+    return {group for step in record.steps for group in TRAINING_TABLE[step.technique].groups}
+
+
+def _may_join(candidate: Candidate, kept: TrialRecord) -> bool:
+    """Return whether what the technique needs beside it is kept."""
+    return TRAINING_TABLE[candidate.step.technique].needs <= _groups_of(kept)
 
 
 def _pays(record: TrialRecord, kept: TrialRecord) -> bool:

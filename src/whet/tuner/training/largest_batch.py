@@ -4,12 +4,10 @@ Each size is tried in a process of its own, since a process that ran out of memo
 """
 
 import gc
-import math
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import torch
@@ -22,13 +20,13 @@ from whet.measure.isolate import QUIET, FailureKind, run_isolated
 from whet.measure.malloc import give_back
 from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes, reset_peak_rss
 from whet.workload import TrainingWorkload
+from whet.workload.larger_batch import Rule, learning_rate_factor, learning_rate_rule
 from whet.workload.training import Trainer, num_samples_of, seed_everything
 from whet.workloads.handover import open_any
 
 _NUM_STEPS = 3  # the first one allocates gradients and the optimiser's state
 _PRECISION = 16  # the search ends within a sixteenth
 _BARE_BYTES = 2**30  # what a process holds before the model is built, at most
-_LINEAR = ("SGD",)  # optimisers whose learning rate grows with the batch; with its root for all that divide by a norm
 
 
 class BatchProbe(BaseModel):
@@ -90,22 +88,17 @@ class LargestBatch(BaseModel):
     probes: dict[int, ProbedBatch]
 
     @property
-    def rule(self) -> Literal["linear", "sqrt"]:
-        """Return the customary rule for the learning rate of a larger batch.
+    def rule(self) -> Rule:
+        """Return the customary rule for the learning rate of a larger batch."""
+        return learning_rate_rule(self.optimizer)
 
-        It is linear for SGD (Goyal et al., 2017, arXiv:1706.02677), and the square root for Adam and its like (Malladi
-        et al., 2022, arXiv:2205.10287).
-        """
-        return "linear" if self.optimizer in _LINEAR else "sqrt"
-
-    def learning_rate_factor(self, rule: Literal["linear", "sqrt"] | None = None) -> float:
+    def learning_rate_factor(self, rule: Rule | None = None) -> float:
         """Return what to multiply the learning rate with for the largest batch.
 
         Args:
             rule: "linear" or "sqrt"; the optimiser's customary one, if not given.
         """
-        growth = self.batch / self.own_batch
-        return growth if (rule or self.rule) == "linear" else math.sqrt(growth)
+        return learning_rate_factor(self.batch / self.own_batch, rule or self.rule)
 
 
 def largest_batch(

@@ -17,19 +17,21 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.training.applied import applied
 from whet.training.parts import Parts
 from whet.workload import TrainingWorkload
+from whet.workload.larger_batch import with_larger_batch
 from whet.workload.training import Trainer, seed_everything
 from whet.workloads.handover import open_any
 
 NUM_DIGESTS = 6
 
 
-def open_training(target: str, *, seed: int | None = None) -> TrainingWorkload:
+def open_training(target: str, *, seed: int | None = None, batch_factor: int = 1) -> TrainingWorkload:
     """Return the training workload with a target's name or address.
 
     Args:
         target: The name or address.
         seed: The seed in place of the workload's own. It changes the order of the data and what is drawn in training;
             the weights that the model begins with are drawn before, by the target's own function.
+        batch_factor: How many of its batches become one.
 
     Raises:
         TargetError: It is of another kind.
@@ -38,7 +40,8 @@ def open_training(target: str, *, seed: int | None = None) -> TrainingWorkload:
     workload = open_any(target)
     if not isinstance(workload, TrainingWorkload):
         raise TargetError(f"{target} is a {type(workload).__name__}; here whet takes a TrainingWorkload")
-    return workload if seed is None else replace(workload, seed=seed)
+    workload = workload if seed is None else replace(workload, seed=seed)
+    return workload if batch_factor == 1 else with_larger_batch(workload, batch_factor)
 
 
 class PreparedTrainer:

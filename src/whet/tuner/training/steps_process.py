@@ -18,6 +18,8 @@ class StepsRequest(BaseModel):
         target: The target's name or address.
         steps: The recipe; empty for the original.
         timing_s: Seconds of timing.
+        batch_factor: How many of the target's batches become one.
+        num_steps: Optimiser steps that are timed as one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -25,15 +27,17 @@ class StepsRequest(BaseModel):
     target: str
     steps: tuple[Step, ...] = ()
     timing_s: float
+    batch_factor: int = 1
+    num_steps: int = 1
 
 
 def time_steps(request: StepsRequest) -> Run:
     """Train from the seed, and time the steps after the first ones. The peak is what the training adds."""
     reset_peak_rss()  # what imports needed for a moment is no part of the training
     before = peak_rss_bytes()
-    workload = open_training(request.target)
+    workload = open_training(request.target, batch_factor=request.batch_factor)
     trainer = PreparedTrainer(workload, request.steps).trainer
-    run = run_alone(TrainingSteps(workload, trainer), request.timing_s)
+    run = run_alone(TrainingSteps(workload, trainer, num_steps=request.num_steps), request.timing_s)
     if why := divergence([float(loss) for loss in trainer.losses]):
         return Run(failure=why)
     return run.model_copy(update={"peak_bytes": max(0, run.peak_bytes - before)})

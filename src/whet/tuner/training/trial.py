@@ -229,6 +229,7 @@ class LossRequest(BaseModel):
         steps: The recipe.
         seed: The seed of the order of data and of what is drawn in training.
         num_steps: Optimiser steps.
+        batch_factor: How many of the target's batches become one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -237,6 +238,7 @@ class LossRequest(BaseModel):
     steps: tuple[Step, ...] = ()
     seed: int
     num_steps: int
+    batch_factor: int = 1
 
 
 class LossRun(BaseModel):
@@ -259,7 +261,7 @@ class LossRun(BaseModel):
 
 def train_for_loss(request: LossRequest) -> LossRun:
     """Train from a seed for some steps, and score the model in the middle and at the end."""
-    workload = open_training(request.target, seed=request.seed)
+    workload = open_training(request.target, seed=request.seed, batch_factor=request.batch_factor)
     trainer = PreparedTrainer(workload, request.steps).trainer
     begin = None if workload.evaluation is None else _score(workload, trainer)
     half = request.num_steps // 2
