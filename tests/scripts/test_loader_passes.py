@@ -71,9 +71,7 @@ def test_batches_and_random_numbers_are_the_same(
 ) -> None:
     def made() -> AnyLoader:
         generator = torch.Generator().manual_seed(1) if owns_generator else None
-        return DataLoader(
-            Numbers(number), batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator
-        )
+        return DataLoader(Numbers(number), batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator)
 
     expected = given_in(made(), 2)
     counted: list[Counted] = []

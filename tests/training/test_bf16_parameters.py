@@ -11,11 +11,11 @@ import torch
 from tiny_training import WIDTH, TinyLM, adamw, changed_trainer, tiny_workload, trainer_with
 from torch import nn
 
+from whet.kernels.chance_rounding import rounded_by_chance
 from whet.machine import describe
 from whet.recipe import Step
 from whet.technique import NotApplicable
 from whet.techniques.training import TRAINING_TABLE
-from whet.kernels.chance_rounding import rounded_by_chance
 from whet.training.masters import keep_in_bfloat16, value_of
 from whet.training.memory import step_memory
 from whet.training.module_class import first_class

@@ -11,7 +11,7 @@ from whet.recipe import FILE as RECIPE
 from whet.training.memory import StepMemory
 from whet.tuner import figures
 from whet.tuner.result import MeasuredVariant, Result
-from whet.tuner.training.words import proof_of
+from whet.tuner.training.words import batch_sentences, proof_of
 
 
 def memory_line(memory: StepMemory) -> str:
@@ -38,7 +38,7 @@ def show_result(console: Console, result: Result) -> None:
     console.print(Text.assemble((word, style), "  ", figures.one_line(result.sentence)))
     if result.best.steps and (proof := proof_of(result.best)):
         console.print(Text(figures.one_line(proof), "dim"))
-    for line in _lines(result):
+    for line in [*_lines(result), *map(figures.one_line, batch_sentences(result))]:
         console.print(Text(line, "dim"))
     if result.out:
         for name, file in (("recipe", RECIPE), ("report", "report.html")):

@@ -62,6 +62,13 @@ _MaxSlowdown = Annotated[
     float,
     typer.Option(metavar="NUMBER", help="for the memory of a training: how many times as long a step may take"),
 ]
+_AllowBatch = Annotated[
+    bool,
+    typer.Option(
+        "--allow-batch",
+        help="for a training: measure larger batches too, after equal numbers of samples; the recipe leaves them out",
+    ),
+]
 _MaxMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="the most resident memory that the process may take, as 800MB")
 ]
@@ -95,6 +102,7 @@ def tune(
     objective: _Objective = "latency",
     max_drop: _MaxDrop = None,
     max_slowdown: _MaxSlowdown = MAX_SLOWDOWN,
+    allow_batch: _AllowBatch = False,
     max_memory: _MaxMemory = None,
     budget: _Budget = "5m",
     out: _Out = None,
@@ -117,6 +125,7 @@ def tune(
         for_models = {
             "--train": train,
             f"--objective {objective}": objective not in ("latency", "throughput"),
+            "--allow-batch": allow_batch,
             "--max-memory": max_memory,
             "--storage": storage,
             "--resume": resume,
@@ -138,6 +147,7 @@ def tune(
         "objective": objective,
         "max_drop": drop,
         "max_slowdown": max_slowdown,
+        "allow_batch": allow_batch,
         "max_memory_bytes": num_bytes("--max-memory", max_memory) if max_memory is not None else None,
         "budget_s": seconds("--budget", budget),
         "storage": storage,

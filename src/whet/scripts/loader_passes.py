@@ -1,4 +1,4 @@
-"""Know which DataLoader a script goes over, and let another one take its place, in the middle of a pass too."""
+"""Find out which DataLoader a script goes over, and put another one in its place, in the middle of a pass too."""
 
 import functools
 import weakref

@@ -43,6 +43,17 @@ class StepMemory(BaseModel):
         """Return the bytes of each part, by its name in words."""
         return {words: getattr(self, name) for name, words in PARTS.items()}
 
+    def left(
+        self, *, parameters: float = 1.0, gradients: float = 1.0, optimizer: float = 1.0, other: float = 1.0
+    ) -> float:
+        """Return the bytes of a step where only a share of each part is left."""
+        return (
+            parameters * self.parameter_bytes
+            + gradients * self.gradient_bytes
+            + optimizer * self.optimizer_bytes
+            + other * self.other_bytes
+        )
+
 
 def step_memory(model: nn.Module, optimizer: Optimizer, peak_bytes: int) -> StepMemory:
     """Divide a peak among parameters, gradients, the optimiser's state and the rest. Call it after an update."""

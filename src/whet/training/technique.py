@@ -7,6 +7,7 @@ from typing import Any
 
 from whet.machine import Limits, Machine
 from whet.technique import AnyTechnique, Applicability
+from whet.training.memory import StepMemory
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 
@@ -43,7 +44,8 @@ class TrainingTechnique(AnyTechnique):
         predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none.
         apply: Returns the changed parts.
         exactness_of: Returns which proof it owes with these options, where that depends on them.
-        saves_memory: Whether it is worth a trial for its memory alone.
+        predict_memory: Returns the least bytes that a step takes with it, from what a step takes as it is; None where
+            it saves none.
         updates_early: Whether it updates before all gradients of a step are there, so that no gradients can be clipped
             or accumulated.
         keeps_dropout: Whether dropout drops what it dropped before, which is then proved.
@@ -56,7 +58,7 @@ class TrainingTechnique(AnyTechnique):
     predict: Callable[[StepProfile, Limits, Any], float]
     apply: Callable[[Parts, Any], Parts]
     exactness_of: Callable[[Any], Exactness] | None = None
-    saves_memory: bool = False
+    predict_memory: Callable[[StepMemory, Any], float] | None = None
     updates_early: bool = False
     keeps_dropout: bool = False
     changes_batches: bool = False

@@ -19,6 +19,7 @@ def command_line(
     objective: str,
     max_drop: float | None,
     max_slowdown: float = MAX_SLOWDOWN,
+    allow_batch: bool = False,
     max_memory_bytes: int | None,
     budget_s: float,
     storage: str | None,
@@ -37,6 +38,8 @@ def command_line(
         words += ["--max-drop", str(max_drop)]
     if max_slowdown != MAX_SLOWDOWN:
         words += ["--max-slowdown", f"{max_slowdown:g}"]
+    if allow_batch:
+        words.append("--allow-batch")
     if budget_s != BUDGET_S:
         words += ["--budget", f"{budget_s:.12g}s"]
     if max_memory_bytes is not None:

@@ -22,6 +22,7 @@ class Goal:
         max_drop: The allowed drop in quality, as a fraction of the original's.
         max_memory_bytes: The allowed peak memory of the process; None for any.
         max_slowdown: For memory in training: how many times the original's time a step may take.
+        allow_batch: For training: whether larger batches are measured too.
         is_default_drop: Whether the user left the allowed drop to whet.
     """
 
@@ -30,6 +31,7 @@ class Goal:
     max_memory_bytes: int | None = None
     max_slowdown: float = MAX_SLOWDOWN
     is_default_drop: bool = False
+    allow_batch: bool = False
 
     @classmethod
     def checked(
@@ -39,6 +41,8 @@ class Goal:
         max_memory_bytes: int | None,
         budget_s: float,
         max_slowdown: float = MAX_SLOWDOWN,
+        *,
+        allow_batch: bool = False,
     ) -> "Goal":
         """Return a goal.
 
@@ -47,8 +51,11 @@ class Goal:
         """
         if objective not in ("latency", "throughput", "memory", "size"):
             raise OptionError(f"objective must be latency, throughput, memory or size, not {objective!r}")
-        if not 1 <= max_slowdown < math.inf:
-            raise OptionError(f"max_slowdown must be 1 or more: 1.3 allows 30 % more time; got {max_slowdown}")
+        if not 0 < max_slowdown < math.inf:
+            raise OptionError(
+                "max_slowdown must be more than 0: 1.3 allows 30 % more time than the original takes, 0.5 asks for "
+                f"half of it; got {max_slowdown}"
+            )
         is_default = max_drop is None
         max_drop = MAX_DROP if max_drop is None else max_drop
         if not 0 <= max_drop < 1:
@@ -57,7 +64,16 @@ class Goal:
             raise OptionError("max_memory must be more than 0 bytes")
         if budget_s <= 0:
             raise OptionError("the budget must be more than 0 seconds")
-        return cls(objective, max_drop, max_memory_bytes, max_slowdown, is_default)  # type: ignore[arg-type]
+        return cls(objective, max_drop, max_memory_bytes, max_slowdown, is_default, allow_batch)  # type: ignore[arg-type]
+
+    def check_for_model(self) -> None:
+        """Check that nothing is asked for that only a training has.
+
+        Raises:
+            OptionError: Something is.
+        """
+        if self.allow_batch:
+            raise OptionError("allow_batch goes with a training; whet bench measures a model at many batch sizes")
 
     def for_training(self) -> "Goal":
         """Return the goal for a training run, whose objectives are throughput and memory.
@@ -85,6 +101,15 @@ class Goal:
         return (
             float(record.peak_bytes or math.inf) if self.objective == "memory" else float(record.size_bytes or math.inf)
         )
+
+    @property
+    def least_speedup(self) -> float:
+        """Return the speedup that a step needs at least, where memory is to be saved; 0 where any will do.
+
+        Those that may be slower than the original need none: another technique can make good what one of them costs.
+        """
+        is_asked = self.objective == "memory" and self.max_slowdown < 1
+        return 1 / self.max_slowdown if is_asked else 0.0
 
     @property
     def needs_memory(self) -> bool:

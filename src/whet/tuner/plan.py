@@ -2,13 +2,14 @@
 
 1. torch.compile alone comes first, so that no gain is claimed over eager mode only. 2. Each technique is tried alone,
 with the techniques that it needs, the largest bound first. One whose bound is below the speedup already measured cannot
-win alone, and waits. If the objective is memory or size, the techniques that make the weights smallest come first, and
-those that don't make them smaller wait. 3. Each technique is added to the best recipe so far. A recipe that is better
+win alone, and waits. If the objective is memory or size, the techniques that save most come first, and those that save
+less than is saved already, or nothing, wait; where a step of a training has to become faster too, what can make it so
+comes before them. 3. Each technique is added to the best recipe so far. A recipe that is better
 but loses quality is tried again with techniques that win quality back. 4. The options of the best recipe are changed,
 one at a time. After that the sampler chooses.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from whet.recipe import Recipe, Step
 from whet.technique import PRECISION
@@ -63,15 +64,26 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
     if reference is not None and with_reference:
         yield list(reference)
     best = next(iter(ranked(goal, records)), None)
-    reached = max(1.0, best.speedup or 1.0) if best and goal.asks_for_speed else 1.0
-    promise = space.bound if goal.asks_for_speed else space.shrink
+    promise, reached = _promise(space, best, goal)
     # Of two recipes with the same bound the shorter comes first: it is built sooner, and its result tells more.
     singles = sorted(_singles(space), key=lambda steps: (-promise(steps), len(steps)))
-    yield from (steps for steps in singles if promise(steps) > reached)
+    least = goal.least_speedup
+    yield from (steps for steps in singles if promise(steps) > reached and space.bound(steps) >= least)
     yield from _combinations(space, records, goal)
     if best is not None:
         yield from _options(space, best.steps)
     yield from singles
+
+
+def _promise(space: Space, best: TrialRecord | None, goal: Goal) -> tuple[Callable[[Sequence[Step]], float], float]:
+    """Return what a recipe can gain at most, as a function, and the gain that has been reached."""
+    if goal.asks_for_speed:
+        return space.bound, max(1.0, best.speedup or 1.0) if best else 1.0
+    if best is None and goal.least_speedup > 1:
+        return space.bound, 1.0
+    if best is not None and space.original_bytes and best.peak_bytes:
+        return space.shrink, max(1.0, space.original_bytes / best.peak_bytes)
+    return space.shrink, 1.0
 
 
 def _singles(space: Space) -> Iterator[list[Step]]:
@@ -117,7 +129,8 @@ def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> I
     if best is None:
         return
     additions = [t for t in space.techniques.values() if not space.table[t.technique].restores_quality]
-    for entry in sorted(additions, key=lambda t: -t.bound(t.default)):
+    of_speed = goal.asks_for_speed
+    for entry in sorted(additions, key=lambda t: (-t.bound(t.default) if of_speed else -t.shrink(t.default), -t.most)):
         if space.compatible(best.steps, entry.default):
             yield [*best.steps, entry.default]
 

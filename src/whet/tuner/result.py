@@ -88,6 +88,34 @@ class MeasuredVariant(BaseModel):
     is_smaller: bool = False
 
 
+class LargerBatch(BaseModel):
+    """Describe a training on larger batches beside its own, both with the recipe that is kept.
+
+    Attributes:
+        factor: How many times as large the batch is.
+        learning_rate_factor: What the learning rate was multiplied with.
+        latency_ms: Milliseconds of an optimiser step.
+        throughput_per_s: Samples or tokens a second.
+        peak_bytes: Peak memory of the training.
+        speedup: Its throughput over that of the training's own batches; None where there was no time to measure it.
+        speedup_ci95: The speedup's 95 % interval.
+        verdict: Whether it is faster: "pass", "fail" or "inconclusive".
+        losses: What pairs of runs over equal numbers of samples prove of the held-out loss; None where none were made.
+        failure: Why its process failed; "" where it did not.
+    """
+
+    factor: int
+    learning_rate_factor: float
+    latency_ms: float
+    throughput_per_s: float
+    peak_bytes: int
+    speedup: float | None = None
+    speedup_ci95: tuple[float, float] | None = None
+    verdict: str
+    losses: LossProof | None = None
+    failure: str = ""
+
+
 class RefusedTechnique(BaseModel):
     """Name a technique that cannot be used here, with the reason."""
 
@@ -154,6 +182,7 @@ class Result(BaseModel):
         limits: The machine's limits: `read_bandwidth` in bytes/s, `gemm` as dtype -> operations/s.
         libraries: The libraries that whet.load needs for the saved model.
         unsaved: Why there is no model to load, and what to do instead; "" where there is one.
+        larger_batches: For training with allow_batch: larger batches beside the training's own.
         profile: For training: where the time of the original's steps goes, in seconds; None for inference, and in
             results of earlier versions.
     """
@@ -197,6 +226,7 @@ class Result(BaseModel):
     out: str = ""
     libraries: list[str] = Field(default_factory=list)
     unsaved: str = ""
+    larger_batches: list[LargerBatch] = Field(default_factory=list)
     profile: StepProfile | None = None
     _original: Any = PrivateAttr(None)
 
@@ -274,6 +304,7 @@ class Result(BaseModel):
             "report": str(report) if self.kind == "inference" or report.is_file() else None,
             "unit": self.unit,
             "phases_s": _phases(self.profile),
+            "larger_batches": [one.model_dump(mode="json") for one in self.larger_batches],
             "fingerprint": self.fingerprint,
             "num_trials": len(self.trials),
             "seconds": self.seconds,

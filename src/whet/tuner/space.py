@@ -35,7 +35,7 @@ class Variant(BaseModel):
     Attributes:
         step: The technique with its options.
         bound: The highest speedup that it can reach.
-        shrink: How many times smaller its weights are than in float32.
+        shrink: How many times smaller it makes the weights of a model, or the memory of a training step, at most.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -124,7 +124,7 @@ class ApplicableTechnique(BaseModel):
         return next((variant.bound for variant in self.variants if variant.step == step), self.most)
 
     def shrink(self, step: Step) -> float:
-        """Return how many times smaller a step makes the weights; 1.0 where several options were changed together."""
+        """Return how many times smaller a step makes the memory; 1.0 where several options were changed together."""
         return next((variant.shrink for variant in self.variants if variant.step == step), 1.0)
 
 
@@ -199,6 +199,7 @@ class Space:
             several groups stands in the first of them.
         free: The techniques without a group.
         reference: The step that stands for torch.compile alone.
+        original_bytes: The peak memory of the original; 0 where `shrink` speaks of the weights alone.
     """
 
     def __init__(
@@ -206,8 +207,10 @@ class Space:
         applicable: Sequence[ApplicableTechnique],
         table: Mapping[str, AnyTechnique] = TABLE,
         reference: Step = COMPILE_ONLY,
+        original_bytes: int = 0,
     ) -> None:
         self.reference = reference
+        self.original_bytes = original_bytes
         self.techniques = {entry.technique: entry for entry in applicable}
         self.table = table
         names = dict.fromkeys((BACKEND, PRECISION)) | dict.fromkeys(g for t in applicable for g in t.groups)
@@ -286,7 +289,7 @@ class Space:
         return min(ceiling, math.prod(self.techniques[step.technique].bound(step) for step in steps))
 
     def shrink(self, steps: Sequence[Step]) -> float:
-        """Return how many times smaller a recipe makes the weights: the largest factor of any of its steps."""
+        """Return how many times smaller a recipe makes the memory: the largest factor of any of its steps."""
         return max((self.techniques[step.technique].shrink(step) for step in steps), default=1.0)
 
     def _suggest_options(self, name: str, suggest: Suggest) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def tune(
     objective: Objective = "latency",
     max_drop: float | None = None,
     max_slowdown: float = MAX_SLOWDOWN,
+    allow_batch: bool = False,
     max_memory_bytes: int | None = None,
     budget_s: float = 300.0,
     out: str | os.PathLike[str] | None = None,
@@ -130,6 +131,8 @@ def tune(
             allowed distance of the outputs from the original's (records.Agreement.distance). For a training: the
             allowed rise of the held-out loss, 0.0025 by default.
         max_slowdown: For the memory of a training: how many times the original's time a step may take.
+        allow_batch: For a training: also measure larger batches, after equal numbers of samples, with the learning rate
+            that is customary for them. They are no part of the recipe.
         max_memory_bytes: Allowed peak resident memory of the whole process.
         budget_s: Seconds for everything, from the examination of the model to the report. After 1.25 times the budget
             and 10 s nothing runs any more. If the budget is too small for a verdict, the verdict is "inconclusive",
@@ -151,7 +154,7 @@ def tune(
     """
     if isinstance(target, str):
         check_name(target)
-    goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s, max_slowdown)
+    goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s, max_slowdown, allow_batch=allow_batch)
     place = "" if out is None else os.fspath(out)
     plan = Plan(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
     listener = listener or Listener()
@@ -200,6 +203,7 @@ def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Pa
     with preparing as target, forking(plan.memory_limit_bytes or describe().most_bytes) as unbounded:
         run = budget.bounded(unbounded)
         facts = _examined(run, target, plan, patience)
+        plan.goal.check_for_model()
         listener.looked(facts)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(plan.storage, directory, target.name, plan.goal, facts, plan.resume, plan.exclude)

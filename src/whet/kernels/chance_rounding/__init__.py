@@ -9,8 +9,8 @@ from whet.kernels.dispatch import kernels_for, pointer
 def rounded_by_chance(x: Tensor, generator: torch.Generator) -> Tensor:
     """Return float32 numbers in bfloat16, each rounded up or down by chance.
 
-    Infinite numbers and NaN stay what they are. On a CPU one pass of whet's own kernel reads 4 and writes 2 bytes of each
-    number; elsewhere operators of PyTorch do it.
+    Infinite numbers and NaN stay what they are. On a CPU one pass of whet's own kernel reads 4 and writes 2 bytes of
+    each number; elsewhere operators of PyTorch do it.
 
     Args:
         x: Numbers in float32.

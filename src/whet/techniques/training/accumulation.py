@@ -19,6 +19,7 @@ from torch import nn
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.memory import StepMemory
 from whet.training.optimizers import GRADIENTS
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
@@ -71,6 +72,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return 1.0
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: activations are those of one part."""
+    return memory.left(other=1 / options.num_parts)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts of a loop whose batches whet.micro_batches splits."""
     split_batches(parts.model, parts.optimizer, options.num_parts)
@@ -89,5 +95,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     space={"num_parts": (2, 4, 8)},
     groups=frozenset({GRADIENTS}),
-    saves_memory=True,
+    predict_memory=predict_memory,
 )

@@ -18,6 +18,7 @@ from whet.artefact.inductor import missing_tools
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.blocks import ACTIVATIONS
+from whet.training.memory import StepMemory
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
@@ -50,6 +51,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return 1.0
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: so much of the activations is kept."""
+    return memory.left(other=max(options.kept, 0.1))
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts; what this process compiles from now on keeps within the budget."""
     import torch._functorch.config
@@ -71,5 +77,5 @@ TECHNIQUE = TrainingTechnique(
     space=_SPACE,
     groups=frozenset({ACTIVATIONS}),
     needs=frozenset({COMPILER}),
-    saves_memory=True,
+    predict_memory=predict_memory,
 )

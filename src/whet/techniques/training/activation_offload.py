@@ -19,6 +19,7 @@ from torch import nn
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.blocks import ACTIVATIONS, repeated_blocks
+from whet.training.memory import StepMemory
 from whet.training.module_class import extend
 from whet.training.offloaded_activations import Offloaded
 from whet.training.parts import Parts
@@ -63,6 +64,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return 1.0
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: activations of blocks lie in the host's memory."""
+    return memory.left(other=0.2)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with blocks whose activations move."""
     for block in chosen_blocks(parts.model, options.share):
@@ -83,5 +89,5 @@ TECHNIQUE = TrainingTechnique(
     keeps_dropout=True,
     space=_SPACE,
     groups=frozenset({ACTIVATIONS}),
-    saves_memory=True,
+    predict_memory=predict_memory,
 )

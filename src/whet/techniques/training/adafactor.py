@@ -15,6 +15,7 @@ import torch
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.memory import StepMemory
 from whet.training.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
@@ -36,6 +37,11 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     """Return the highest possible speedup: parameters and gradients are read, parameters written."""
     return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=12.0))
+
+
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: the state is a row and a column of each matrix."""
+    return memory.left(optimizer=0.02)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
@@ -60,5 +66,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),
-    saves_memory=True,
+    predict_memory=predict_memory,
 )

@@ -16,6 +16,7 @@ import torch
 from whet.machine import Limits, Machine
 from whet.technique import PRECISION, Applicability, Applies, NotApplicable
 from whet.training.autocast_forward import AutocastForward
+from whet.training.memory import StepMemory
 from whet.training.module_class import extend
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
@@ -42,6 +43,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return profile.bound_in_bfloat16(limits)
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: activations are half as large."""
+    return memory.left(other=0.5)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with autocast around the model's forward."""
     extend(parts.model, AutocastForward)
@@ -59,4 +65,5 @@ TECHNIQUE = TrainingTechnique(
     predict=predict,
     apply=apply,
     groups=frozenset({PRECISION}),
+    predict_memory=predict_memory,
 )

@@ -21,6 +21,7 @@ from torch import nn
 from whet.machine import Limits, Machine
 from whet.technique import PRECISION, Applicability, Applies, NotApplicable
 from whet.training.loss_scale import LossScale, scale_gradients
+from whet.training.memory import StepMemory
 from whet.training.optimizers import EARLY
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
@@ -79,6 +80,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     )
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: activations are half as large."""
+    return memory.left(other=0.5)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with float16 in the model and an optimiser that skips steps that overflowed."""
     scale_gradients(parts.model, parts.optimizer, LossScale(parts.model, **asdict(options)))
@@ -102,4 +108,5 @@ TECHNIQUE = TrainingTechnique(
         "growth_interval": (2000,),
     },
     groups=frozenset({PRECISION, EARLY}),
+    predict_memory=predict_memory,
 )

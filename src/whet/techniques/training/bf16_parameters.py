@@ -26,6 +26,7 @@ from whet.machine import Limits, Machine
 from whet.technique import PRECISION, Applicability, Applies, NotApplicable
 from whet.training.autocast_forward import AutocastForward
 from whet.training.masters import keep_in_bfloat16
+from whet.training.memory import StepMemory
 from whet.training.module_class import extend
 from whet.training.optimizers import updates_one_by_one
 from whet.training.parts import Parts
@@ -88,6 +89,12 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return profile.bound_in_bfloat16(limits)
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: half of everything but the optimiser's state, and float32 copies, if any."""
+    parameters = 0.5 if options.update == "stochastic" else 1.5
+    return memory.left(parameters=parameters, gradients=0.5, other=0.5)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with matrices in bfloat16, an optimiser that updates in float32, and forward in autocast."""
     keep_in_bfloat16(parts.model, parts.optimizer, _chosen(parts), by_chance=options.update == "stochastic")
@@ -113,5 +120,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     space=_SPACE,
     groups=frozenset({PRECISION}),
-    saves_memory=True,
+    predict_memory=predict_memory,
 )

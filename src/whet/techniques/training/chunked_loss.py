@@ -22,6 +22,7 @@ from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.blocks import head_of
 from whet.training.deferred_logits import DeferredLogits
+from whet.training.memory import StepMemory
 from whet.training.module_class import AddedForward, extend
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
@@ -61,6 +62,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return profile.bound(loss_s=0.0)
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: the logits may be most of the activations."""
+    return memory.left(other=0.3)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with a last layer that defers its logits."""
     head = head_of(parts.model)
@@ -80,5 +86,5 @@ TECHNIQUE = TrainingTechnique(
     predict=predict,
     apply=apply,
     keeps_dropout=True,
-    saves_memory=True,
+    predict_memory=predict_memory,
 )

@@ -16,6 +16,7 @@ from whet.artefact.inductor import missing_tools
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.compiled import compile_in_place
+from whet.training.memory import StepMemory
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
@@ -38,6 +39,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return profile.bound(other_s=0.0, loss_s=0.0)
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: fused operators keep less between them."""
+    return memory.left(other=0.5)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with a compiled model."""
     compile_in_place(parts.model)
@@ -55,4 +61,5 @@ TECHNIQUE = TrainingTechnique(
     predict=predict,
     apply=apply,
     groups=frozenset({COMPILER}),
+    predict_memory=predict_memory,
 )

@@ -1,7 +1,7 @@
 """Let products of float32 matrices be rounded inside: to bfloat16 on a CPU, to TensorFloat-32 on a GPU.
 
-What            torch.set_float32_matmul_precision: "medium" on a CPU, where oneDNN multiplies in bfloat16 and adds up in
-                float32; "high" on a GPU. All tensors stay float32.
+What            torch.set_float32_matmul_precision: "medium" on a CPU, where oneDNN multiplies in bfloat16 and adds up
+                in float32; "high" on a GPU. All tensors stay float32.
 When it helps   Models whose products take most of the step, and whose code depends on float32 tensors elsewhere.
 When it hurts   It saves no memory, and small products gain less than autocast gives them. Convolutions on a CPU and
                 fused attention are as before.

@@ -20,6 +20,7 @@ from torch import nn
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.blocks import head_of
+from whet.training.memory import StepMemory
 from whet.training.muon import MuonWithAdamW
 from whet.training.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.training.parts import Parts
@@ -65,6 +66,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=20.0))
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: there is one moment in the place of two."""
+    return memory.left(optimizer=0.5)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with Muon for matrices and AdamW for the rest."""
     matrices = _matrices(parts)
@@ -85,5 +91,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),
-    saves_memory=True,
+    predict_memory=predict_memory,
 )

@@ -20,6 +20,7 @@ from whet.errors import RecipeError
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.gradients import are_kept
+from whet.training.memory import StepMemory
 from whet.training.optimizers import EARLY, GRADIENTS, OPTIMIZER, updates_one_by_one
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
@@ -42,6 +43,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     """Return the highest possible speedup: gradients are in cache when they are used."""
     least_s = profile.least_optimizer_s(limits, bytes_per_parameter=24.0)
     return profile.bound(optimizer_s=min(profile.optimizer_s, least_s))
+
+
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: one gradient is there at a time."""
+    return memory.left(gradients=0.02)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
@@ -112,6 +118,6 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({EARLY, GRADIENTS, OPTIMIZER}),
-    saves_memory=True,
+    predict_memory=predict_memory,
     updates_early=True,
 )

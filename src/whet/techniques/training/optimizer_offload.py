@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.exchanged_updates import ExchangedUpdates
+from whet.training.memory import StepMemory
 from whet.training.optimizers import OPTIMIZER, updates_one_by_one
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
@@ -63,6 +64,11 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     return 1.0
 
 
+def predict_memory(memory: StepMemory, options: Options) -> float:
+    """Return the least bytes of a step: the state lies in the host's memory."""
+    return memory.left(optimizer=0.0)
+
+
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with an optimiser that updates in the host's memory."""
     UpdatesOnHost(parts.optimizer)
@@ -81,5 +87,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),
-    saves_memory=True,
+    predict_memory=predict_memory,
 )

@@ -50,7 +50,7 @@ class TrainingContext:
     @property
     def space(self) -> Space:
         """Return the space of recipes that can be made."""
-        return Space(self.facts.applicable, TRAINING_TABLE, COMPILE)
+        return Space(self.facts.applicable, TRAINING_TABLE, COMPILE, self.facts.memory.peak_bytes)
 
     def worth_trying(self, goal: Goal) -> Space:
         """Return the space without the techniques that cannot pay: screening could not tell their gain from noise.

@@ -24,7 +24,7 @@ from whet.training import gradients
 from whet.training.applied import refusals
 from whet.training.divergence import batches_fault, weights_fault
 from whet.training.layer_profile import profile_training_layers
-from whet.training.memory import step_memory
+from whet.training.memory import StepMemory, step_memory
 from whet.training.parts import Parts
 from whet.training.sensitivity import sensitivity
 from whet.training.step_profile import StepProfile, profile_steps
@@ -103,7 +103,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     profile, _ = undisturbed(lambda: profile_steps(trainer))
     layers = _layers(workload, trainer, profile, limits)
     applicable, refused = applicable_techniques(
-        parts, machine, limits, profile, request.exclude, updates_plainly=updates_plainly(workload)
+        parts, machine, limits, profile, memory, request.exclude, updates_plainly=updates_plainly(workload)
     )
     tokens = _tokens(batches[0])
     return TrainingFacts(
@@ -125,6 +125,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         open_s=open_s,
         num_samples=float(tokens or trainer.num_samples) * workload.num_accumulated,
         unit="tokens" if tokens else "samples",
+        optimizer=type(parts.optimizer).__name__,
         evaluation="" if workload.evaluation is None else workload.evaluation.name,
         higher_is_better=workload.evaluation is not None and workload.evaluation.higher_is_better,
     )
@@ -176,17 +177,19 @@ def applicable_techniques(
     machine: Machine,
     limits: Limits,
     profile: StepProfile,
+    memory: StepMemory,
     exclude: tuple[str, ...] = (),
     *,
     updates_plainly: bool = True,
 ) -> tuple[list[ApplicableTechnique], list[RefusedTechnique]]:
-    """Ask every technique for training whether it applies, and what it could gain at most.
+    """Ask every technique for training whether it applies, and what time and memory it could save at most.
 
     Args:
         parts: The loop.
         machine: The machine.
         limits: Its limits.
         profile: Where the time of a step goes.
+        memory: What the memory of a step is made of.
         exclude: Techniques that are not to be tried.
         updates_plainly: Whether the loop neither clips nor accumulates gradients.
     """
@@ -201,14 +204,17 @@ def applicable_techniques(
         elif options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
         else:
-            make = partial(_variant, technique, profile=profile, limits=limits)
+            make = partial(_variant, technique, profile=profile, memory=memory, limits=limits)
             applicable.append(ApplicableTechnique.of(technique, options, detail, make))
     return applicable, refused
 
 
-def _variant(technique: TrainingTechnique, step: Step, profile: StepProfile, limits: Limits) -> Variant:
+def _variant(
+    technique: TrainingTechnique, step: Step, profile: StepProfile, memory: StepMemory, limits: Limits
+) -> Variant:
     options = technique.options(**step.options)
-    shrink = 2.0 if technique.saves_memory else 1.0
+    least = technique.predict_memory(memory, options) if technique.predict_memory is not None else memory.peak_bytes
+    shrink = max(1.0, memory.peak_bytes / max(least, 1.0))
     return Variant(step=step, bound=technique.predict(profile, limits, options), shrink=shrink)
 
 

@@ -36,6 +36,7 @@ class TrainingFacts(BaseModel):
         open_s: Seconds to build the model and its batches.
         num_samples: Samples of an optimiser step.
         unit: What the samples are: "tokens" or "samples".
+        optimizer: The optimiser's class.
         evaluation: The name of the held-out score; "" where there is none.
         higher_is_better: Whether a higher score is a better one.
     """
@@ -60,6 +61,7 @@ class TrainingFacts(BaseModel):
     open_s: float
     num_samples: float
     unit: str = "samples"
+    optimizer: str = ""
     evaluation: str = ""
     higher_is_better: bool = False
 

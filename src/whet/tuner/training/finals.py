@@ -22,7 +22,7 @@ from whet.tuner.training.trial import LossRequest, LossRun, exactness_of, train_
 
 ROUNDS, MIN_ROUNDS = 8, 6
 RUN_S = 2.0  # seconds of timing in each process
-_LIMIT_S = 300.0
+LIMIT_S = 300.0  # of a process
 LEAST_STEPS, MOST_STEPS = 24, 400  # of a run for the held-out loss
 
 
@@ -42,7 +42,7 @@ class _Side:
         """Time steps in a fresh process."""
         steps = () if self.record is None else self.record.steps
         request = StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S)
-        outcome = self.context.run(time_steps, request, self.context.directory / self.name, _LIMIT_S)
+        outcome = self.context.run(time_steps, request, self.context.directory / self.name, LIMIT_S)
         found = outcome.answer(Run)
         if found is None:
             assert outcome.failure is not None
@@ -86,16 +86,19 @@ def prove_losses(
     allowed: float,
     left_s: Callable[[], float],
     report: Callable[[int], None] = lambda number: None,
+    batch_factor: int = 1,
 ) -> LossProof | None:
     """Train pairs of runs until they tell whether a recipe reaches the original's held-out loss.
 
     Args:
         context: Where the search works.
         steps: The recipe.
-        num_steps: Optimiser steps of each run.
+        num_steps: Optimiser steps of each run, on the training's own batches.
         allowed: The drop that is allowed.
         left_s: Returns the seconds that are left.
         report: Is told of each pair.
+        batch_factor: How many batches become one in the second run of each pair. It makes so many steps less, and the
+            first run has the recipe too.
 
     Returns:
         The proof; None where there was no time for a single pair.
@@ -105,7 +108,10 @@ def prove_losses(
     seed = 0
     while proof is None or not is_over(proof):
         seed += 1
-        (old, _), (new, why) = (_loss_run(context, chosen, seed, num_steps, left_s()) for chosen in ((), steps))
+        (old, _), (new, why) = (
+            _loss_run(context, chosen, seed, num_steps, left_s(), factor)
+            for chosen, factor in ((() if batch_factor == 1 else steps, 1), (steps, batch_factor))
+        )
         if old is None or (new is None and left_s() <= 0):
             break
         pairs.append(
@@ -134,12 +140,14 @@ def prove_losses(
 
 
 def _loss_run(
-    context: TrainingContext, steps: tuple[Step, ...], seed: int, num_steps: int, left_s: float
+    context: TrainingContext, steps: tuple[Step, ...], seed: int, num_steps: int, left_s: float, batch_factor: int
 ) -> tuple[LossRun | None, str]:
-    """Return what a run of so many steps scored, or why its process failed."""
+    """Return what a run of so many steps, or of their samples in larger batches, scored, or why its process failed."""
     if left_s <= 0:
         return None, ""
-    request = LossRequest(target=context.target, steps=steps, seed=seed, num_steps=num_steps)
-    folder: Path = context.directory / f"loss-{seed}-{len(steps)}"
-    outcome = context.run(train_for_loss, request, folder, min(left_s, _LIMIT_S))
+    request = LossRequest(
+        target=context.target, steps=steps, seed=seed, num_steps=num_steps // batch_factor, batch_factor=batch_factor
+    )
+    folder: Path = context.directory / f"loss-{seed}-{len(steps)}-{batch_factor}"
+    outcome = context.run(train_for_loss, request, folder, min(left_s, LIMIT_S))
     return outcome.answer(LossRun), "" if outcome.failure is None else in_words(outcome.failure)

@@ -30,7 +30,7 @@ from whet.tuner.report import (
 )
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.training.loss_chart import loss_chart
-from whet.tuner.training.words import proofs_of
+from whet.tuner.training.words import batch_sentences, proofs_of
 from whet.tuner.verdict import noise_in_words
 
 _STYLES = (Path(__file__).parents[1] / "report.css", Path(__file__).parent / "report.css")
@@ -65,6 +65,7 @@ def render(result: Result, toml: str) -> str:
         tiles=_tiles(result),
         points=points,
         proofs=_proofs(result),
+        batches=batch_sentences(result),
         memory=_memory(points),
         memory_names=tuple(PARTS.values()),
         shares=_shares(result),

@@ -25,14 +25,16 @@ from whet.tuner.goal import Goal, ranked
 from whet.tuner.listener import Listener
 from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import FILE, MeasuredVariant, Result
+from whet.tuner.result import FILE, LargerBatch, MeasuredVariant, Result
 from whet.tuner.search import SearchTime, search_space
 from whet.tuner.study import Study, default_storage
+from whet.tuner.training.batch_sizes import try_batches
 from whet.tuner.training.context import Neighbours, TrainingContext, record_of
 from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import (
     LEAST_STEPS,
+    MIN_ROUNDS,
     MOST_STEPS,
     compare_finalists,
     needs_losses,
@@ -47,6 +49,7 @@ from whet.tuner.verdict import untried
 
 _EXAMINATION_LIMIT_S = 600.0
 _FINALS_SHARE, _LOSSES_SHARE = 0.35, 0.25  # of the budget
+_BATCHES_SHARE = 0.3  # of the budget, where larger batches are measured too
 _TRIAL_OVER_ORIGINAL = 1.5  # a trial also times the original anew
 
 
@@ -97,8 +100,10 @@ def tune_training(
         WhetError: Anything the user can mend, before anything is written.
     """
     began = datetime.datetime.now(datetime.UTC)
-    budget = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
-    bounded = budget.bounded(run)
+    whole = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
+    kept_share = _BATCHES_SHARE if plan.goal.allow_batch else 0.0
+    budget = Budget((1 - kept_share) * plan.budget_s, clock=whole.clock)
+    bounded = whole.bounded(run)
     with tempfile.TemporaryDirectory(prefix="whet-train-") as scratch:
         facts = _examined(bounded, address, plan, Path(scratch), patience)
         listener.looked_at_training(facts)
@@ -115,6 +120,8 @@ def tune_training(
         originals = Neighbours(context, original.run)
         records = _searched(context, study, plan.goal, budget, originals, trial_s, listener, patience)
         result = _concluded(context, plan.goal, budget, original, records, listener, patience)
+        if plan.goal.allow_batch:
+            result.larger_batches = _larger_batches(context, plan.goal, result.best, whole, patience)
     result.target, result.out, result.started_at = name, str(plan.directory), began.isoformat(timespec="seconds")
     result.budget_s, result.seconds, result.command = plan.budget_s, budget.elapsed_s, command
     _write(result, plan.directory)
@@ -245,6 +252,21 @@ def _prove(
         baseline.quality = sum(pair.old for pair in point.losses.pairs) / len(point.losses.pairs)
 
 
+def _larger_batches(
+    context: TrainingContext, goal: Goal, kept: MeasuredVariant, budget: Budget, patience: Patience
+) -> list[LargerBatch]:
+    """Measure larger batches in what is left of the budget."""
+    return try_batches(
+        context,
+        kept.steps,
+        _num_steps(context.facts, kept, budget),
+        allowed=goal.max_drop,
+        clock=budget.clock,
+        left_s=budget.left_s,
+        patience=patience,
+    )
+
+
 def _is_proved(point: MeasuredVariant) -> bool:
     """Return whether a recipe is known to train as the original does."""
     return not needs_losses(point.steps) or (point.losses is not None and point.losses.is_same is True)
@@ -319,6 +341,8 @@ def _verdict(
         return "gain", gain_sentence(goal, facts, baseline, best), best
     if patience.has_run_out:
         return "inconclusive", f"No verdict: {patience.sentence}. The original stays.", baseline
+    if goal.objective == "memory" and any(len(point.process_latencies_ms) < MIN_ROUNDS for point in points):
+        return "inconclusive", "The budget ended before the finals had enough pairs; give a larger --budget.", baseline
     if any(point.verdict == Verdict.INCONCLUSIVE for point in points):
         return (
             "inconclusive",
@@ -327,7 +351,7 @@ def _verdict(
         )
     if records and all(record.status == "failed" for record in records):
         return "failed", f"Every trial failed; the first: {records[0].reason}", baseline
-    return "no-gain", no_gain_sentence(facts, records), baseline
+    return "no-gain", no_gain_sentence(goal, records), baseline
 
 
 def _write(result: Result, directory: Path) -> None:

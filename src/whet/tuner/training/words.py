@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from whet.figures import num_bytes
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MeasuredVariant
+from whet.tuner.result import LargerBatch, MeasuredVariant, Result
 from whet.tuner.training.facts import TrainingFacts
 
 
@@ -38,10 +38,36 @@ def proofs_of(point: MeasuredVariant) -> list[tuple[str, str]]:
     return told
 
 
-def no_gain_sentence(facts: TrainingFacts, records: Sequence[TrialRecord]) -> str:
+def batch_sentences(result: Result) -> list[str]:
+    """Return what each larger batch gave, in one sentence for each."""
+    return [_batch_sentence(one, result.unit) for one in result.larger_batches]
+
+
+def _batch_sentence(one: LargerBatch, unit: str) -> str:
+    begins = f"A batch {one.factor} times as large"
+    if one.failure:
+        return f"{begins} failed: {one.failure}."
+    if one.speedup is None or one.speedup_ci95 is None:
+        return f"{begins} was not measured: the budget ended."
+    low, high = one.speedup_ci95
+    told = f"{begins}: {one.speedup:.2f}x ({low:.2f}–{high:.2f}), {one.throughput_per_s:,.0f} {unit} a second"
+    told += f", {num_bytes(one.peak_bytes)}"
+    if one.losses is None:
+        return f"{told}; {'its loss was not compared' if one.verdict == 'pass' else 'no proof that it is faster'}."
+    rate = f"with {one.learning_rate_factor:.3g} times the learning rate"
+    return f"{told}; after equal numbers of samples, {rate}, {one.losses.words}."
+
+
+def no_gain_sentence(goal: Goal, records: Sequence[TrialRecord]) -> str:
     """Return why the original stays."""
-    best = next(iter(ranked(Goal("throughput"), records)), None)
+    is_memory = goal.objective == "memory"
+    best = next(iter(ranked(goal if is_memory else Goal("throughput"), records)), None)
+    if best is None and is_memory:
+        return "No recipe trains as the original does and needs less memory in the time allowed. The original stays."
     if best is None:
         return "No recipe trains as the original does and is faster. The original stays."
+    if is_memory:
+        shown = f"the best trial, {best.label}, took {num_bytes(best.peak_bytes or 0)}"
+        return f"Nothing is proved to need less memory in the time allowed; {shown}. The original stays."
     shown = f"the best trial, {best.label}, showed {best.speedup or 1:.2f}x"
     return f"Nothing is proved to be faster; {shown}. The original stays."

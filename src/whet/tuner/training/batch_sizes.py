@@ -1,0 +1,118 @@
+"""Measure a training on larger batches, after equal numbers of samples: whet tune --allow-batch.
+
+A larger batch is another training, so no recipe contains it. What is found is said beside the verdict.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.compare import TimeLimit, compare_all
+from whet.comparison.run import Run
+from whet.comparison.schedules import ABBA
+from whet.comparison.stopping import Fixed
+from whet.comparison.variant import in_words
+from whet.measure.quiet import Patience
+from whet.recipe import Step
+from whet.tuner.result import LargerBatch
+from whet.tuner.training.context import TrainingContext
+from whet.tuner.training.finals import LIMIT_S, MIN_ROUNDS, ROUNDS, RUN_S, prove_losses
+from whet.tuner.training.steps_process import StepsRequest, time_steps
+from whet.workload.larger_batch import learning_rate_factor, learning_rate_rule
+
+FACTORS = (2, 4)
+_TIMES_SHARE = 0.4  # of the time that is given; the rest is for the held-out loss
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Describe a training on its own batches or on larger ones; both make the same samples in one call."""
+
+    context: TrainingContext
+    steps: tuple[Step, ...]
+    factor: int
+    is_larger: bool
+
+    @property
+    def name(self) -> str:
+        """Return the name of the side's directory."""
+        return f"batch-{self.factor}-{'larger' if self.is_larger else 'own'}"
+
+    def run(self) -> Run:
+        """Time steps in a fresh process."""
+        sizes = {"batch_factor": self.factor} if self.is_larger else {"num_steps": self.factor}
+        request = StepsRequest(target=self.context.target, steps=self.steps, timing_s=RUN_S, **sizes)
+        outcome = self.context.run(time_steps, request, self.context.directory / self.name, LIMIT_S)
+        found = outcome.answer(Run)
+        if found is None:
+            assert outcome.failure is not None
+            return Run(failure=in_words(outcome.failure))
+        return found
+
+
+def try_batches(
+    context: TrainingContext,
+    steps: tuple[Step, ...],
+    num_steps: int,
+    *,
+    allowed: float,
+    clock: Callable[[], float],
+    left_s: float,
+    patience: Patience,
+) -> list[LargerBatch]:
+    """Measure batches that are two and four times as large, as long as they are faster and there is time.
+
+    Args:
+        context: Where the search works.
+        steps: The recipe that is kept; empty for the original.
+        num_steps: Optimiser steps of the training as it is, in each run for the held-out loss.
+        allowed: The rise of the held-out loss that is allowed.
+        clock: Returns the time, in seconds.
+        left_s: Seconds that may be taken.
+        patience: How long to wait for a quiet machine.
+    """
+    found: list[LargerBatch] = []
+    ends = clock() + left_s
+    for factor in FACTORS:
+        times_end = clock() + _TIMES_SHARE * (ends - clock()) / (len(FACTORS) - len(found))
+        sides = [_Side(context, steps, factor, is_larger) for is_larger in (False, True)]
+        compared = compare_all(
+            [(sides[0], sides[1])],
+            schedule=ABBA(),
+            stop=Fixed(ROUNDS, MIN_ROUNDS, noise_from="pairs"),
+            patience=patience,
+            limit=TimeLimit(times_end, times_end, clock),
+            report=lambda done, number: None,
+        )
+        [claim] = compared.claims
+        one = _described(context, factor, claim, list(compared.runs.get(sides[1].name, ())))
+        if claim.verdict is Verdict.PASS:
+            left = partial(_left_s, clock, ends)
+            one.losses = prove_losses(context, steps, num_steps, allowed=allowed, left_s=left, batch_factor=factor)
+        found.append(one)
+        if claim.verdict is not Verdict.PASS:
+            break
+    return found
+
+
+def _left_s(clock: Callable[[], float], ends: float) -> float:
+    return ends - clock()
+
+
+def _described(context: TrainingContext, factor: int, claim: Claim, runs: list[Run]) -> LargerBatch:
+    """Return what the pairs showed of a batch."""
+    facts = context.facts
+    seconds = sorted(claim.new_s)[len(claim.new_s) // 2] if claim.new_s else 0.0
+    failure = next((run.failure for run in runs if run.failure), "")
+    return LargerBatch(
+        factor=factor,
+        learning_rate_factor=learning_rate_factor(factor, learning_rate_rule(facts.optimizer)),
+        latency_ms=seconds * 1e3,
+        throughput_per_s=factor * facts.num_samples / seconds if seconds else 0.0,
+        peak_bytes=max((run.peak_bytes for run in runs), default=0),
+        speedup=claim.ratio,
+        speedup_ci95=claim.ci95,
+        verdict=claim.verdict.value,
+        failure=failure,
+    )
