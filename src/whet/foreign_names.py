@@ -64,6 +64,18 @@ PATCHED: dict[str, str] = {
     "torch.random.manual_seed": "pairs of runs train with other seeds",
     "random.seed": "pairs of runs train with other seeds",
     "numpy.random.seed": "pairs of runs train with other seeds",
+    **{
+        f"torch.nn.functional.{name}": "scripts/first_steps.py: nothing is dropped while a script's steps are proved"
+        for name in (
+            "dropout",
+            "dropout1d",
+            "dropout2d",
+            "dropout3d",
+            "alpha_dropout",
+            "feature_alpha_dropout",
+            "scaled_dot_product_attention",
+        )
+    },
     # Another file changes this one.
     "torch._inductor.constant_folding._dont_constant_fold": "artefact/inductor.py keeps packed weights packed",
 }

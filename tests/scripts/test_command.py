@@ -90,6 +90,27 @@ for epoch in range(3):
         optimizer.step()
 """
 
+DROPS = """
+import torch
+import torch.nn.functional as F
+
+class Attention(torch.nn.Linear):
+    def forward(self, x):
+        q = super().forward(x)[None, None]
+        y = F.scaled_dot_product_attention(q, q, q, None, 0.5 * self.training)
+        y = y + F.scaled_dot_product_attention(q, q, q, dropout_p=0.5 * self.training)
+        return F.dropout(y, 0.5, self.training) + F.dropout(input=y, p=0.5, training=self.training)
+
+model = Attention(4, 4)
+for p in model.parameters():
+    torch.nn.init.constant_(p, 0.3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.arange(12.0).view(3, 4) / 12).square().mean().backward()
+    optimizer.step()
+"""
+
 WRITES_OUTSIDE = """
 import sys
 import torch
@@ -165,6 +186,14 @@ def test_a_proof_has_gradients_and_updates_without_dropout(place: Path) -> None:
     fused = run(place, TRAIN, ["100"], is_proof=True, steps=[{"technique": "fused_optimizer"}]).record
     assert fused is not None and fused.losses == pytest.approx(proof.record.losses, rel=1e-4)
     assert fused.updates is not None and fused.updates.is_same
+
+
+@pytest.mark.usefixtures("as_forks")
+@pytest.mark.parametrize("is_proof", [True, False])
+def test_functions_drop_nothing_in_a_proof(place: Path, is_proof: bool) -> None:
+    first, second = (run(place, DROPS, seed=seed, is_proof=is_proof).record for seed in (0, 1))
+    assert first is not None and second is not None
+    assert (first.losses == second.losses) == is_proof
 
 
 @pytest.mark.usefixtures("as_forks")

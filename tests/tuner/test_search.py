@@ -17,6 +17,7 @@ from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
 from whet.technique import Applies, NotApplicable
 from whet.techniques.applicability import options_that_apply
+from whet.techniques.training import TRAINING_TABLE
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
 from whet.tuner.records import TrialRecord
@@ -187,6 +188,65 @@ def test_where_bytes_are_asked_for_the_smallest_weights_come_first(objective: st
     found = found[0 if objective == "size" else 1 :]
     recipe = next_recipe(Space(found), [], Goal(objective))  # type: ignore[arg-type]
     assert recipe is not None and recipe.steps[0].technique == first
+
+
+def small_training_space() -> Space:
+    found = [
+        applicable("autocast", "precision", bounds=[4.0], shrink=1.5),
+        applicable("bf16_parameters", "precision", bounds=[3.0], shrink=1.8),
+        applicable("checkpointing", "activations", shrink=3.0),
+        applicable("adafactor", "optimizer", shrink=1.2),
+        applicable("product_attention", bounds=[1.3]),
+    ]
+    return Space(found, TRAINING_TABLE, Step(technique="compile"), original_bytes=1000)
+
+
+def small(number: int, *names: str, peak_bytes: int, speedup: float = 1.0) -> TrialRecord:
+    steps = [Step(technique=name) for name in names]
+    return TrialRecord(number=number, steps=steps, status="done", speedup=speedup, peak_bytes=peak_bytes)
+
+
+def next_names(records: list[TrialRecord], goal: Goal) -> set[str]:
+    recipe = next_recipe(small_training_space(), records, goal)
+    assert recipe is not None
+    return {step.technique for step in recipe}
+
+
+def test_what_can_save_most_memory_comes_first_and_what_saves_less_than_is_saved_waits() -> None:
+    goal = Goal("memory")
+    assert next_names([], goal) == {"checkpointing"}
+    assert next_names([small(0, "checkpointing", peak_bytes=700)], goal) == {"bf16_parameters"}, "1.8 is above 1000/700"
+    both = [small(0, "checkpointing", peak_bytes=500), small(1, "bf16_parameters", peak_bytes=800)]
+    assert next_names(both, goal) == {"checkpointing", "bf16_parameters"}
+
+
+def test_where_speed_is_asked_for_as_well_what_gives_it_comes_first() -> None:
+    goal = Goal("memory", max_slowdown=0.5)
+    assert next_names([], goal) == {"autocast"}
+    fast = small(0, "autocast", peak_bytes=800, speedup=2.5)
+    assert next_names([fast], goal) == {"bf16_parameters"}, "checkpointing alone cannot be fast enough"
+    found = next_names([fast, small(1, "bf16_parameters", peak_bytes=600, speedup=2.4)], goal)
+    assert found == {"bf16_parameters", "checkpointing"}
+
+
+def test_what_is_smaller_but_too_slow_is_tried_with_what_is_faster() -> None:
+    goal = Goal("memory", max_slowdown=0.5)
+    kept = [small(0, "autocast", peak_bytes=800, speedup=2.5), small(1, "bf16_parameters", peak_bytes=600, speedup=2.4)]
+    slow = small(2, "checkpointing", "bf16_parameters", peak_bytes=400, speedup=1.9)
+    slow = slow.model_copy(update={"status": "rejected", "rejected_for": "slowdown"})
+    assert next_names([*kept, slow], goal) == {"bf16_parameters", "checkpointing", "product_attention"}
+    larger = slow.model_copy(update={"peak_bytes": 900})
+    assert next_names([*kept, larger], goal) == {"bf16_parameters", "adafactor"}
+
+
+def test_an_option_that_saves_more_comes_before_further_techniques() -> None:
+    bf16 = applicable("bf16_parameters", "precision", options={"update": ["masters", "stochastic"]}, shrink=1.8)
+    least = bf16.variants[1].model_copy(update={"shrink": 2.5})
+    found = [bf16.model_copy(update={"variants": (bf16.variants[0], least)}), applicable("adafactor", "optimizer")]
+    space = Space(found, TRAINING_TABLE, Step(technique="compile"), original_bytes=1000)
+    done = TrialRecord(number=0, steps=[bf16.default], status="done", speedup=2.0, peak_bytes=400)
+    recipe = next_recipe(space, [done], Goal("memory"))
+    assert recipe is not None and list(recipe) == [least.step]
 
 
 def test_the_smallest_is_built_upon_where_size_is_asked_for() -> None:

@@ -1,19 +1,24 @@
 """Record the gradients and judge the updates of a loop's first steps, with its dropout turned off."""
 
 import copy
+import functools
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.errors import reason
 from whet.scripts.loop_finder import FoundLoop
+from whet.step_profiler.patches import Patches
 from whet.training import gradients
 from whet.training.updates import UpdateFollower, UpdateProof
 
 NUM_STEPS = 3
+_DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _MOST_FOLLOWED = 300_000_000  # numbers: with its state, AdamW takes 32 bytes for each in float64
 
 
@@ -78,10 +83,31 @@ class FirstSteps:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Let the model's dropout layers drop nothing from now on: another variant would draw other numbers."""
+    """Let nothing be dropped in this process from now on: another variant would draw other numbers.
+
+    Layers have the probability 0, and so have the functions of torch.nn.functional, attention's among them.
+    """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+    patches = Patches()
+    for name in _DROPPING:
+        patches.set(F, name, _dropping_nothing(getattr(F, name), at=1))
+    patches.set(F, "scaled_dot_product_attention", _dropping_nothing(F.scaled_dot_product_attention, at=4))
+
+
+def _dropping_nothing(call: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """Wrap a function whose argument number `at`, called p or dropout_p, is the probability to drop."""
+
+    @functools.wraps(call)
+    def dropped(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > at:
+            args = (*args[:at], 0.0, *args[at + 1 :])
+        else:
+            kwargs["p" if at == 1 else "dropout_p"] = 0.0
+        return call(*args, **kwargs)
+
+    return dropped
 
 
 def _fresh(optimizer: Optimizer) -> Optimizer:

@@ -24,6 +24,7 @@ from whet.training.module_class import AddedForward
 
 BLOCK = 256  # queries of a block of causal attention
 _CHUNK_BYTES = 2**20  # of scores
+_FUSED = F.scaled_dot_product_attention  # as PyTorch calls it, whatever takes its place in torch.nn.functional later
 
 
 class _Chunk(NamedTuple):
@@ -219,7 +220,7 @@ class _InPlaceOfFused(TorchFunctionMode):
     ) -> Any:
         """See TorchFunctionMode."""
         kwargs = kwargs or {}
-        if function is F.scaled_dot_product_attention:
+        if function is _FUSED:
             return _attended(self._keep, *args, **kwargs)
         return function(*args, **kwargs)
 
@@ -252,9 +253,7 @@ def _attended(
         and not (is_causal and (attn_mask is not None or query.shape[2] != key.shape[2]))
     )
     if not is_plain or not torch.is_grad_enabled():
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        return _FUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.to(query.dtype)

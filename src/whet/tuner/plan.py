@@ -4,9 +4,9 @@
 with the techniques that it needs, the largest bound first. One whose bound is below the speedup already measured cannot
 win alone, and waits. If the objective is memory or size, the techniques that save most come first, and those that save
 less than is saved already, or nothing, wait; where a step of a training has to become faster too, what can make it so
-comes before them. 3. Each technique is added to the best recipe so far. A recipe that is better
-but loses quality is tried again with techniques that win quality back. 4. The options of the best recipe are changed,
-one at a time. After that the sampler chooses.
+comes before them. 3. Each technique is added to the best recipe so far. A recipe that is better but loses quality is
+tried again with techniques that win quality back, and one that is smaller but too slow with techniques that are faster.
+4. The options of the best recipe are changed, one at a time. After that the sampler chooses.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +16,9 @@ from whet.technique import PRECISION
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
+
+_LEAST_BOUND = 1.05  # of a technique that is to make a recipe faster
+_NUM_FASTER = 4  # techniques that are tried for that, those that exclude each other included
 
 
 def next_recipe(
@@ -121,13 +124,16 @@ def _needs(space: Space, step: Step) -> list[Step]:
 
 
 def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
-    """Yield the best recipe with one more technique, and a better but lossy recipe with more of its quality kept."""
+    """Yield the best recipe with one more technique, and better recipes that were rejected with what they lack."""
     best = next(iter(ranked(goal, records)), None)
-    lossy = next(iter(ranked(goal, [r for r in records if r.rejected_for == "quality"], status="rejected")), None)
-    if lossy is not None and (best is None or _is_better(goal, lossy, best)):
-        yield from _less_lossy(space, lossy.steps)
+    for cause, mended in (("quality", _less_lossy), ("slowdown", _faster)):
+        rejected = next(iter(ranked(goal, [r for r in records if r.rejected_for == cause], status="rejected")), None)
+        if rejected is not None and (best is None or _is_better(goal, rejected, best)):
+            yield from mended(space, rejected.steps)
     if best is None:
         return
+    if not goal.asks_for_speed:
+        yield from _smaller(space, best.steps)
     additions = [t for t in space.techniques.values() if not space.table[t.technique].restores_quality]
     of_speed = goal.asks_for_speed
     for entry in sorted(additions, key=lambda t: (-t.bound(t.default) if of_speed else -t.shrink(t.default), -t.most)):
@@ -139,6 +145,23 @@ def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:
     """Return whether the first of two trials has the better figure for the objective."""
     value, other = goal.value(a), goal.value(b)
     return value is not None and other is not None and value < other
+
+
+def _faster(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Yield a recipe that is too slow with one of the techniques that could gain most."""
+    faster = [entry for entry in space.techniques.values() if entry.bound(entry.default) > _LEAST_BOUND]
+    for entry in sorted(faster, key=lambda t: -t.bound(t.default))[:_NUM_FASTER]:
+        if space.compatible(steps, entry.default):
+            yield [*steps, entry.default]
+
+
+def _smaller(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Yield a recipe with an option changed by which a technique saves more."""
+    for i, step in enumerate(steps):
+        entry = space.techniques[step.technique]
+        for variant in entry.steps:
+            if entry.shrink(variant) > entry.shrink(step):
+                yield [*steps[:i], variant, *steps[i + 1 :]]
 
 
 def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:

@@ -12,6 +12,7 @@ from whet.comparison.claim import Verdict
 from whet.comparison.compare import TimeLimit
 from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError
+from whet.figures import num_bytes
 from whet.files import write_whole
 from whet.machine.library_versions import versions
 from whet.measure.isolate import FailureKind
@@ -328,7 +329,7 @@ def _verdict(
     """Return the verdict in a word and a sentence, and the point that is kept."""
     if best is not baseline and needs_losses(best.steps):
         if best.losses is not None and best.losses.is_same:
-            return "gain", gain_sentence(goal, facts, baseline, best), best
+            return "gain", gain_sentence(goal, facts, baseline, best) + _smaller(goal, best, points), best
         surer = _best(goal, baseline, [p for p in points if p is not best and _is_proved(p)])
         if surer is not baseline:
             why = "" if best.losses is None else f" {best.label} is left out: {best.losses.words}."
@@ -338,7 +339,7 @@ def _verdict(
         told = "no pair of runs fitted into the budget" if best.losses is None else best.losses.words
         return "inconclusive", f"{best.label} is better, but {told}. Give a larger --budget.", baseline
     if best is not baseline:
-        return "gain", gain_sentence(goal, facts, baseline, best), best
+        return "gain", gain_sentence(goal, facts, baseline, best) + _smaller(goal, best, points), best
     if patience.has_run_out:
         return "inconclusive", f"No verdict: {patience.sentence}. The original stays.", baseline
     if goal.objective == "memory" and any(len(point.process_latencies_ms) < MIN_ROUNDS for point in points):
@@ -352,6 +353,18 @@ def _verdict(
     if records and all(record.status == "failed" for record in records):
         return "failed", f"Every trial failed; the first: {records[0].reason}", baseline
     return "no-gain", no_gain_sentence(goal, records), baseline
+
+
+def _smaller(goal: Goal, best: MeasuredVariant, points: Sequence[MeasuredVariant]) -> str:
+    """Return why smaller finalists are left out, where memory was asked for; "" where there are none."""
+    if goal.objective != "memory":
+        return ""
+    smaller = [point for point in points if point.is_smaller and point.peak_bytes < best.peak_bytes]
+    return "".join(
+        f" {point.label} is left out: a step takes {num_bytes(point.peak_bytes)}, but up to "
+        f"{1 / point.speedup_ci95[0]:.3g} times the original's time; {goal.max_slowdown:g} is allowed."
+        for point in smaller
+    )
 
 
 def _write(result: Result, directory: Path) -> None:
