@@ -61,7 +61,7 @@ def test_too_few_pairs_are_no_verdict() -> None:
     assert "larger --budget" in sentence
 
 
-@pytest.mark.parametrize(("objective", "said"), [("memory", "took 1.5 GB"), ("throughput", "showed 0.90x")])
+@pytest.mark.parametrize(("objective", "said"), [("memory", "took 1.50 GB"), ("throughput", "showed 0.90x")])
 def test_why_the_original_stays(objective: str, said: str) -> None:
     same = point(CHUNKED, peak_bytes=2_000_000_000, speedup=0.9).model_copy(update={"is_smaller": False})
     word, sentence, _ = verdict(same, goal=Goal(objective))  # type: ignore[arg-type]
