@@ -7,8 +7,8 @@ is drawn for a photograph comes from a generator that is seeded by its number, s
 contender sees the same batches. With `--wait-ms`, each photograph waits as well, as a file on a network does; such a
 loader takes no core from the computation.
 
-The contenders: the loop as it is; with the technique `loader`; with `prefetch`; with both; with `loader` and one thread
-for the computation; and the computation alone, on batches that lie in memory.
+The contenders: the loop as it is; with the technique `loader`; with `prefetch`; with both; with eight workers; with one
+worker and one thread for the computation; and the computation alone, on batches that lie in memory.
 
 Each contender lives in a process of its own and makes a burst of steps in its turn, round after round, in random order.
 The first steps of a burst are not timed: they use up what was read ahead while others had their turn. A pair is two
@@ -50,7 +50,7 @@ from whet.workload.training import Trainer
 
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "images" / "sign_digits.tar"
 SIZE, BATCH, NUM_PHOTOGRAPHS = 64, 32, 1024
-UNTIMED = 8  # steps: more than any contender reads ahead
+UNTIMED = 20  # steps: more than any contender reads ahead
 COMPUTE = "computation alone"
 LOADER, PREFETCH = Step(technique="loader"), Step(technique="prefetch", options={"depth": 4})
 CONTENDERS: dict[str, tuple[Step, ...]] = {
@@ -58,6 +58,7 @@ CONTENDERS: dict[str, tuple[Step, ...]] = {
     "loader": (LOADER,),
     "prefetch": (PREFETCH,),
     "loader and prefetch": (LOADER, PREFETCH),
+    "loader, 8 workers": (Step(technique="loader", options={"num_workers": 8}),),
     "loader, one thread": (Step(technique="threads", options={"num_threads": 1}), LOADER),
     COMPUTE: (),
 }

@@ -168,7 +168,7 @@ def test_a_script_s_loader_gets_workers(place: Path) -> None:
     plain = run(place, LOADS).record
     assert plain is not None and len(plain.losses) == 8
     steps = [step for step in plain.applicable if step.technique == "loader"]
-    assert [step.options["num_workers"] for step in steps] == [n for n in (1, 2, 4, 8) if n <= describe().cores]
+    assert [step.options["num_workers"] for step in steps] == [n for n in (1, 2, 4, 8) if n <= 4 * describe().cores]
     assert "prefetch" in {step.technique for step in plain.applicable}
     loaded = run(place, LOADS, steps=(steps[0],)).record
     assert loaded is not None and loaded.losses == plain.losses

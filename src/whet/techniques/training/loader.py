@@ -2,9 +2,9 @@
 
 What            A DataLoader with workers over the same data set, samplers and collate function. They may stay from pass
                 to pass; on a GPU, batches may be pinned.
-When it helps   A step waits for its data, and there are cores that the step does not use.
-When it hurts   Few cores: workers take them from the step. Batches pass through shared memory. Each worker has a copy
-                of what the data set holds.
+When it helps   A step waits for its data, and there are cores that the step does not use, or reading waits itself.
+When it hurts   Few cores: workers that compute take them from the step. Batches pass through shared memory. Each worker
+                has a copy of what the data set holds.
 Numerics        The same batches in the same order, in every pass. A data set that draws random numbers is refused:
                 workers would draw others.
 Composes        With everything; prefetch gains little after it. The workers are started as Python starts processes, so
@@ -34,6 +34,7 @@ _SPACE: Mapping[str, tuple[Any, ...]] = {
     "persistent_workers": (True, False),
     "pin_memory": (False, True),
 }
+_MOST_PER_CORE = 4  # workers: more than one for each core gain where they wait for a disk or a network
 _SHARED_MEMORY = Path("/dev/shm")  # where workers lay their batches on Linux
 
 
@@ -60,8 +61,11 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     if type(loader) not in (DataLoader, WorkerLoader):
         return NotApplicable(f"the batches come from a {type(loader).__name__}, not from a torch DataLoader")
     assert isinstance(loader, DataLoader)
-    if not 1 <= options.num_workers <= machine.cores:
-        return NotApplicable(f"{options.num_workers} workers: this machine has {machine.cores} cores")
+    if not 1 <= options.num_workers <= _MOST_PER_CORE * machine.cores:
+        return NotApplicable(
+            f"{options.num_workers} workers for {machine.cores} cores; the most are {_MOST_PER_CORE} for each core, which "
+            "gain where reading waits"
+        )
     if options.prefetch_factor < 1:
         return NotApplicable(f"prefetch_factor must be 1 or more; it is {options.prefetch_factor}")
     if options.pin_memory and parts.device_type != "cuda":
