@@ -63,8 +63,8 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     assert isinstance(loader, DataLoader)
     if not 1 <= options.num_workers <= _MOST_PER_CORE * machine.cores:
         return NotApplicable(
-            f"{options.num_workers} workers for {machine.cores} cores; the most are {_MOST_PER_CORE} for each core, which "
-            "gain where reading waits"
+            f"{options.num_workers} workers for {machine.cores} cores; the most are {_MOST_PER_CORE} for each core, "
+            "which gain where reading waits"
         )
     if options.prefetch_factor < 1:
         return NotApplicable(f"prefetch_factor must be 1 or more; it is {options.prefetch_factor}")
