@@ -89,14 +89,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder for recipes and reports")
     arguments = parser.parse_args()
     out = arguments.out.absolute()
-    before = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.is_file() else []
-    rows = {row.split("|")[1].strip(): row for row in before}
+    rows: dict[str, str] = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.is_file() else {}
     for script in SCRIPTS:
         if arguments.only in script.name:
             rows[script.name] = _row(script, tuned(script, arguments, out / script.directory.replace("/", "-")))
             print(rows[script.name], flush=True)
     command = f"python benchmarks/foreign_scripts.py CHECKOUTS --budget {arguments.budget:g} --steps {arguments.steps}"
-    report = {**circumstances(command), "rows": list(rows.values())}
+    report = {**circumstances(command), "rows": rows}
     write_whole(RESULT, json.dumps(report, indent=1) + "\n")
 
 

@@ -112,7 +112,7 @@ def _foreign_scripts(report: dict[str, Any]) -> list[str]:
         "",
         "| script | recipe | speedup (95%) | steps a second, before and after | training loss | verdict |",
         "|---|---|---|---|---|---|",
-        *report["rows"],
+        *report["rows"].values(),
     ]
 
 

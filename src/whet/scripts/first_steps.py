@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from whet.errors import reason
 from whet.scripts.loop_finder import FoundLoop
-from whet.step_profiler.patches import Patches
 from whet.training import gradients
 from whet.training.updates import UpdateFollower, UpdateProof
 
@@ -90,10 +89,9 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    patches = Patches()
     for name in _DROPPING:
-        patches.set(F, name, _dropping_nothing(getattr(F, name), at=1))
-    patches.set(F, "scaled_dot_product_attention", _dropping_nothing(F.scaled_dot_product_attention, at=4))
+        setattr(F, name, _dropping_nothing(getattr(F, name), at=1))
+    F.scaled_dot_product_attention = _dropping_nothing(F.scaled_dot_product_attention, at=4)
 
 
 def _dropping_nothing(call: Callable[..., Any], at: int) -> Callable[..., Any]:

@@ -40,8 +40,8 @@ class LoaderPasses:
         latest = self._going_on()
         assert latest is not None, "there is a pass: a technique has checked its loader"
         self._replaced = (latest.loader, change(with_workers(latest.loader)))
-        if latest.rest is not None:
-            latest.go_on_with(iter(change(latest.rest)))
+        if (rest := latest.rest) is not None:
+            latest.go_on_with(iter(change(rest)))
 
     def end(self) -> None:
         """Leave DataLoader as it was. Passes that have begun go on."""

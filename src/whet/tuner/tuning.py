@@ -162,6 +162,8 @@ def tune(
     if isinstance(target, TrainingWorkload) or is_training(target):
         return _trained(plan, _prepared(target, inputs, quality, calibration), patience, listener)
     may_be_training = isinstance(target, str) and ":" in target and not target.startswith("hf:")
+    if not may_be_training:
+        goal.check_for_model()
     check_excluded(plan.exclude, {**TABLE, **TRAINING_TABLE} if may_be_training else TABLE)
     try:
         result = _tuned(plan, _prepared(target, inputs, quality, calibration), patience, listener)

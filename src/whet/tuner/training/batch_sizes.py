@@ -5,20 +5,18 @@ A larger batch is another training, so no recipe contains it. What is found is s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.compare import TimeLimit, compare_all
 from whet.comparison.run import Run
 from whet.comparison.schedules import ABBA
 from whet.comparison.stopping import Fixed
-from whet.comparison.variant import in_words
 from whet.measure.quiet import Patience
 from whet.recipe import Step
 from whet.tuner.result import LargerBatch
 from whet.tuner.training.context import TrainingContext
-from whet.tuner.training.finals import LIMIT_S, MIN_ROUNDS, ROUNDS, RUN_S, prove_losses
-from whet.tuner.training.steps_process import StepsRequest, time_steps
+from whet.tuner.training.finals import MIN_ROUNDS, ROUNDS, RUN_S, prove_losses, timed_run
+from whet.tuner.training.steps_process import StepsRequest
 from whet.workload.larger_batch import learning_rate_factor, learning_rate_rule
 
 FACTORS = (2, 4)
@@ -43,12 +41,7 @@ class _Side:
         """Time steps in a fresh process."""
         sizes = {"batch_factor": self.factor} if self.is_larger else {"num_steps": self.factor}
         request = StepsRequest(target=self.context.target, steps=self.steps, timing_s=RUN_S, **sizes)
-        outcome = self.context.run(time_steps, request, self.context.directory / self.name, LIMIT_S)
-        found = outcome.answer(Run)
-        if found is None:
-            assert outcome.failure is not None
-            return Run(failure=in_words(outcome.failure))
-        return found
+        return timed_run(self.context, self.name, request)
 
 
 def try_batches(
@@ -88,16 +81,13 @@ def try_batches(
         [claim] = compared.claims
         one = _described(context, factor, claim, list(compared.runs.get(sides[1].name, ())))
         if claim.verdict is Verdict.PASS:
-            left = partial(_left_s, clock, ends)
-            one.losses = prove_losses(context, steps, num_steps, allowed=allowed, left_s=left, batch_factor=factor)
+            one.losses = prove_losses(
+                context, steps, num_steps, allowed=allowed, left_s=lambda: ends - clock(), batch_factor=factor
+            )
         found.append(one)
         if claim.verdict is not Verdict.PASS:
             break
     return found
-
-
-def _left_s(clock: Callable[[], float], ends: float) -> float:
-    return ends - clock()
 
 
 def _described(context: TrainingContext, factor: int, claim: Claim, runs: list[Run]) -> LargerBatch:

@@ -22,7 +22,7 @@ from whet.tuner.training.trial import LossRequest, LossRun, exactness_of, train_
 
 ROUNDS, MIN_ROUNDS = 8, 6
 RUN_S = 2.0  # seconds of timing in each process
-LIMIT_S = 300.0  # of a process
+_LIMIT_S = 300.0  # of a process
 LEAST_STEPS, MOST_STEPS = 24, 400  # of a run for the held-out loss
 
 
@@ -41,13 +41,17 @@ class _Side:
     def run(self) -> Run:
         """Time steps in a fresh process."""
         steps = () if self.record is None else self.record.steps
-        request = StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S)
-        outcome = self.context.run(time_steps, request, self.context.directory / self.name, LIMIT_S)
-        found = outcome.answer(Run)
-        if found is None:
-            assert outcome.failure is not None
-            return Run(failure=in_words(outcome.failure))
-        return found
+        return timed_run(self.context, self.name, StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S))
+
+
+def timed_run(context: TrainingContext, name: str, request: StepsRequest) -> Run:
+    """Time steps in a fresh process, with a directory of that name. A run that fails says why."""
+    outcome = context.run(time_steps, request, context.directory / name, _LIMIT_S)
+    found = outcome.answer(Run)
+    if found is None:
+        assert outcome.failure is not None
+        return Run(failure=in_words(outcome.failure))
+    return found
 
 
 def compare_finalists(
@@ -149,5 +153,5 @@ def _loss_run(
         target=context.target, steps=steps, seed=seed, num_steps=num_steps // batch_factor, batch_factor=batch_factor
     )
     folder: Path = context.directory / f"loss-{seed}-{len(steps)}-{batch_factor}"
-    outcome = context.run(train_for_loss, request, folder, min(left_s, LIMIT_S))
+    outcome = context.run(train_for_loss, request, folder, min(left_s, _LIMIT_S))
     return outcome.answer(LossRun), "" if outcome.failure is None else in_words(outcome.failure)
