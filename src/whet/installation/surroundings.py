@@ -1,8 +1,6 @@
 """Describe the machine, the compilers, the load, and the places where files go. This file imports torch."""
 
-import getpass
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +13,7 @@ from whet.files import is_writable, size_bytes
 from whet.installation.checkup import Compiler, Hardware, MeasuredLimits, Place, State
 from whet.kernels import build
 from whet.machine import Machine, find_topology, known_limits
-from whet.machine.cache import cache_dir
+from whet.machine.cache import cache_dir, compiler_directory
 from whet.machine.topology import Gpu
 from whet.measure.cgroup import cpu_quota, memory_limit
 from whet.measure.clocks import power_state
@@ -112,11 +110,7 @@ def _inductor_cache() -> Path:
     """Return the cache of torch's inductor. Asking torch for it takes seconds."""
     if named := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(named)
-    try:
-        user = re.sub(r"[\\/:*?\"<>|]", "_", getpass.getuser())
-    except (OSError, KeyError):  # a user id without a name, as in many containers
-        user = str(os.getuid())
-    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+    return compiler_directory(Path(tempfile.gettempdir()))
 
 
 def _gpu(gpu: Gpu) -> str:

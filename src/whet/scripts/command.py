@@ -14,6 +14,7 @@ from pathlib import Path
 
 from whet.errors import RecipeError, TargetError
 from whet.figures import num_bytes
+from whet.machine.cache import compiler_directory
 from whet.measure import load
 from whet.measure.isolate import LOG, QUIET, Child, end_tree
 from whet.recipe import Recipe, Step
@@ -111,7 +112,7 @@ def run_bounded(
     copy = _copied(command.directory, directory / "tree")
     messages = directory / "messages"
     messages.mkdir()
-    (directory / "tmp").mkdir()
+    _made_temporary(directory / "tmp", scratch)
     own = {"writable": (str(scratch),), "protected": str(command.directory.parent)}
     request.model_copy(update=own).write(messages)
     added = {
@@ -150,6 +151,18 @@ def _started(words: Sequence[str], working_directory: Path, variables: Mapping[s
             env=variables,
             start_new_session=True,
         )
+
+
+def _made_temporary(directory: Path, scratch: Path) -> None:
+    """Make a run's directory for temporary files, in which all runs share the headers that the compiler has compiled.
+
+    PyTorch keeps those below the temporary directory, whatever TORCHINDUCTOR_CACHE_DIR says, and compiling them takes
+    seconds.
+    """
+    shared = scratch / "compiled_headers"
+    shared.mkdir(exist_ok=True)
+    directory.mkdir()
+    compiler_directory(directory).symlink_to(shared)
 
 
 def _copied(source: Path, tree: Path) -> Path:
