@@ -25,6 +25,7 @@ from whet.recipe import Step
 from whet.scripts.command import ScriptCommand, ScriptOutcome
 from whet.scripts.messages import ScriptRecord
 from whet.training.loss_proof import TRAINING_LOSS, LossPair, LossProof, is_over, judge
+from whet.training.sensitivity import MOVES
 from whet.training.technique import Exactness
 from whet.tuner.budget import Budget
 from whet.tuner.goal import MAX_DROP_TRAINING
@@ -115,7 +116,10 @@ def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Re
 
 
 def examine(runs: ScriptRuns, name: str) -> Examined:
-    """Run the script as it is four times: watched, once more, and with dropout off on all threads and on one.
+    """Run the script as it is six times.
+
+    It is watched, run once more, run with dropout off on all threads and on one, and with its parameters moved by two
+    sizes of rounding errors.
 
     Raises:
         TargetError: It cannot be run, or its loop cannot be recognised.
@@ -147,7 +151,10 @@ def examine(runs: ScriptRuns, name: str) -> Examined:
     _recorded(run, name)
     other = run if describe().cores < 2 else runs.proof(num_threads=1)
     _recorded(other, name)
-    return Examined(first, timed_run(second), Original(run, other))
+    moved = {size: runs.moved(size) for size in MOVES}
+    for outcome in moved.values():
+        _recorded(outcome, name)
+    return Examined(first, timed_run(second), Original(run, other, moved))
 
 
 def _recorded(outcome: ScriptOutcome, name: str) -> ScriptRecord:
