@@ -109,7 +109,11 @@ def apply(parts: Parts, options: Options) -> Parts:
 
 
 class _CompiledStep:
-    """Make the steps of an optimiser by generated code, for the groups of parameters that it has by itself."""
+    """Make the steps of an optimiser by generated code, for the groups of parameters that it has by itself.
+
+    The code takes learning rates as tensors. As a number, each new rate of a schedule would be compiled anew, and after
+    eight of them the compiler would give up.
+    """
 
     _wrapped_by_lr_sched = True  # schedules then take it as it is
 
@@ -125,10 +129,22 @@ class _CompiledStep:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        is_own = self._optimizer.param_groups is self._groups  # otherwise somebody exchanges parameters
-        (self._compiled if is_own else self._plain)()
+        if self._optimizer.param_groups is self._groups:
+            self._make_step()
+        else:  # somebody exchanges parameters
+            self._plain()
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # as schedules note it in their own wrapper
         return loss
+
+    def _make_step(self) -> None:
+        rates = [group["lr"] for group in self._groups]
+        for group, rate in zip(self._groups, rates, strict=True):
+            group["lr"] = torch.as_tensor(rate, dtype=torch.float32)
+        try:
+            self._compiled()
+        finally:
+            for group, rate in zip(self._groups, rates, strict=True):
+                group["lr"] = rate
 
     def _have_loaded(self, optimizer: Optimizer) -> None:
         """Take the groups that a checkpoint has put in the place of the old ones."""
