@@ -107,7 +107,7 @@ class ScriptLoop:
             if self._request.is_proof:
                 self._first = FirstSteps(found)
             if self._request.moved:
-                generator = torch.Generator().manual_seed(self._request.seed)
+                generator = torch.Generator().manual_seed(self._request.move)
                 move([p for _, p in found.trained], self._request.moved, generator)
             self._record.model, self._record.optimizer = type(parts.model).__name__, type(parts.optimizer).__name__
             self._record.num_parameters = sum(p.numel() for _, p in found.trained)

@@ -1,7 +1,7 @@
 """Judge whether a script with a recipe trains as the script does: its first gradients and updates, and its losses.
 
 The reference is the script itself. How far rounding alone moves it is known from a run of the script on one thread,
-which adds in another order, and from two runs whose parameters were moved by rounding errors before the first step.
+which adds in another order, and from runs whose parameters were moved by rounding errors before the first step.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from whet.measure.evidence import Losses, agreement_between
@@ -37,7 +38,7 @@ class Original:
 
     run: ScriptOutcome
     other: ScriptOutcome
-    moved: Mapping[float, ScriptOutcome] = field(default_factory=dict)
+    moved: Mapping[float, Sequence[ScriptOutcome]] = field(default_factory=dict)
 
     @property
     def losses(self) -> list[float | None]:
@@ -46,10 +47,11 @@ class Original:
 
     @cached_property
     def moves(self) -> dict[str, Tensor]:
-        """Return how far rounding errors of the parameters move the gradients of the first step."""
+        """Return how far rounding errors of the parameters move the first gradients; the worst run counts."""
         own, found = _of([0], gradients.read(self.run.directory / GRADIENTS)), dict[str, Tensor]()
-        for size, outcome in self.moved.items():
-            found |= distances_of(_of([0], gradients.read(outcome.directory / GRADIENTS)), own, size)
+        for size, outcome in ((size, outcome) for size, outcomes in self.moved.items() for outcome in outcomes):
+            moved = distances_of(_of([0], gradients.read(outcome.directory / GRADIENTS)), own, size)
+            found |= {name: torch.maximum(value, found.get(name, value)) for name, value in moved.items()}
         return found
 
     @property

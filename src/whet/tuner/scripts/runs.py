@@ -45,9 +45,14 @@ class ScriptRuns:
             ScriptRequest(steps=tuple(steps), num_steps=number, enough_s=RUN_S, is_proof=True, num_threads=num_threads)
         )
 
-    def moved(self, size: float) -> ScriptOutcome:
-        """Run the first steps of the script as it is, with its parameters moved by a rounding error of this size."""
-        return self._run(ScriptRequest(num_steps=_MOVED_STEPS, enough_s=0.0, is_proof=True, moved=size))
+    def moved(self, size: float, number: int) -> ScriptOutcome:
+        """Run the first steps of the script as it is, with its parameters moved by a rounding error of this size.
+
+        Args:
+            size: The part of each parameter by which it is moved at most.
+            number: Which of several moves.
+        """
+        return self._run(ScriptRequest(num_steps=_MOVED_STEPS, enough_s=0.0, is_proof=True, moved=size, move=number))
 
     def timed(self, steps: Sequence[Step] = (), *, is_watched: bool = False) -> ScriptOutcome:
         """Run as many steps as a timing needs."""
