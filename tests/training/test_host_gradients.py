@@ -173,6 +173,7 @@ USES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a list": lambda g, x: g.tolist(),
     "numpy": lambda g, x: torch.from_numpy(g.cpu().clone().numpy()),
     "another dtype": lambda g, x: g.double(),
+    "another dtype, without waiting": lambda g, x: g.to(torch.bfloat16, non_blocking=True),
     "zeros like it": lambda g, x: torch.zeros_like(g),
     "noise": lambda g, x: g.add_(torch.randn_like(g)),
     "noise in its place": lambda g, x: g.normal_(),

@@ -87,11 +87,9 @@ def _candidates(model: nn.Module) -> Iterator[tuple[Any, Any]]:
         kind = next((k for k in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(module, k)), None)
         if kind is None or isinstance(module, NonDynamicallyQuantizableLinear):
             continue
-        own = first_class(module)
-        is_plain = own.forward is kind.forward and type(module.weight) is nn.Parameter
-        if kind is not nn.Linear:
-            is_plain = is_plain and own._conv_forward is kind._conv_forward and module.groups == 1  # type: ignore[attr-defined]
-        if is_plain:
+        names = ("forward",) if kind is nn.Linear else ("forward", "_conv_forward")
+        is_own = all(getattr(first_class(module), name) is getattr(kind, name) for name in names)
+        if is_own and type(module.weight) is nn.Parameter and getattr(module, "groups", 1) == 1:
             yield module, kind
 
 
@@ -101,7 +99,7 @@ def _pays(layer: Any, most_growth: float) -> bool:
     least = LEAST_WEIGHTS if isinstance(layer, nn.Linear) else LEAST_FILTERS
     more_out, more_in = _padding(layer)
     growth = (1 + more_out / outputs) * (1 + more_in / inputs)
-    return layer.weight.numel() >= least and 1 < growth <= most_growth
+    return bool(layer.weight.numel() >= least and 1 < growth <= most_growth)
 
 
 def _padding(layer: Any) -> tuple[int, int]:

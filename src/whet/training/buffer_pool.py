@@ -308,10 +308,10 @@ def size_of_block(num_bytes: int, *, is_pinned: bool) -> int:
         num_bytes: What was asked for.
         is_pinned: Whether the memory is pinned. PyTorch rounds that up to a power of two itself.
     """
-    exponent = max(num_bytes - 1, _LEAST_BYTES - 1).bit_length()  # the next power of two
+    power = 1 << max(num_bytes - 1, _LEAST_BYTES - 1).bit_length()  # the next power of two
     if is_pinned:
-        return 2**exponent
-    step = max(2**exponent // (2 * _STEPS), _LEAST_BYTES)
+        return power
+    step = max(power // (2 * _STEPS), _LEAST_BYTES)
     return max(-(-num_bytes // step), 1) * step
 
 

@@ -21,7 +21,7 @@ _HOST = torch.device("cpu")
 class HostGradient(Tensor):
     """Stand for a tensor that lies in the host's memory as if it were on another device."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     _source: HostCopy | Tensor
 
     @staticmethod
@@ -49,8 +49,10 @@ class HostGradient(Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Compute an operator on the host. What draws random numbers is computed on the device, by its generator."""
-        kwargs = kwargs or {}
-        flat, spec = tree_flatten((list(args), dict(kwargs)))
+        kwargs = dict(kwargs or {})
+        if "non_blocking" in kwargs:  # the host's memory may be used again before such a copy has read it
+            kwargs["non_blocking"] = False
+        flat, spec = tree_flatten((list(args), kwargs))
         device: torch.device = next(x.device for x in flat if isinstance(x, HostGradient))
         place = device if torch.Tag.nondeterministic_seeded in func.tags else _HOST
         there = [_at(x, place) if isinstance(x, Tensor) else x for x in flat]
@@ -84,7 +86,7 @@ class HostGradient(Tensor):
     def data(self, value: Tensor) -> None:
         """Take another tensor's numbers, dtype and device, as when a module is cast or moved."""
         made = HostGradient(numbers_of(value).to(_HOST), value.device)
-        Tensor.data.__set__(self, made)  # type: ignore[attr-defined]
+        Tensor.data.__set__(self, made)
         self._source = made._source
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "HostGradient":
