@@ -77,7 +77,7 @@ class HostGradient(Tensor):
         """Return the numbers as nested lists."""
         return self.numbers().tolist()
 
-    @property  # type: ignore[override]
+    @property
     def data(self) -> Tensor:
         """Return the same numbers without a graph."""
         return self.detach()
@@ -86,7 +86,7 @@ class HostGradient(Tensor):
     def data(self, value: Tensor) -> None:
         """Take another tensor's numbers, dtype and device, as when a module is cast or moved."""
         made = HostGradient(numbers_of(value).to(_HOST), value.device)
-        Tensor.data.__set__(self, made)
+        Tensor.data.__set__(self, made)  # type: ignore[attr-defined]
         self._source = made._source
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "HostGradient":
