@@ -94,6 +94,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._dispatch_has_kernel_for_dispatch_key": "kernels/register.py: whether a library implements an operator",
     "torch._amp_foreach_non_finite_check_and_unscale_": "training/loss_scale.py: as GradScaler does",
     "torch._amp_update_scale_": "training/loss_scale.py: GradScaler's rule",
+    "torch._dynamo.config.recompile_limit": "training/compiled.py: parts of one class share their code",
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
     "torch._dynamo.utils.calculate_time_spent": "training/compile_time.py: how long code was compiled",
     "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",

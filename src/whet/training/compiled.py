@@ -47,7 +47,8 @@ def _parts(module: nn.Module, *, is_root: bool) -> Iterator[nn.Module]:
 
 def _compile(module: nn.Module, *, recompile_limit: int) -> None:
     if type(module).forward.__module__.startswith("torch."):
-        module._compiled_call_impl = torch.compile(_traced(module._call_impl), recompile_limit=recompile_limit)
+        traced = _traced(module._call_impl)
+        module._compiled_call_impl = torch.compile(traced, recompile_limit=recompile_limit)  # type: ignore[call-overload]
     else:
         module.compile(recompile_limit=recompile_limit)
 
