@@ -53,10 +53,12 @@ class NotApplicable:
     Attributes:
         reason: Why, as a text for the user.
         is_so: Whether what the technique would do is done already, so that leaving it out changes nothing.
+        at_start: Whether the technique applies in a process that is started with the environment that it needs.
     """
 
     reason: str
     is_so: bool = False
+    at_start: bool = False
 
 
 Applicability = Applies | NotApplicable

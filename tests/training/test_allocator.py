@@ -1,14 +1,17 @@
 """Which malloc a process uses, and what is said where another one is asked for."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from preloaded import made_allocator
 from tiny_training import adamw, tiny_workload
 
+from whet.errors import RecipeError
 from whet.machine import describe
 from whet.measure import malloc
 from whet.technique import Applies, NotApplicable
@@ -23,15 +26,14 @@ def verdict(kind: str) -> Applies | NotApplicable:
     return TECHNIQUE.check(Parts(model, adamw(model.parameters()), []), describe(), TECHNIQUE.options(kind=kind))
 
 
-def test_another_malloc_is_recognised_where_it_is_preloaded(tmp_path: Path) -> None:
-    source, library = tmp_path / "mallctl.c", tmp_path / "libjemalloc.so.2"
-    source.write_text("int mallctl(void) { return 0; }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+@pytest.mark.parametrize(("is_used", "told"), [(True, "True False False"), (False, "False False True")])
+def test_another_malloc_is_recognised_where_it_is_used(tmp_path: Path, is_used: bool, told: str) -> None:
+    library = made_allocator(tmp_path / "libjemalloc.so.2", is_used=is_used)
     code = "from whet.measure.malloc import *; print(is_loaded('jemalloc'), is_loaded('tcmalloc'), has_glibc())"
     environment = {**os.environ, "LD_PRELOAD": str(library)}
-    for given, told in ((environment, "True False False"), (dict(os.environ), "False False True")):
+    for given, said in ((environment, told), (dict(os.environ), "False False True")):
         answer = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
-        assert answer.stdout.strip() == told
+        assert answer.stdout.strip() == said
 
 
 def test_where_another_malloc_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,9 +46,36 @@ def test_where_another_malloc_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refused = verdict("jemalloc")
     assert isinstance(refused, NotApplicable)
     assert f"LD_PRELOAD={tmp_path}/lib/libjemalloc.so.2 python" in refused.reason
+    assert refused.at_start, "a process that is started anew can have it"
+    monkeypatch.setenv("LD_PRELOAD", "/other/libfirst.so:/elsewhere/libjemalloc.so.2")
+    refused = verdict("jemalloc")
+    assert isinstance(refused, NotApplicable) and not refused.at_start
+    assert refused.reason.startswith("LD_PRELOAD names /elsewhere/libjemalloc.so.2, but this process does not use it")
+
+
+def test_libraries_of_another_processor_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    for folder in ("aarch64-linux-gnu", "i386-linux-gnu", "x86_64-linux-gnu"):
+        (tmp_path / "lib" / folder).mkdir(parents=True)
+        (tmp_path / "lib" / folder / "libjemalloc.so.2").touch()
+    assert malloc.find("jemalloc") == tmp_path / "lib" / f"{platform.machine()}-linux-gnu" / "libjemalloc.so.2"
+
+
+def test_what_a_process_must_start_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TECHNIQUE.environment is not None
+    jemalloc, keep = TECHNIQUE.options(kind="jemalloc"), TECHNIQUE.options(kind="keep")
+    monkeypatch.setattr("whet.techniques.training.allocator.find", lambda library: tmp_path / f"lib{library}.so")
+    assert TECHNIQUE.environment(jemalloc) == {"LD_PRELOAD": str(tmp_path / "libjemalloc.so")}
+    assert TECHNIQUE.environment(keep) == {}
+    monkeypatch.setattr("whet.techniques.training.allocator.find", lambda library: None)
+    with pytest.raises(RecipeError, match="jemalloc is not installed; on Debian and Ubuntu: apt install libjemalloc2"):
+        TECHNIQUE.environment(jemalloc)
+    monkeypatch.setattr("whet.techniques.training.allocator.is_loaded", lambda library: True)
+    assert TECHNIQUE.environment(jemalloc) == {}, "processes that this one starts use it too"
 
 
 def test_what_is_said_of_other_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.setattr("whet.techniques.training.allocator.find", lambda library: None)
     for kind, reason in (
         ("jemalloc", "apt install libjemalloc2"),

@@ -17,7 +17,7 @@ from whet.scripts.loop_finder import FoundLoop
 from whet.step_profiler.patches import Patches
 from whet.technique import PRECISION, named, options_of
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.applied import applied, refusals
+from whet.training.applied import applied, unfit
 from whet.training.parts import Parts
 from whet.training.technique import COMPILER, Exactness, TrainingTechnique
 
@@ -29,6 +29,8 @@ _OTHER = "it is another optimiser, and a script's own training loss cannot show 
 def applicable(found: FoundLoop, machine: Machine) -> tuple[list[Step], dict[str, str]]:
     """Return the techniques that can be applied to a script's loop, and why the others cannot.
 
+    One that needs a process that is started otherwise can be applied too, since whet starts the script itself.
+
     Args:
         found: The loop.
         machine: This machine.
@@ -39,7 +41,7 @@ def applicable(found: FoundLoop, machine: Machine) -> tuple[list[Step], dict[str
     steps, reasons = list[Step](), dict[str, str]()
     for technique in TRAINING_TABLE.values():
         for step in _choices(technique):
-            if reason := why_not(found, step, machine):
+            if reason := why_not(found, step, machine, is_started=False):
                 reasons.setdefault(technique.name, reason)
             else:
                 steps.append(step)
@@ -55,8 +57,14 @@ def _choices(technique: TrainingTechnique) -> Iterator[Step]:
     return (Step(technique=technique.name, options=dict(choice)) for choice in itertools.product(*space))
 
 
-def why_not(found: FoundLoop, step: Step, machine: Machine) -> str:
+def why_not(found: FoundLoop, step: Step, machine: Machine, *, is_started: bool = True) -> str:
     """Return why a technique cannot be applied to a script's loop; "" where it can.
+
+    Args:
+        found: The loop.
+        step: The technique with its options.
+        machine: This machine.
+        is_started: Whether this process was started for the technique. Otherwise another one would be.
 
     Raises:
         RecipeError: There is no such technique, or no such option.
@@ -68,7 +76,8 @@ def why_not(found: FoundLoop, step: Step, machine: Machine) -> str:
         return "the script compiles its model already"
     if PRECISION in technique.groups and found.is_autocast:
         return "the script computes in autocast already"
-    return next((reason for _, reason in refusals(found.parts, [step], TRAINING_TABLE, machine)), "")
+    verdicts = [verdict for _, verdict in unfit(found.parts, [step], TRAINING_TABLE, machine)]
+    return next((verdict.reason for verdict in verdicts if is_started or not verdict.at_start), "")
 
 
 def apply(found: FoundLoop, steps: Sequence[Step], machine: Machine) -> Parts:

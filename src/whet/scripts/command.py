@@ -20,6 +20,7 @@ from whet.measure.isolate import LOG, QUIET, Child, end_tree
 from whet.recipe import Recipe, Step
 from whet.scripts.launching import SignalsToChild, environment, name_of, runs_python, script_index, signal_name
 from whet.scripts.messages import PROBLEM, SEED_VARIABLE, TRAINER, VARIABLE, ScriptRecord, ScriptRequest
+from whet.scripts.needed_environment import needed_environment
 from whet.scripts.overlay import make_overlay
 from whet.technique import named, options_of
 from whet.techniques.training import TRAINING_TABLE
@@ -109,6 +110,10 @@ def run_bounded(
     """
     directory = next(path for i in itertools.count() if not (path := scratch / f"run-{i}").exists())
     directory.mkdir(parents=True)
+    try:
+        needed = needed_environment(request.steps)
+    except RecipeError as error:
+        return ScriptOutcome(directory, None, str(error))
     copy = _copied(command.directory, directory / "tree")
     messages = directory / "messages"
     messages.mkdir()
@@ -118,6 +123,7 @@ def run_bounded(
     added = {
         **load.environment(),
         **QUIET,
+        **needed,
         VARIABLE: str(messages),
         SEED_VARIABLE: str(request.seed),
         "PYTHONHASHSEED": "0",
@@ -276,13 +282,15 @@ def run_with_recipe(command: ScriptCommand, recipe: Recipe, scratch: Path) -> in
         The script's exit code; 128 plus the signal's number if a signal ended it.
 
     Raises:
-        RecipeError: The recipe cannot be used.
+        RecipeError: The recipe cannot be used, or needs a library that is not installed.
         TargetError: The command cannot be started.
     """
-    ScriptRequest(steps=checked_steps(recipe), fingerprint=recipe.fingerprint, is_bounded=False).write(scratch)
+    steps = checked_steps(recipe)
+    variables = environment({VARIABLE: str(scratch), **needed_environment(steps)})
+    ScriptRequest(steps=steps, fingerprint=recipe.fingerprint, is_bounded=False).write(scratch)
     signals = SignalsToChild()
     try:
-        child = subprocess.Popen(list(command.words), env=environment({VARIABLE: str(scratch)}))
+        child = subprocess.Popen(list(command.words), env=variables)
         signals.forward_to(child)
         code = child.wait()
     except OSError as error:
@@ -308,7 +316,7 @@ def run_script(command: Sequence[str], recipe: Recipe | str | os.PathLike[str]) 
 
     Raises:
         TargetError: The command cannot be run.
-        RecipeError: The recipe cannot be read, or is not for training.
+        RecipeError: The recipe cannot be read, is not for training, or needs a library that is not installed.
     """
     found = ScriptCommand.checked(command)
     read = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))

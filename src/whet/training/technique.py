@@ -1,6 +1,6 @@
 """Describe what a technique for training is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -50,6 +50,8 @@ class TrainingTechnique(AnyTechnique):
             or accumulated.
         keeps_dropout: Whether dropout drops what it dropped before, which is then proved.
         changes_batches: Whether it changes nothing but how batches are read.
+        environment: Returns the environment variables that a process must start with, by the options. What it returns
+            for LD_PRELOAD is loaded before what the variable names already. None where any process will do.
     """
 
     stage: TrainingStage
@@ -62,6 +64,7 @@ class TrainingTechnique(AnyTechnique):
     updates_early: bool = False
     keeps_dropout: bool = False
     changes_batches: bool = False
+    environment: Callable[[Any], Mapping[str, str]] | None = None
 
     def promise(self, options: Any) -> Exactness:
         """Return which proof the technique owes with these options."""

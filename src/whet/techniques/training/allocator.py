@@ -3,24 +3,28 @@
 What            glibc's malloc takes blocks of 32 MB and more from the system in each step and gives them back after it.
                 With these settings they come from its own heap, which keeps them (mallopt: M_MMAP_MAX,
                 M_TRIM_THRESHOLD). Other kinds: jemalloc or tcmalloc, which must be loaded before everything else
-                (LD_PRELOAD), so that here it is only checked that they are; and on a GPU expandable_segments, with
-                which PyTorch's allocator grows its segments in place of leaving gaps.
+                (LD_PRELOAD). `whet run` and `whet tune -- python train.py` start the script so; elsewhere it is only
+                checked that the process was started so. On a GPU expandable_segments, with which PyTorch's allocator
+                grows its segments in place of leaving gaps.
 When it helps   Training on a CPU whose activations or logits are large blocks: the kernel zeroes every page of them.
-When it hurts   The process keeps its peak. Fragments may raise that peak.
+When it hurts   The process keeps its peak. Fragments may raise that peak. Processes that the script starts load
+                jemalloc or tcmalloc too.
 Numerics        None: the same numbers.
 Composes        With everything.
 Source          glibc manual, "Malloc Tunable Parameters"; PyTorch issue 117429; PyTorch documentation, "Optimizing
-                memory usage with PYTORCH_ALLOC_CONF".
+                memory usage with PYTORCH_ALLOC_CONF"; ld.so(8) for LD_PRELOAD.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from whet.errors import RecipeError
 from whet.machine import Limits, Machine
-from whet.measure.malloc import find, has_glibc, is_loaded, keep_all_memory
+from whet.measure.malloc import PRELOAD, find, has_glibc, is_loaded, keep_all_memory, preloaded
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
@@ -35,8 +39,8 @@ class Options:
     """Hold the options of allocator.
 
     Attributes:
-        kind: "keep" has glibc's malloc keep freed memory; "jemalloc" and "tcmalloc" check that these are loaded;
-            "expandable_segments" sets up the allocator of a GPU.
+        kind: "keep" has glibc's malloc keep freed memory; "jemalloc" and "tcmalloc" are other libraries, with which
+            the process must be started; "expandable_segments" sets up the allocator of a GPU.
     """
 
     kind: str = "keep"
@@ -60,15 +64,37 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 
 
 def _loaded(library: str) -> Applicability:
-    """Check that another malloc is loaded; if not, say how it is."""
+    """Check that this process uses another malloc; if not, say how it is started with it."""
     if is_loaded(library):
         return Applies(f"{library} is loaded")
+    for name in preloaded():
+        if library in Path(name).name:
+            return NotApplicable(f"LD_PRELOAD names {name}, but this process does not use it; is it a whole {library}?")
     path = find(library)
     if path is None:
-        return NotApplicable(f"{library} is not installed; on Debian and Ubuntu: apt install {_PACKAGES[library]}")
+        return NotApplicable(_not_installed(library))
     return NotApplicable(
-        f"{library} must be loaded before everything else: start the program as LD_PRELOAD={path} python ..."
+        f"{library} must be loaded before everything else: start the program as LD_PRELOAD={path} python ...",
+        at_start=True,
     )
+
+
+def _not_installed(library: str) -> str:
+    return f"{library} is not installed; on Debian and Ubuntu: apt install {_PACKAGES[library]}"
+
+
+def environment(options: Options) -> dict[str, str]:
+    """Return LD_PRELOAD with the library; nothing where this process uses it, since processes that it starts do too.
+
+    Raises:
+        RecipeError: The library is not installed.
+    """
+    if options.kind not in _PACKAGES or is_loaded(options.kind):
+        return {}
+    path = find(options.kind)
+    if path is None:
+        raise RecipeError(f"allocator cannot be applied here: {_not_installed(options.kind)}")
+    return {PRELOAD: str(path)}
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
@@ -102,4 +128,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     keeps_dropout=True,
     space=_SPACE,
+    environment=environment,
 )
