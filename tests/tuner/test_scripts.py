@@ -197,6 +197,23 @@ def test_what_is_rejected_alone_is_tried_beside_what_is_kept(tmp_path: Path) -> 
     assert [r.label for r in tuning.finalists(search.records)] == ["channels_last + compile"]
 
 
+def test_other_options_of_what_is_kept_come_last_in_its_place(tmp_path: Path) -> None:
+    keep, jemalloc, tcmalloc = (
+        Step(technique="allocator", options={"kind": kind}) for kind in ("keep", "jemalloc", "tcmalloc")
+    )
+    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
+    answers = {
+        (keep,): outcome(tmp_path / "c", seconds=[0.09] * 9),
+        (FUSED, keep): outcome(tmp_path / "d", seconds=[0.08] * 9),
+        (FUSED, jemalloc): outcome(tmp_path / "e", seconds=[0.05] * 9),
+        (FUSED, tcmalloc): outcome(tmp_path / "f", seconds=[0.06] * 9),
+    }
+    search = ScriptSearch(GivenRuns(tmp_path, answers), original, Patience("go-on"), Listener())
+    search.go([Candidate(step, 1.5) for step in (keep, jemalloc, tcmalloc, FUSED)], 60.0)
+    assert [record.steps for record in search.records] == list(answers)
+    assert [r.steps for r in tuning.finalists(search.records)] == [(FUSED, jemalloc)]
+
+
 def test_candidates_are_ordered_by_what_they_change() -> None:
     steps = [FUSED, AUTOCAST, Step(technique="compile")]
     shares = {"forward": 0.5, "backward": 0.3, "optimiser": 0.1}

@@ -1,4 +1,7 @@
-"""Search for techniques that make a script's steps faster: one after the other, each on top of those kept so far."""
+"""Search for techniques that make a script's steps faster: one after the other, each on top of those kept so far.
+
+Other options of a technique that is kept come last, in its place.
+"""
 
 import time
 from collections.abc import Sequence
@@ -105,15 +108,21 @@ class ScriptSearch:
 
         What is wrong alone may be right in another layout: a compiler has other code for it.
 
+        At last, other options of the techniques that were kept are tried in their place.
+
         Args:
             todo: The candidates, the most promising first.
             left_s: Seconds after which no trial begins.
         """
         ends = time.monotonic() - self._patience.spent_s + left_s
         kept, again = TrialRecord(number=0, status="done", steps=(), speedup=1.0), list[Candidate]()
+        others = list[Candidate]()
         for candidate in todo:
             if time.monotonic() - self._patience.spent_s > ends:
                 self.untried.append(_cannot(candidate.step, candidate.promise, TIME_UP))
+                continue
+            if candidate.step.technique in {step.technique for step in kept.steps}:
+                others.append(candidate)
                 continue
             if not _may_join(candidate, kept):
                 again.append(candidate)
@@ -131,6 +140,10 @@ class ScriptSearch:
                 self.untried.append(_cannot(candidate.step, candidate.promise, reason))
             elif kept.steps and time.monotonic() - self._patience.spent_s <= ends:
                 record = self._tried(kept, candidate)
+                kept = record if record is not None and _pays(record, kept) else kept
+        for candidate in others:
+            if time.monotonic() - self._patience.spent_s <= ends:
+                record = self._tried(_without(kept, candidate), candidate)
                 kept = record if record is not None and _pays(record, kept) else kept
 
     def _tried(self, kept: TrialRecord, candidate: Candidate) -> TrialRecord | None:
@@ -180,6 +193,12 @@ class ScriptSearch:
 
 def _groups_of(record: TrialRecord) -> set[str]:
     return {group for step in record.steps for group in TRAINING_TABLE[step.technique].groups}
+
+
+def _without(record: TrialRecord, candidate: Candidate) -> TrialRecord:
+    """Return a trial without the step of a candidate's technique, which is to be replaced."""
+    steps = tuple(step for step in record.steps if step.technique != candidate.step.technique)
+    return record.model_copy(update={"steps": steps})
 
 
 def _may_join(candidate: Candidate, kept: TrialRecord) -> bool:
