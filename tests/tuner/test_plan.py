@@ -1,14 +1,26 @@
 """Which recipe is tried next: by bounds, by bytes, and by what rejected recipes lack."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
+from fake_results import LIMITS
 from fake_search import applicable, techniques
 
+from whet.measure.isolate import Outcome
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
+from whet.training.memory import StepMemory
+from whet.training.saved_activations import SavedActivations
+from whet.training.step_profile import StepProfile
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
 from whet.tuner.records import TrialRecord
-from whet.tuner.space import Space
+from whet.tuner.space import ApplicableTechnique, Space
+from whet.tuner.training.context import TrainingContext
+from whet.tuner.training.examination import _variant
+from whet.tuner.training.facts import TrainingFacts
+from whet.tuner.verdict import untried
 
 
 def test_a_technique_that_cannot_win_alone_waits() -> None:
@@ -92,6 +104,86 @@ def test_what_is_smaller_but_too_slow_is_tried_with_what_is_faster() -> None:
     assert next_names([*kept, slow], goal) == {"bf16_parameters", "checkpointing", "product_attention"}
     larger = slow.model_copy(update={"peak_bytes": 900})
     assert next_names([*kept, larger], goal) == {"bf16_parameters", "adafactor"}
+
+
+def checkpointing(*blocks: int) -> Space:
+    """Checkpoints of blocks that were seen to save so many bytes, three quarters of them by products; and autocast."""
+    saved = SavedActivations(blocks=blocks, products=tuple(3 * size // 4 for size in blocks))
+    memory = StepMemory(
+        peak_bytes=1000, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=200, other_bytes=600, saved=saved
+    )
+    technique = TRAINING_TABLE["checkpointing"]
+    make = partial(_variant, technique, profile=StepProfile(total_s=1.0), memory=memory, limits=LIMITS)
+    found = [
+        ApplicableTechnique.of(technique, {**technique.space, "every": (1, 2, 3, 4, 6)}, "", make),
+        applicable("autocast", "precision", bounds=[4.0]),
+    ]
+    return Space(found, TRAINING_TABLE, Step(technique="compile"), original_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "limit", "options"),
+    [
+        ((40,) * 12, 930, {"every": 6, "keep": "inputs"}),  # 2 of 12 blocks: 920 bytes are left
+        ((40,) * 12, 900, {"every": 1, "keep": "products"}),  # 890
+        ((40,) * 12, 885, {"every": 4, "keep": "inputs"}),  # 3 blocks: 880
+        ((40,) * 12, 850, {"every": 3, "keep": "inputs"}),  # 4: 840
+        ((40,) * 12, 770, {"every": 2, "keep": "inputs"}),  # 6: 760
+        ((40,) * 12, 600, {"every": 1, "keep": "inputs"}),  # all: 560
+        ((40,) * 12, 500, {"every": 1, "keep": "inputs"}),  # none fits
+        ((40,) * 12, 1000, {"every": 1, "keep": "inputs"}),  # the original fits: the smallest is asked for
+        ((40,) * 12, None, {"every": 1, "keep": "inputs"}),
+        ((100, 5, 5, 100, 90, 90), 802, {"every": 3, "keep": "inputs"}),  # 800; 805 for 2, and 810 for 4
+        ((100, 5, 5, 100, 90, 90), 900, {"every": 6, "keep": "inputs"}),  # the first one alone
+    ],
+)
+def test_as_few_blocks_are_computed_again_as_the_allowed_memory_needs(
+    blocks: tuple[int, ...], limit: int | None, options: dict[str, object]
+) -> None:
+    goal = Goal("memory", max_memory_bytes=limit)
+    recipe = next_recipe(checkpointing(*blocks), [], goal)
+    assert recipe is not None and list(recipe) == [Step(technique="checkpointing", options=options)]
+
+
+def test_what_is_fast_and_needs_too_much_memory_is_tried_with_what_saves_enough() -> None:
+    goal = Goal("throughput", max_memory_bytes=770)
+    space = checkpointing(*(40,) * 12)
+    assert str(next_recipe(space, [], goal)) == "autocast"
+    large = small(0, "autocast", peak_bytes=900, speedup=2.0)
+    large = large.model_copy(update={"status": "rejected", "rejected_for": "memory"})
+    fits = "checkpointing(every=3, keep=inputs)"  # 900 bytes, of which 840 / 1000 are left
+    assert str(next_recipe(space, [large], goal)) == f"autocast + {fits}"
+    unlimited = Space(list(space.techniques.values()), TRAINING_TABLE, Step(technique="compile"))
+    assert str(next_recipe(unlimited, [large], goal)) != f"autocast + {fits}", "of weights alone nothing is known"
+
+
+def test_where_less_is_saved_than_was_foretold_more_blocks_are_computed_again() -> None:
+    goal = Goal("memory", max_memory_bytes=850)
+    third = Step(technique="checkpointing", options={"every": 3, "keep": "inputs"})  # 840 bytes were foretold
+    large = TrialRecord(number=0, steps=[third], status="rejected", rejected_for="memory", speedup=0.9, peak_bytes=900)
+    recipe = next_recipe(checkpointing(*(40,) * 12), [large], goal)
+    assert str(recipe) == "checkpointing(every=2, keep=inputs)"  # 760 / 840 of 900
+
+
+@pytest.mark.parametrize(
+    ("goal", "names"),
+    [
+        (Goal("throughput"), {"autocast"}),
+        (Goal("throughput", max_memory_bytes=1000), {"autocast"}),
+        (Goal("throughput", max_memory_bytes=999), {"autocast", "checkpointing"}),
+        (Goal("memory"), {"autocast", "checkpointing"}),
+    ],
+)
+def test_what_saves_memory_is_tried_where_it_is_needed(goal: Goal, names: set[str]) -> None:
+    """What neither saves any nor is faster, such as another optimiser of the same size, is never tried."""
+    entries = [*checkpointing(*(40,) * 12).techniques.values(), applicable("lamb", "optimizer")]
+    memory = StepMemory(peak_bytes=1000, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=200, other_bytes=600)
+    facts = TrainingFacts.model_construct(applicable=tuple(entries), memory=memory)
+    context = TrainingContext("train.py:workload", facts, Path(), lambda *_: Outcome(None, None, 0.0, 0))
+    assert context.worth_trying(goal).techniques.keys() == names
+    told = {one.technique: one.reason for one in untried(goal, context.space, [])}
+    if not goal.asks_for_speed:
+        assert told["lamb"] == "it neither saves memory nor makes a step faster"
 
 
 def test_an_option_that_saves_more_comes_before_further_techniques() -> None:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from whet.measure.clock import device_type_of
 from whet.training.host_gradients import numbers_of
 from whet.training.masters import has_master, value_of
+from whet.training.saved_activations import SavedActivations
 
 PARTS = {
     "parameter_bytes": "parameters",
@@ -30,6 +31,7 @@ class StepMemory(BaseModel):
             the optimiser in backward does, are part of the rest.
         optimizer_bytes: The optimiser's state, and its float32 copies of parameters that are bfloat16.
         other_bytes: The rest of the peak: activations, temporary tensors, generated code, batches.
+        saved: What forward saves for backward; None where that was not measured.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,6 +41,7 @@ class StepMemory(BaseModel):
     gradient_bytes: int
     optimizer_bytes: int
     other_bytes: int
+    saved: SavedActivations | None = None
 
     @property
     def parts(self) -> dict[str, int]:

@@ -5,8 +5,9 @@ with the techniques that it needs, the largest bound first. One whose bound is b
 win alone, and waits. If the objective is memory or size, the techniques that save most come first, and those that save
 less than is saved already, or nothing, wait; where a step of a training has to become faster too, what can make it so
 comes before them. 3. Each technique is added to the best recipe so far. A recipe that is better but loses quality is
-tried again with techniques that win quality back, and one that is smaller but too slow with techniques that are faster.
-4. The options of the best recipe are changed, one at a time. After that the sampler chooses.
+tried again with techniques that win quality back, one that is smaller but too slow with techniques that are faster, and
+one that needs more memory than is allowed with techniques that save some: with as much of them as is needed, where that
+was measured. 4. The options of the best recipe are changed, one at a time. After that the sampler chooses.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +70,7 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
     best = next(iter(ranked(goal, records)), None)
     promise, reached = _promise(space, best, goal)
     # Of two recipes with the same bound the shorter comes first: it is built sooner, and its result tells more.
-    singles = sorted(_singles(space), key=lambda steps: (-promise(steps), len(steps)))
+    singles = sorted(_singles(space, goal), key=lambda steps: (-promise(steps), len(steps)))
     least = goal.least_speedup
     yield from (steps for steps in singles if promise(steps) > reached and space.bound(steps) >= least)
     yield from _combinations(space, records, goal)
@@ -89,12 +90,12 @@ def _promise(space: Space, best: TrialRecord | None, goal: Goal) -> tuple[Callab
     return space.shrink, 1.0
 
 
-def _singles(space: Space) -> Iterator[list[Step]]:
+def _singles(space: Space, goal: Goal) -> Iterator[list[Step]]:
     """Yield each technique alone. Each value of an option called `precision` counts as a technique."""
     for entry in space.techniques.values():
         if space.table[entry.technique].restores_quality:
             continue  # alone it changes nothing
-        first = [entry.default] + [
+        first = [space.choice(entry.technique, space.original_bytes, goal.max_memory_bytes)] + [
             s for s in entry.steps if s.options.get(PRECISION) != entry.default.options.get(PRECISION)
         ]
         for step in first:
@@ -126,10 +127,11 @@ def _needs(space: Space, step: Step) -> list[Step]:
 def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
     """Yield the best recipe with one more technique, and better recipes that were rejected with what they lack."""
     best = next(iter(ranked(goal, records)), None)
-    for cause, mended in (("quality", _less_lossy), ("slowdown", _faster)):
-        rejected = next(iter(ranked(goal, [r for r in records if r.rejected_for == cause], status="rejected")), None)
-        if rejected is not None and (best is None or _is_better(goal, rejected, best)):
-            yield from mended(space, rejected.steps)
+    for cause, mended in (("quality", _less_lossy), ("slowdown", _faster), ("memory", _fitting)):
+        rejected = ranked(goal, [r for r in records if r.rejected_for == cause], status="rejected")
+        for record in rejected if cause == "memory" else rejected[:1]:
+            if best is None or _is_better(goal, record, best):
+                yield from mended(space, record, goal)
     if best is None:
         return
     if not goal.asks_for_speed:
@@ -147,12 +149,30 @@ def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:
     return value is not None and other is not None and value < other
 
 
-def _faster(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
+def _faster(space: Space, rejected: TrialRecord, goal: Goal) -> Iterator[list[Step]]:
     """Yield a recipe that is too slow with one of the techniques that could gain most."""
     faster = [entry for entry in space.techniques.values() if entry.bound(entry.default) > _LEAST_BOUND]
     for entry in sorted(faster, key=lambda t: -t.bound(t.default))[:_NUM_FASTER]:
-        if space.compatible(steps, entry.default):
-            yield [*steps, entry.default]
+        if space.compatible(rejected.steps, entry.default):
+            yield [*rejected.steps, entry.default]
+
+
+def _fitting(space: Space, rejected: TrialRecord, goal: Goal) -> Iterator[list[Step]]:
+    """Yield a recipe that needs too much memory with more of what it saves, or with a technique that saves some.
+
+    What it needs tells how much its techniques save here. Of further techniques the one that saves most comes first.
+    """
+    if not space.original_bytes or not rejected.peak_bytes:
+        return  # what is known to become smaller are weights alone
+    for i, step in enumerate(rejected.steps):
+        without = int(rejected.peak_bytes * space.shrink([step]))
+        more = space.choice(step.technique, without, goal.max_memory_bytes)
+        if space.shrink([more]) > space.shrink([step]):
+            yield [*rejected.steps[:i], more, *rejected.steps[i + 1 :]]
+    choices = [space.choice(name, rejected.peak_bytes, goal.max_memory_bytes) for name in space.techniques]
+    saving = [step for step in choices if space.shrink([step]) > 1 and space.compatible(rejected.steps, step)]
+    for step in sorted(saving, key=lambda step: -space.shrink([step])):
+        yield [*rejected.steps, step]
 
 
 def _smaller(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
@@ -164,11 +184,12 @@ def _smaller(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
                 yield [*steps[:i], variant, *steps[i + 1 :]]
 
 
-def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
+def _less_lossy(space: Space, rejected: TrialRecord, goal: Goal) -> Iterator[list[Step]]:
     """Yield a recipe that loses quality with its most sensitive layers left in floating point.
 
     A technique marks these layers, where a step reads such marks. Where a step has an option `keep`, that does it.
     """
+    steps = rejected.steps
     if any(space.table[step.technique].reads_kept for step in steps):
         for entry in [t for t in space.techniques.values() if space.table[t.technique].restores_quality]:
             yield from ([*steps, step] for step in entry.steps if space.compatible(steps, step))

@@ -116,6 +116,11 @@ class ApplicableTechnique(BaseModel):
         """Return the highest speedup that any variant can reach."""
         return max(variant.bound for variant in self.variants)
 
+    @property
+    def saves_memory(self) -> bool:
+        """Return whether any variant makes the memory smaller."""
+        return any(variant.shrink > 1 for variant in self.variants)
+
     def bound(self, step: Step) -> float:
         """Return the highest speedup that a step can reach.
 
@@ -291,6 +296,23 @@ class Space:
     def shrink(self, steps: Sequence[Step]) -> float:
         """Return how many times smaller a recipe makes the memory: the largest factor of any of its steps."""
         return max((self.techniques[step.technique].shrink(step) for step in steps), default=1.0)
+
+    def choice(self, name: str, now_bytes: int | None = None, max_bytes: int | None = None) -> Step:
+        """Return the step that a technique is tried with: its default, or what is enough for a limit of memory.
+
+        Where a recipe needs more than the limit, the choice that saves least is taken, of those with which it should
+        fit: to save memory costs time.
+
+        Args:
+            name: The technique.
+            now_bytes: What the recipe needs without it; None where that is not known.
+            max_bytes: The limit; None where there is none.
+        """
+        entry = self.techniques[name]
+        if not now_bytes or max_bytes is None or now_bytes <= max_bytes:
+            return entry.default
+        fits = [variant for variant in entry.variants if now_bytes / variant.shrink <= max_bytes]
+        return min(fits, key=lambda variant: variant.shrink).step if fits else entry.default
 
     def _suggest_options(self, name: str, suggest: Suggest) -> dict[str, Any]:
         """Return a technique's options as `suggest` chooses them."""

@@ -266,6 +266,8 @@ def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[Un
             reason = "it gives quality back to a recipe that loses it, and the search came to none"
         elif goal.asks_for_speed and bound <= reached:
             reason = f"by itself it could gain {bound:.2f}x at most, and {reached:.2f}x was reached without it"
+        elif goal.objective == "memory" and space.original_bytes and bound <= 1 and not technique.saves_memory:
+            reason = "it neither saves memory nor makes a step faster"
         else:
             reason = TIME_UP
         found.append(UntriedTechnique(technique=name, bound=bound, reason=reason))

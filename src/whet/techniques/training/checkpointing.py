@@ -2,7 +2,8 @@
 
 What            Each k-th repeated block keeps only its input. Backward runs the block's forward once more. With
                 keep="products" the results of matrix products, convolutions and attention are kept too, and only the
-                cheap operators between them run again.
+                cheap operators between them run again. Under --max-memory, whet tune begins with the choice that
+                recomputes least, of those that fit by what the blocks were seen to save.
 When it helps   Activations take most of the memory: long sequences, large batches, many layers.
 When it hurts   Always in time: a third more arithmetic where every block is computed again; much less with
                 keep="products", which saves less memory.
@@ -30,7 +31,7 @@ from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile, kind_of
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"every": (1, 2, 3), "keep": ("inputs", "products")}
+_SPACE: Mapping[str, tuple[Any, ...]] = {"every": (1, 2, 3, 4, 6, 8), "keep": ("inputs", "products")}
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -87,11 +88,11 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     blocks = repeated_blocks(parts.model)
     if len(blocks) < 2:
         return NotApplicable("the model has no repeated blocks")
+    if options.every > len(blocks):
+        return NotApplicable(f"the model has only {len(blocks)} blocks")
     chosen = blocks[:: options.every]
     if any(isinstance(part, _NORMS) and part.track_running_stats for block in chosen for part in block.modules()):
         return NotApplicable("blocks with batch norms would count their statistics twice")
-    if len(chosen) == len(blocks) and options.every > 1:
-        return NotApplicable(f"the model has only {len(blocks)} blocks")
     return Applies(f"{len(chosen)} of {len(blocks)} blocks are computed again in backward")
 
 
@@ -101,9 +102,20 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 
 def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: of the chosen blocks only the inputs are kept, or the products too."""
-    saved = (0.9 if options.keep == "inputs" else 0.6) / options.every
-    return memory.left(other=1 - saved)
+    """Return the bytes of a step: of the chosen blocks only the inputs are kept, or the results of products too.
+
+    While backward computes a block again, the block is there as a whole, and what later blocks kept is not there any
+    more. Where nothing was measured, the shares are rules of thumb.
+    """
+    saved = memory.saved
+    if saved is None or not saved.blocks:
+        return memory.left(other=1 - (0.9 if options.keep == "inputs" else 0.6) / options.every)
+    kept = list(saved.blocks)
+    for number in range(0, len(kept), options.every):
+        kept[number] = min(kept[number], saved.products[number] if options.keep == "products" else 0)
+    freed = [own - rest for own, rest in zip(saved.blocks, kept, strict=True)]
+    again = max(one - sum(kept[number + 1 :]) for number, one in enumerate(freed))
+    return max(memory.peak_bytes - sum(freed) + max(0, again), memory.left(other=0.0))
 
 
 def apply(parts: Parts, options: Options) -> Parts:

@@ -26,6 +26,7 @@ from whet.training.divergence import batches_fault, weights_fault
 from whet.training.layer_profile import profile_training_layers
 from whet.training.memory import StepMemory, step_memory
 from whet.training.parts import Parts
+from whet.training.saved_activations import SavedActivations, saved_activations
 from whet.training.sensitivity import sensitivity
 from whet.training.step_profile import StepProfile, profile_steps
 from whet.training.technique import TrainingTechnique
@@ -102,6 +103,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     limits_s = time.perf_counter() - limits_began
     profile, _ = undisturbed(lambda: profile_steps(trainer))
     layers = _layers(workload, trainer, profile, limits)
+    memory = memory.model_copy(update={"saved": _saved(workload, trainer, batches[0])})
     applicable, refused = applicable_techniques(
         parts, machine, limits, profile, memory, request.exclude, updates_plainly=updates_plainly(workload)
     )
@@ -268,6 +270,14 @@ def _layers(workload: TrainingWorkload, trainer: Trainer, profile: StepProfile, 
         )
         for layer in found
     ]
+
+
+def _saved(workload: TrainingWorkload, trainer: Trainer, batch: object) -> SavedActivations | None:
+    """Return what a forward saves for backward; None where the model cannot be watched as it runs."""
+    try:
+        return saved_activations(trainer.model, workload.loss, batch)
+    except Exception:  # noqa: BLE001 - a prediction by a rule of thumb is better than no search
+        return None
 
 
 def _tokens(batch: object) -> int:
