@@ -1,6 +1,7 @@
 """The contract of every technique for training: it applies, trains the same, and survives a recipe."""
 
 import copy
+import importlib.util
 import inspect
 import io
 import pickle
@@ -38,11 +39,12 @@ BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are
 ON_GPUS = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark", "aligned_dimensions"}
 NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "matmul_precision", "muon"}
 COMPILES = {"compile", "adamw_8bit"}
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] if name == "adamw_8bit" else [])
-    for name in TRAINING_TABLE
-    if name not in BY_HAND | ON_GPUS
-]
+HAS_LAMB = importlib.util.find_spec("pytorch_optimizer") is not None
+MARKS = {
+    "adamw_8bit": [pytest.mark.slow],
+    "lamb": [pytest.mark.skipif(not HAS_LAMB, reason="pytorch-optimizer is not installed")],
+}
+NAMES = [pytest.param(name, marks=MARKS.get(name, [])) for name in TRAINING_TABLE if name not in BY_HAND | ON_GPUS]
 
 
 def workload_for(name: str, **changes: Any) -> TrainingWorkload:
@@ -108,7 +110,7 @@ def test_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINING_TABLE if name not in COMPILES | BY_HAND | ON_GPUS])
+@pytest.mark.parametrize("name", [one for one in NAMES if one.values[0] not in COMPILES])
 def test_what_comes_back_behaves_as_what_went_in(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "computes_float16", lambda *_: True)
     workload = workload_for(name)

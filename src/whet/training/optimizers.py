@@ -11,6 +11,7 @@ from whet.errors import RecipeError
 
 OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
 GRADIENTS = "gradients"  # the group of those that decide when gradients are summed and used
+WHOLE_GROUPS = "whole groups"  # the group of algorithms that count in their groups, and of what steps on copies of them
 EARLY = "early"  # the group of those that cannot wait until all gradients are known to be finite, and that must
 
 # What each algorithm keeps for a parameter. A checkpoint with anything else is another algorithm's.
@@ -19,6 +20,7 @@ _STATES = {
     "AdamW": {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
     "AdamW8bit": {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
     "Adafactor": {"step", "row_var", "col_var", "variance"},
+    "Lamb": {"exp_avg", "exp_avg_sq", "weight_norm", "adam_norm", "trust_ratio"},
     "MuonWithAdamW": {"step", "exp_avg", "exp_avg_sq", "momentum_buffer"},
     "SGD": {"momentum_buffer"},
     "Adagrad": {"step", "sum"},

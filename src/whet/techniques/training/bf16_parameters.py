@@ -8,7 +8,8 @@ When it hurts   With masters, weights, gradients and copies take as much memory 
                 update is noise. Sums of gradients over many batches are rounded to 8 bits.
 Numerics        As autocast, and gradients are rounded. Checkpoints, copies and pickles hold float32: the masters, or
                 what the bfloat16 values are. The optimiser's state stays float32.
-Composes        Alone in its group (precision). An optimiser that it works with must update each parameter by itself.
+Composes        Alone in its group (precision). An optimiser that it works with must update each parameter by itself,
+                and count nothing in its groups.
 Source          Micikevicius et al., 2017, arXiv:1710.03740 (masters); Zamirai et al., 2020, arXiv:2010.06192
                 (stochastic rounding).
 """
@@ -28,7 +29,7 @@ from whet.training.autocast_forward import AutocastForward
 from whet.training.masters import keep_in_bfloat16
 from whet.training.memory import StepMemory
 from whet.training.module_class import extend
-from whet.training.optimizers import updates_one_by_one
+from whet.training.optimizers import WHOLE_GROUPS, updates_one_by_one
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
@@ -119,6 +120,6 @@ TECHNIQUE = TrainingTechnique(
     predict=predict,
     apply=apply,
     space=_SPACE,
-    groups=frozenset({PRECISION}),
+    groups=frozenset({PRECISION, WHOLE_GROUPS}),
     predict_memory=predict_memory,
 )
