@@ -1,5 +1,6 @@
 """The configuration of whet train: what is read, what is changed from the command line, and what is refused."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_the_rate_rises_to_one_and_falls_to_its_least(kind: Any, warmup: int, st
     assert all(0 < rate <= 1 + 1e-12 or rate == low for rate in rates)
     assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
     falls = rates[warmup:]
-    assert all(a >= b - 1e-12 for a, b in zip(falls, falls[1:], strict=False))
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(falls))
     assert math.isclose(rates[warmup], 1.0)
     assert math.isclose(rates[steps], 1.0 if kind == "constant" else low, abs_tol=1e-12)
 
