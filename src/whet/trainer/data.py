@@ -42,15 +42,15 @@ class StepBatches:
 
 
 def batch_of(tokens: TokenBatch, *, is_packed: bool) -> Batch:
-    """Return rows of tokens as the loss takes them: without the last token of each, which predicts nothing.
+    """Return rows of tokens as the loss takes them.
 
     Args:
         tokens: The rows.
         is_packed: Whether they hold several documents.
     """
-    found = {"ids": tokens.ids[:, :-1].contiguous(), "targets": tokens.labels[:, 1:].contiguous()}
+    found = {"ids": tokens.ids, "targets": tokens.targets}
     if is_packed:
-        found |= {"positions": tokens.positions[:, :-1], "documents": tokens.documents[:, :-1]}
+        found |= {"positions": tokens.positions, "documents": tokens.documents}
     return found
 
 

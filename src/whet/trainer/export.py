@@ -29,7 +29,7 @@ def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
         raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
     try:
         setup.model.write(partial, module.state_dict(), setup.data.special_tokens)
-        setup.data.write_tokenizer(partial, setup.model.max_tokens)
+        setup.data.write_tokenizer(partial)
         made = {"config": json.loads(setup.config.model_dump_json()), "recipe": [str(step) for step in setup.steps]}
         (partial / "training.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         partial.chmod(0o755)

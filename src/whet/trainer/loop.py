@@ -17,7 +17,7 @@ from whet.trainer.export import write_model
 from whet.trainer.journal import Journal, Line
 from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
-from whet.trainer.state import restore, state_of
+from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
 from whet.trainer.workload import held_out_loss
 from whet.training.checkpoints import Checkpoints, Found, RunLock
@@ -118,10 +118,11 @@ class _Run:
         config = self._config
         state = None if self._found is None else self._checkpoints.load(self._found.path)
         if state is not None:
-            check_same(state.values["identity"], self._setup)
-            self._step, self._tokens = state.values["step"], state.values["tokens"]
-            self._seconds, self._largest = state.values["seconds"], state.values["largest_loss"]
-            self._held_out = state.values["held_out_loss"]
+            kept = state.values[RUN]
+            check_same(kept["identity"], self._setup)
+            self._step, self._tokens = kept["step"], kept["tokens"]
+            self._seconds, self._largest = kept["seconds"], kept["largest_loss"]
+            self._held_out = kept["held_out_loss"]
         with _memory_told("to set the training up", self._config):
             workload = self._setup.workload(self._step)
             prepared = PreparedTrainer(workload, self._setup.steps)

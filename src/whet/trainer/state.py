@@ -2,36 +2,35 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from whet.training.checkpoints import (
     TrainingState,
     generator_state,
     load_generators,
+    load_model,
     load_optimizer,
-    optimizer_state,
+    model_tensors,
+    optimizer_tensors,
 )
 from whet.workload.training import Trainer
 
-_MODEL = "model."
+RUN = "run"  # the part of a checkpoint that the loop itself keeps
+_SCHEDULE = "schedule"
+_OF_SCHEDULE = ("last_epoch", "base_lrs", "_last_lr", "_step_count")
 
 
 def state_of(trainer: Trainer, values: dict[str, Any]) -> TrainingState:
-    """Return the state of a training between two steps.
+    """Return the state of a training between two steps. Tensors are not copied.
 
     Args:
         trainer: The training.
-        values: What else is to be kept: numbers, texts, and lists and dicts of these.
+        values: What the loop keeps: numbers, texts, and lists and dicts of these.
     """
-    tensors: dict[str, Tensor] = {f"{_MODEL}{name}": value for name, value in trainer.model.state_dict().items()}
-    kept = dict(values)
-    for tensors_of, values_of in (optimizer_state(trainer.model, trainer.optimizer), generator_state()):
-        tensors |= tensors_of
-        kept |= values_of
+    kept: dict[str, Any] = {RUN: values}
     if trainer.scheduler is not None:
         known = trainer.scheduler.state_dict()
-        kept["scheduler"] = {name: known[name] for name in ("last_epoch", "base_lrs", "_last_lr", "_step_count")}
-    return TrainingState(tensors, kept)
+        kept[_SCHEDULE] = {name: known[name] for name in _OF_SCHEDULE}
+    found = TrainingState(values=kept) | model_tensors(trainer.model)
+    return found | optimizer_tensors(trainer.model, trainer.optimizer) | generator_state()
 
 
 def restore(trainer: Trainer, state: TrainingState) -> None:
@@ -40,10 +39,14 @@ def restore(trainer: Trainer, state: TrainingState) -> None:
     Args:
         trainer: The training, made of the same model, optimiser and recipe.
         state: What `state_of` returned.
+
+    Raises:
+        CheckpointError: The state is another training's.
     """
-    weights = {name.removeprefix(_MODEL): x for name, x in state.tensors.items() if name.startswith(_MODEL)}
-    trainer.model.load_state_dict(weights)
+    load_model(trainer.model, state)
     load_optimizer(trainer.model, trainer.optimizer, state)
     if trainer.scheduler is not None:
-        trainer.scheduler.load_state_dict(state.values["scheduler"])
+        # The functions of the schedule are those of the configuration.
+        functions = [None] * len(trainer.optimizer.param_groups)
+        trainer.scheduler.load_state_dict({**state.values[_SCHEDULE], "lr_lambdas": functions})
     load_generators(state)
