@@ -122,7 +122,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_rows(tmp_path: Path) -> None:
-    far = {"lr": 1e6, "name": "sgd", "max_norm": None}
+    far = {"lr": 1e6, "name": "sgd", "max_norm": 0}
     made = config(tmp_path, optimizer=far, schedule={"warmup_steps": 0}, steps=60)
     with pytest.raises(ModelError, match=r"the loss of step \d+ is .*, on the rows \d+, .* of the training data; "):
         trained(made)

@@ -115,7 +115,7 @@ class OptimizerSection(Section):
         eps: What is added to Adam's denominator.
         momentum: The momentum of SGD.
         weight_decay: The decay of matrices. Norms and biases have none.
-        max_norm: The norm that gradients are clipped to; None leaves them as they are.
+        max_norm: The norm that gradients are clipped to; 0 leaves them as they are.
     """
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
@@ -124,7 +124,7 @@ class OptimizerSection(Section):
     eps: Rate = 1e-8
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    max_norm: Rate | None = 1.0
+    max_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
 
 
 class ScheduleSection(Section):

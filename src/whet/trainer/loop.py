@@ -2,16 +2,28 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from whet.errors import ModelError, OptionError, TargetError, WhetError, is_out_of_memory, memory_shortage, reason
+from whet.errors import (
+    ModelError,
+    OptionError,
+    RecipeError,
+    TargetError,
+    WhetError,
+    is_out_of_memory,
+    memory_shortage,
+    reason,
+)
 from whet.files import usable_directory
+from whet.machine import describe
 from whet.monitor.monitor import Monitor
+from whet.recipe import Step
+from whet.techniques.training import TRAINING_TABLE
 from whet.trainer.config import TrainConfig
 from whet.trainer.export import write_model
 from whet.trainer.journal import Journal, Line
@@ -20,9 +32,13 @@ from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
 from whet.trainer.workload import held_out_loss
+from whet.training.applied import unfit
 from whet.training.checkpoints import Checkpoints, Found, RunLock
 from whet.training.divergence import FAR
+from whet.training.parts import Parts
+from whet.tuner.training.examination import updates_plainly
 from whet.tuner.training.opening import PreparedTrainer
+from whet.workload import TrainingWorkload
 
 CHECKPOINTS, MODEL = "checkpoints", "model"
 _FIRST = 20  # steps whose largest loss tells what a sound one is
@@ -125,7 +141,7 @@ class _Run:
             self._held_out = kept["held_out_loss"]
         with _memory_told("to set the training up", self._config):
             workload = self._setup.workload(self._step)
-            prepared = PreparedTrainer(workload, self._setup.steps)
+            prepared = PreparedTrainer(workload, _fitting(workload, self._setup.steps))
         self._trainer, self._workload = prepared.trainer, workload
         if state is not None:
             restore(self._trainer, state)
@@ -276,6 +292,28 @@ class _Run:
             stopped_by=ended,
             exit_code=self._stop.exit_code,
         )
+
+
+def _fitting(workload: TrainingWorkload, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps of a recipe that change this training; what it does already is left out.
+
+    Raises:
+        RecipeError: A technique does not apply here.
+    """
+    parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
+    done = []
+    for step, verdict in unfit(parts, steps, TRAINING_TABLE, describe()):
+        if not verdict.is_so:
+            raise RecipeError(f"{step.technique} does not apply here: {verdict.reason}; leave it out of the recipe")
+        done.append(step)
+    plain = updates_plainly(workload)
+    for step in steps:
+        if TRAINING_TABLE[step.technique].updates_early and not plain:
+            raise RecipeError(
+                f"{step.technique} updates before all gradients are there, so that they cannot be clipped; leave it "
+                "out of the recipe, or set optimizer.max_norm to 0"
+            )
+    return [step for step in steps if step not in done]
 
 
 @contextmanager

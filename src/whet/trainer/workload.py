@@ -105,7 +105,7 @@ def workload_of(
         optimizer=MakesOptimizer(config.optimizer),
         batches=batches,
         evaluation=Quality(HELD_OUT_LOSS, nats, higher_is_better=False) if held_out else None,
-        clip_norm=config.optimizer.max_norm,
+        clip_norm=config.optimizer.max_norm or None,
         schedule=lambda optimizer: LambdaLR(optimizer, Schedule(config.schedule, config.steps)),
         seed=config.seed,
         num_samples=float(config.batch.global_batch_size * config.data.sequence_length),
