@@ -93,12 +93,9 @@ def run(setup: SetUp, *, resume: bool, say: Callable[[str], None]) -> TrainResul
     directory = usable_directory(setup.config.out)
     with RunLock(directory), stopping() as stop:
         sections = setup.config.checkpoints
-        checkpoints = Checkpoints(directory / CHECKPOINTS, keep=sections.keep, keep_every=sections.keep_every)
-        try:
+        with Checkpoints(directory / CHECKPOINTS, keep=sections.keep, keep_every=sections.keep_every) as checkpoints:
             found = _found(checkpoints, directory, resume=resume, say=say)
             return _Run(setup, checkpoints, found, stop, say).go()
-        finally:
-            checkpoints.close()
 
 
 def _found(checkpoints: Checkpoints, directory: Path, *, resume: bool, say: Callable[[str], None]) -> Found | None:
@@ -106,12 +103,11 @@ def _found(checkpoints: Checkpoints, directory: Path, *, resume: bool, say: Call
     found = checkpoints.newest()
     for path, why in found.skipped if found is not None else ():
         say(f"{path.name} is damaged and left out: {why}")
-    is_there = found is not None and found.path is not None
-    if is_there and not resume:
+    if found is not None and not resume:
         raise OptionError(f"{directory} holds a run already; go on with it by --resume, or choose another out")
-    if resume and not is_there:
+    if found is None and resume:
         raise OptionError(f"{directory} holds no whole checkpoint to go on from; leave out --resume")
-    return found if is_there else None
+    return found
 
 
 class _Run:
@@ -211,7 +207,7 @@ class _Run:
         rows = self._setup.data.rows_of(self._step - 1)
         shown = ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
         found = self._checkpoints.newest()
-        kept = "there is no checkpoint yet" if found is None or found.path is None else f"{found.path} is kept"
+        kept = "there is no checkpoint yet" if found is None else f"{found.path} is kept"
         why = f"is {loss}" if not math.isfinite(loss) else f"is {loss:.4g}, more than {FAR:g} times the first ones"
         raise ModelError(
             f"the loss of step {self._step} {why}, on the rows {shown} of the training data; {kept}. Look at these "
