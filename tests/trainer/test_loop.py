@@ -85,6 +85,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, changes: dict[str, dict[str, 
     ],
     ids=["autocast", "stochastic rounding"],
 )
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # float32 norms, from PyTorch
 def test_a_recipe_goes_on_bit_for_bit(tmp_path: Path, steps: tuple[Step, ...]) -> None:
     recipe = tmp_path / "recipe.toml"
     Recipe(kind="training", steps=steps).write(recipe)

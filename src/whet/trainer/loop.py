@@ -176,22 +176,24 @@ class _Run:
             self._monitor.step(num_tokens=tokens)
             now = time.monotonic()
             self._seconds = before + now - began
-            is_last = self._step == config.steps or bool(self._stop.name) or self._is_over()
             is_scored = self._step % config.evaluation.eval_interval == 0 or self._step == config.steps
-            if is_scored or is_last or self._step % config.log.log_interval == 0:
+            if is_scored or self._ends() or self._step % config.log.log_interval == 0:
                 rate = line_tokens / max(now - line_began - paused, 1e-9)
                 self._write_line(rate, scores=is_scored)
                 line_began, line_tokens, paused = time.monotonic(), 0, 0.0
-            if self._step % config.checkpoints.save_interval == 0 or is_last:
-                self._save(wait=is_last)
-            if is_last and self._step < config.steps:
+            ends = self._ends()
+            if self._step % config.checkpoints.save_interval == 0 or ends:
+                self._save(wait=ends)
+            if ends and self._step < config.steps:
                 return self._stop.name or "max_minutes"
         self._checkpoints.wait()
         return ""
 
-    def _is_over(self) -> bool:
+    def _ends(self) -> bool:
+        """Return whether the run ends with the latest step."""
         minutes = self._config.max_minutes
-        return minutes is not None and self._seconds >= 60 * minutes
+        is_over = minutes is not None and self._seconds >= 60 * minutes
+        return self._step == self._config.steps or bool(self._stop.name) or is_over
 
     def _check(self, loss: float) -> None:
         """Check that the loss of the latest step is one of a sound training.
