@@ -36,7 +36,7 @@ def stopping() -> Iterator[Stop]:
     Call this in the main thread: Python allows no other to handle signals.
     """
     stop = Stop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {int(number): signal.getsignal(number) for number in _SIGNALS}
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.number = number

@@ -146,13 +146,19 @@ class Decoder(nn.Module):
         x_BTD = self.embed_tokens(input_ids_BT)
         cos_TH, sin_TH = self.rotary(positions_T if positions_BT is None else positions_BT[:, None], x_BTD.dtype)
         windows = [self.config.window_of(index) for index in range(len(self.layers))]
-        masks = {w: mask_B1TT if w is None else visible(positions_T, positions_T, w) for w in set(windows)}
-        if mask_B1TT is not None:
-            masks = {w: mask_B1TT if w is None else mask_B1TT & masks[w] for w in masks}
+        masks = {w: _both(mask_B1TT, w, positions_T) for w in set(windows)}
         for layer, window in zip(self.layers, windows, strict=True):
             x_BTD = layer(x_BTD, cos_TH, sin_TH, masks[window])
         logits_BTV: Tensor = self.lm_head(self.norm(x_BTD))
         return logits_BTV
+
+
+def _both(mask_B1TT: Tensor | None, window: int | None, positions_T: Tensor) -> Tensor | None:
+    """Return the mask of a layer: what both a given mask and the layer's window let a token see; None for no mask."""
+    if window is None:
+        return mask_B1TT
+    mask_TT = visible(positions_T, positions_T, window)
+    return mask_TT if mask_B1TT is None else mask_B1TT & mask_TT
 
 
 def visible(query_positions_T: Tensor, key_positions_S: Tensor, window: int | None) -> Tensor:
