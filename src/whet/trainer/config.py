@@ -281,12 +281,9 @@ def _from_file(raw: dict[str, Any], directory: Path) -> None:
         elif isinstance(value, list):
             table[key] = [str(directory / one) if isinstance(one, str) else one for one in value]
     data = raw.get("data")
-    if (
-        isinstance(data, dict)
-        and isinstance(name := data.get("tokenizer"), str)
-        and name not in ("characters", "bytes")
-    ):
-        data["tokenizer"] = str(directory / name)
+    tokenizer = data.get("tokenizer") if isinstance(data, dict) else None
+    if isinstance(tokenizer, str) and tokenizer not in ("characters", "bytes"):
+        raw["data"]["tokenizer"] = str(directory / tokenizer)
 
 
 def _change(raw: dict[str, Any], change: str) -> None:
