@@ -15,7 +15,7 @@ from typing import Any
 from operator_tables import operator_lines
 from serving_peers.section import serving_lines
 from technique_rows import machines_table, technique_rows
-from training_tables import SECTIONS, ladder_plot, plot_of
+from training_tables import SECTIONS, ladder_plot, plot_of, training_summary
 from training_tables import ratio_with_interval as _ratio
 
 from whet.files import write_whole
@@ -24,6 +24,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"
 MEASURED = DOCS.parent / "src" / "whet" / "techniques" / "measured.json"
 _BEGIN, _END = "<!-- measured: benchmarks/results.py -->", "<!-- end -->"
+_BEGIN_TRAINING = "<!-- measured: benchmarks/results.py, training -->"
 _BEGIN_BUSY = "<!-- measured: benchmarks/results.py, busy -->"
 _HEAD = """# Measured results
 
@@ -62,11 +63,20 @@ def main() -> None:
             parts[path.stem] = render(json.loads(path.read_text(encoding="utf-8")))
     write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
     _put(README, parts["demo"])
+    _put(README, _training_summary(), _BEGIN_TRAINING)
     _put(DOCS / "gate.md", parts["gate"])
     _put(DOCS / "machines.md", f"## Machines\n\n{machines_table(DOCS / 'results')}\n")
     write_whole(MEASURED, json.dumps(technique_rows(DOCS / "results"), indent=1, ensure_ascii=False) + "\n")
     if "busy" in parts:
         _put(DOCS / "gate.md", parts["busy"], _BEGIN_BUSY)
+
+
+def _training_summary() -> str:
+    """Return the README's part on training, below a line that `_put` leaves out."""
+    peers = sorted((DOCS / "results").glob("train_peers.*json"))[0]
+    scripts = DOCS / "results" / "foreign_scripts.json"
+    found = [json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in (peers, scripts)]
+    return "\n".join(["", *training_summary(found[0], found[1])])
 
 
 def _put(document: Path, part: str, begin: str = _BEGIN) -> None:

@@ -116,6 +116,35 @@ def _foreign_scripts(report: dict[str, Any]) -> list[str]:
     ]
 
 
+def training_summary(peers: dict[str, Any], scripts: dict[str, Any] | None) -> list[str]:
+    """Return the README's lines on training: beside peers, and scripts of others that stay as they are.
+
+    Args:
+        peers: What train_peers.py wrote.
+        scripts: What foreign_scripts.py wrote; None where it was not run.
+    """
+    shape, chip = peers["shape"], peers["machine"]["chip"]
+    lines = [
+        f"A Llama of {shape['layers']} layers, {shape['hidden']} wide, in batches of {shape['rows']} x "
+        f"{shape['tokens']} tokens, on {chip}, {peers['machine']['cores']} cores. `whet tune` found: "
+        f"{peers['recipes']['whet']}.",
+        "",
+        "| beside | times as fast (95%) |",
+        "|---|---|",
+    ]
+    claims = [claim for claim in peers["claims"] if claim["of"][1] == "whet"]
+    lines += [f"| {claim['what']} ({claim['of'][0]}) | {ratio_with_interval(claim)} |" for claim in claims]
+    if scripts is None:
+        return lines
+    chip = scripts["machine"]["chip"]
+    told = f"Scripts of others, not a line changed, on {chip}, {scripts['machine']['cores']} cores:"
+    lines += ["", told, "", "| script | recipe | times as fast (95%) | training loss |", "|---|---|---|---|"]
+    for row in scripts["rows"].values():
+        name, recipe, speedup, _, loss = [cell.strip() for cell in row.strip("| ").split("|")][:5]
+        lines.append(f"| {name} | {recipe} | {speedup} | {loss} |")
+    return lines
+
+
 SECTIONS: dict[str, Lines] = {
     "train_peers": _train_peers,
     "loss_kernel": _loss_kernel,

@@ -186,6 +186,9 @@ def test_a_proof_has_gradients_and_updates_without_dropout(place: Path) -> None:
     fused = run(place, TRAIN, ["100"], is_proof=True, steps=[{"technique": "fused_optimizer"}]).record
     assert fused is not None and fused.losses == pytest.approx(proof.record.losses, rel=1e-4)
     assert fused.updates is not None and fused.updates.is_same
+    moved = run(place, TRAIN, ["100"], is_proof=True, moved=1e-3).record
+    assert moved is not None and moved.losses[0] != proof.record.losses[0]
+    assert moved.losses[0] == pytest.approx(proof.record.losses[0], rel=1e-2)
 
 
 @pytest.mark.usefixtures("as_forks")

@@ -132,3 +132,21 @@ def test_a_loss_within_forward_with_deferred_logits() -> None:
 def test_float16_with_its_scale_is_compiled_inside() -> None:
     model = applied(WithLoss(), "autocast_fp16")
     assert compiled_parts(model) == [model.inner], "the loss scale's forward stays as it is"
+
+
+class Narrow(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def test_many_blocks_of_different_shapes_are_all_compiled_beside_an_eager_head() -> None:
+    blocks = [Narrow(width) for width in range(8, 8 + 3 * torch._dynamo.config.recompile_limit)]
+    model = deferred(Flat(list(blocks)))
+    compile_in_place(model)
+    ids = torch.randint(0, VOCABULARY, (2, 6))
+    F.cross_entropy(model(ids).view(-1, VOCABULARY), ids.view(-1)).backward()
+    assert num_graphs() == len(blocks)

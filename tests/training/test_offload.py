@@ -1,6 +1,7 @@
 """Offload: refused on a CPU with the reason, and its parts checked without a GPU as far as that goes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,14 @@ from torch import Tensor, nn
 from whet.machine import describe
 from whet.recipe import Step
 from whet.technique import Applies, NotApplicable
-from whet.techniques.training import TRAINING_TABLE
+from whet.techniques.training import TRAINING_TABLE, optimizer_offload
 from whet.techniques.training.activation_offload import chosen_blocks
-from whet.training import offloaded_activations
+from whet.training import host_copies, offloaded_activations
+from whet.training.buffer_pool import BufferPool
 from whet.training.exchanged_updates import ExchangedUpdates
+from whet.training.host_copies import HostCopy
+from whet.training.host_gradients import HostGradient
+from whet.training.memory import StepMemory
 from whet.training.offloaded_activations import offloading
 from whet.training.parts import Parts
 from whet.training.updates import prove_updates
@@ -32,8 +37,14 @@ def test_a_cpu_has_no_other_memory(name: str) -> None:
 def test_activations_that_went_and_came_back_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offloaded_activations, "LEAST_BYTES", 0)
     moved: list[int] = []
-    copy = offloaded_activations._to_host
-    monkeypatch.setattr(offloaded_activations, "_to_host", lambda x: (moved.append(x.data_ptr()), copy(x))[1])
+    copy = offloaded_activations.HostCopy
+
+    class Noted(copy):  # type: ignore[misc,valid-type]
+        def __init__(self, x: Tensor) -> None:
+            moved.append(x.data_ptr())
+            super().__init__(x)
+
+    monkeypatch.setattr(offloaded_activations, "HostCopy", Noted)
     found = []
     for moves in (False, True):
         workload = tiny_workload()
@@ -81,12 +92,61 @@ def test_updates_of_copies_are_the_same_updates() -> None:
         assert proof.is_same is True, proof.words
 
 
+def test_the_memory_of_activations_is_used_again_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = BufferPool(pinned=False)
+    monkeypatch.setattr(host_copies, "HOST_BUFFERS", pool)
+    monkeypatch.setattr(offloaded_activations, "LEAST_BYTES", 0)
+    workload = tiny_workload()
+    batches = [next(iter(workload.batches))] * 3
+    grown = []
+    for batch in batches:
+        with offloading(workload.model, device_type="cpu"):
+            loss = workload.loss(workload.model, batch)
+        assert pool.statistics().in_use_bytes > 0
+        loss.backward()
+        del loss
+        found = pool.statistics()
+        assert found.in_use_bytes == 0
+        grown.append(found.num_grown)
+    assert grown[0] == grown[1] == grown[2] > 5
+    assert found.num_hits >= 2 * grown[0]
+
+
+def test_activations_keep_their_order_in_memory() -> None:
+    images = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    for x in (images, images.flatten(2).transpose(1, 2), torch.randn(4, 6)[:, ::2]):
+        found = HostCopy(x).on_device()
+        assert torch.equal(found, x)
+        dense = torch.empty_like(x)
+        assert found.stride() == dense.stride()
+
+
+def test_gradients_are_refused_where_several_processes_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    technique = TRAINING_TABLE["optimizer_offload"]
+    monkeypatch.setattr(Parts, "device_type", property(lambda self: "cuda"))
+    model = TinyLM()
+    parts = Parts(model, adamw(model.parameters()), [])
+    for gradients, words in ((False, "state lies"), (True, "state and the gradients lie")):
+        verdict = technique.check(parts, describe(), technique.options(gradients=gradients))
+        assert isinstance(verdict, Applies) and words in verdict.detail
+    monkeypatch.setattr(optimizer_offload, "num_processes", lambda: 2)
+    assert isinstance(technique.check(parts, describe(), technique.options()), Applies)
+    verdict = technique.check(parts, describe(), technique.options(gradients=True))
+    assert isinstance(verdict, NotApplicable) and "several processes" in verdict.reason
+    memory = StepMemory(peak_bytes=1000, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=200, other_bytes=600)
+    least = [technique.predict_memory(memory, technique.options(gradients=moves)) for moves in (False, True)]
+    assert least == [800, 702]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["activation_offload", "optimizer_offload"])
-def test_offload_trains_the_same_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("activation_offload", {}), ("optimizer_offload", {}), ("optimizer_offload", {"gradients": True})],
+)
+def test_offload_trains_the_same_on_a_gpu(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offloaded_activations, "LEAST_BYTES", 0)
     losses = []
-    for steps in ((), (Step(technique=name),)):
+    for steps in ((), (Step(technique=name, options=options),)):
         workload = tiny_workload()
         workload = replace(workload, model=workload.model.cuda(), batches=[batch.cuda() for batch in workload.batches])
         parts = Parts(workload.model, adamw(workload.model.parameters()), [])
@@ -97,4 +157,6 @@ def test_offload_trains_the_same_on_a_gpu(name: str, monkeypatch: pytest.MonkeyP
         if name == "optimizer_offload" and steps:
             states = [x for one in trainer.optimizer.state.values() for x in one.values()]
             assert {x.device.type for x in states} == {"cpu"}
+            moves = options.get("gradients", False)
+            assert {isinstance(p.grad, HostGradient) for p in trainer.model.parameters()} == {moves}
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.utils
 from tiny_training import TinyLM, adamw, image_workload, tiny_workload
 from torch import nn
 
@@ -101,6 +102,37 @@ def test_foreach_is_the_same_where_there_is_no_fused_kernel(make: Any) -> None:
     verdict = technique.check(parts, describe(), technique.options(kind="foreach"))
     assert isinstance(verdict, NotApplicable)
     assert "already" in verdict.reason
+
+
+def test_a_compiled_step_is_the_same_with_a_schedule_and_after_a_checkpoint() -> None:
+    technique = TRAINING_TABLE["fused_optimizer"]
+    models = [TinyLM(), TinyLM()]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.9) for model in models]
+    parts = Parts(models[0], optimizers[0], [])
+    assert isinstance(technique.check(parts, describe(), technique.options(kind="compiled")), Applies)
+    technique.apply(parts, technique.options(kind="compiled"))
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8) for optimizer in optimizers]
+    torch._dynamo.utils.counters.clear()
+    for number in range(10):
+        for model, optimizer, schedule in zip(models, optimizers, schedules, strict=True):
+            given_gradients(list(model.parameters()), number)
+            optimizer.step()
+            schedule.step()
+        if number == 3:
+            optimizers[0].load_state_dict(optimizers[0].state_dict())
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-5, atol=1e-6)
+    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    assert isinstance(optimizers[0].param_groups[0]["lr"], float)
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    technique = TRAINING_TABLE["fused_optimizer"]
+    for make, said in ((adamw, "has a fused kernel"), (torch.optim.Adafactor, "cannot be compiled as a whole")):
+        parts = Parts(model := TinyLM(), make(model.parameters()), [])
+        verdict = technique.check(parts, describe(), technique.options(kind="compiled"))
+        assert isinstance(verdict, NotApplicable)
+        assert said in verdict.reason
 
 
 def test_foreach_is_refused_where_a_fused_kernel_is_there_or_nothing_is_known() -> None:

@@ -34,7 +34,8 @@ STEPS = 20
 ON_IMAGES = {"channels_last"}
 ON_LOADERS = {"loader", "prefetch"}  # they change the loader alone
 BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are below, or in a file of their own
-ON_GPUS = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark"}  # test_on_gpus.py, test_offload.py
+# test_on_gpus.py, test_offload.py, test_aligned_layers.py
+ON_GPUS = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark", "aligned_dimensions"}
 NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "matmul_precision", "muon"}
 COMPILES = {"compile", "adamw_8bit"}
 NAMES = [

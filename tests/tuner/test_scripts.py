@@ -19,6 +19,7 @@ from whet.scripts.messages import GRADIENTS, ScriptRecord
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.loss_proof import LossProof
+from whet.training.sensitivity import BFLOAT16, SUMS
 from whet.training.technique import Exactness
 from whet.tuner.budget import Budget
 from whet.tuner.listener import Listener
@@ -139,6 +140,15 @@ def test_another_training_is_rejected(tmp_path: Path, exactness: Exactness, made
     assert evidence.gradients is not None
 
 
+def test_gradients_that_jump_under_rounding_are_allowed_to(tmp_path: Path) -> None:
+    own, other = outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6)
+    found = outcome(tmp_path / "c", noise=1e-3)
+    assert judge(Original(own, other), found, Exactness.EXACT)[0].startswith("other gradients")
+    moved = {SUMS: [outcome(tmp_path / "d", noise=1e-3)], BFLOAT16: [outcome(tmp_path / "e", noise=1e-1)]}
+    assert judge(Original(own, other, moved), found, Exactness.EXACT)[0] == ""
+    assert judge(Original(own, other, moved), outcome(tmp_path / "f", scale=2.0), Exactness.EXACT)[0] != ""
+
+
 class GivenRuns(ScriptRuns):
     """Answers with made outcomes."""
 
@@ -171,6 +181,20 @@ def test_the_search_keeps_what_pays_and_records_failures(tmp_path: Path) -> None
     ]
     assert search.records[0].speedup == pytest.approx(2.0)
     assert [r.label for r in tuning.finalists(search.records)] == ["autocast"]
+
+
+def test_what_is_rejected_alone_is_tried_beside_what_is_kept(tmp_path: Path) -> None:
+    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
+    layout, compiled = Step(technique="channels_last"), Step(technique="compile")
+    answers = {
+        (compiled,): outcome(tmp_path / "c", scale=0.0),
+        (layout,): outcome(tmp_path / "d", seconds=[0.08] * 9),
+        (layout, compiled): outcome(tmp_path / "e", seconds=[0.05] * 9),
+    }
+    search = ScriptSearch(GivenRuns(tmp_path, answers), original, Patience("go-on"), Listener())
+    search.go([Candidate(compiled, 1.5), Candidate(layout, 1.4)], 60.0)
+    assert [record.status for record in search.records] == ["rejected", "done", "done"]
+    assert [r.label for r in tuning.finalists(search.records)] == ["channels_last + compile"]
 
 
 def test_candidates_are_ordered_by_what_they_change() -> None:

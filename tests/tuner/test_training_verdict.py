@@ -8,10 +8,10 @@ from whet.training.technique import Exactness
 from whet.tuner.goal import Goal
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
-from whet.tuner.training import tuning
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import MIN_ROUNDS
 from whet.tuner.training.trial import exactness_of
+from whet.tuner.training.verdict import best_point, conclusion
 
 FACTS = TrainingFacts.model_construct(unit="tokens")
 CHECKPOINTING, CHUNKED = (Step(technique=name) for name in ("checkpointing", "chunked_loss"))
@@ -38,8 +38,8 @@ BASELINE = point(peak_bytes=2_000_000_000, speedup=1.0)
 
 def verdict(*points: MeasuredVariant, goal: Goal) -> tuple[str, str, MeasuredVariant]:
     records = [TrialRecord(number=1, steps=(CHUNKED,), status="done", speedup=0.9, peak_bytes=1_500_000_000)]
-    best = tuning._best(goal, BASELINE, points)
-    return tuning._verdict(goal, FACTS, BASELINE, best, points, records, Patience("go-on"))
+    best = best_point(goal, BASELINE, points)
+    return conclusion(goal, FACTS, BASELINE, best, points, records, Patience("go-on"))
 
 
 def test_a_smaller_one_that_is_too_slow_is_named() -> None:
@@ -67,3 +67,15 @@ def test_why_the_original_stays(objective: str, said: str) -> None:
     word, sentence, _ = verdict(same, goal=Goal(objective))  # type: ignore[arg-type]
     assert word == "no-gain"
     assert said in sentence
+
+
+def test_what_takes_more_memory_than_allowed_is_not_kept() -> None:
+    large, small = (
+        point(step, peak_bytes=peak, speedup=speed).model_copy(update={"verdict": "pass"})
+        for step, peak, speed in ((CHECKPOINTING, 900_000_000, 2.0), (CHUNKED, 500_000_000, 1.5))
+    )
+    assert verdict(large, small, goal=Goal("throughput"))[2].label == "checkpointing"
+    assert verdict(large, small, goal=Goal("throughput", max_memory_bytes=600_000_000))[2].label == "chunked_loss"
+    word, sentence, best = verdict(large, small, goal=Goal("throughput", max_memory_bytes=400_000_000))
+    assert (word, best) == ("no-gain", BASELINE)
+    assert "the original takes 2.00 GB, more than the 400 MB allowed; --objective memory" in sentence

@@ -6,10 +6,12 @@ from torch import nn
 
 from whet.errors import TargetError
 from whet.signature import Outputs
-from whet.workload import Quality, Workload
+from whet.workload import Quality, TrainingWorkload, Workload
+from whet.workload.training import Trainer
 from whet.workloads import device as devices
 from whet.workloads import resolve
 from whet.workloads.device import on_device, split_device
+from whet.workloads.target import resolve_any
 
 MODEL = """
 import torch
@@ -95,3 +97,33 @@ def test_model_batches_and_what_the_quality_gives_are_moved() -> None:
 def test_a_workload_that_lies_there_keeps_its_quality() -> None:
     workload = Workload(model=nn.Linear(4, 2), inputs=[torch.ones(2, 4)], quality=Quality("q", lambda predict: 1.0))
     assert on_device(workload, "cpu") is workload
+
+
+TRAINING = """
+import torch
+import torch.nn.functional as F
+from whet import Quality, TrainingWorkload
+from whet.workload.training import OutputLoss
+
+def build():
+    data = [(torch.ones(2, 4), torch.zeros(2, dtype=torch.long))] * 3
+    return TrainingWorkload(
+        model=torch.nn.Linear(4, 2),
+        loss=OutputLoss(F.cross_entropy),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batches=torch.utils.data.DataLoader(data, batch_size=None),
+        evaluation=Quality("loss", lambda predict: float(predict(torch.ones(2, 4)).shape[1])),
+    )
+"""
+
+
+def test_the_batches_of_a_training_follow_its_model(has_gpu, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINING)
+    workload = resolve_any("train.py:build?device=meta")
+    assert isinstance(workload, TrainingWorkload)
+    assert workload.model.weight.device.type == "meta"
+    assert isinstance(workload.batches, torch.utils.data.DataLoader), "techniques know it"
+    trainer = Trainer(workload)
+    assert trainer.step().device.type == "meta"
+    assert trainer.num_samples == 2

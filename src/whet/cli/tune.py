@@ -70,7 +70,8 @@ _AllowBatch = Annotated[
     ),
 ]
 _MaxMemory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="the most resident memory that the process may take, as 800MB")
+    str | None,
+    typer.Option(metavar="SIZE", help="the most memory of the process, or of a training step, as 800MB"),
 ]
 _Budget = Annotated[str, typer.Option(metavar="TIME", help="the time for each target, with everything included, as 5m")]
 _Out = Annotated[

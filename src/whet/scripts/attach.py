@@ -29,6 +29,7 @@ from whet.scripts.messages import GRADIENTS, PROBLEM, TRAINER, ScriptRecord, Scr
 from whet.scripts.step_times import StepTimes
 from whet.step_profiler.patches import Patches
 from whet.step_profiler.watch import watch_everything
+from whet.training.sensitivity import move
 from whet.workload.training import seed_everything
 
 REFUSED = 2  # the exit code
@@ -105,6 +106,9 @@ class ScriptLoop:
                 self._record.applicable, self._record.refused = applies, refused
             if self._request.is_proof:
                 self._first = FirstSteps(found)
+            if self._request.moved:
+                generator = torch.Generator().manual_seed(self._request.move)
+                move([p for _, p in found.trained], self._request.moved, generator)
             self._record.model, self._record.optimizer = type(parts.model).__name__, type(parts.optimizer).__name__
             self._record.num_parameters = sum(p.numel() for _, p in found.trained)
             self._record.notes = apply(found, steps, machine).notes

@@ -33,6 +33,8 @@ class ScriptRequest(BaseModel):
         shift: Is added to every seed that the script sets, so that it trains another run.
         num_threads: PyTorch's threads from the beginning; 0 leaves them.
         is_proof: Whether dropout is turned off, and gradients and updates of the first steps are recorded.
+        moved: The part of each parameter by which it is moved, up or down by chance, before the first step.
+        move: Which of several such moves is made: a seed.
         is_watched: Whether the phases of the steps are timed.
         writable: Directories that hold the run's own files; empty where the script may write anywhere.
         protected: The directory that holds the user's own, of which the run has a copy.
@@ -50,6 +52,8 @@ class ScriptRequest(BaseModel):
     shift: int = 0
     num_threads: int = 0
     is_proof: bool = False
+    moved: float = 0.0
+    move: int = 0
     is_watched: bool = False
     writable: tuple[str, ...] = ()
     protected: str = ""

@@ -23,8 +23,11 @@ def compile_in_place(model: nn.Module) -> None:
     """
     for module in model.modules():
         keep_eager(module)
-    for part in compiled_parts(model):
-        _compile(part)
+    parts = compiled_parts(model)
+    for part in parts:
+        # Parts of one class share their code. Where their shapes differ, each takes an entry of its own in the
+        # compiler's cache, which would give up on that code after eight.
+        _compile(part, recompile_limit=torch._dynamo.config.recompile_limit + len(parts))
 
 
 def compiled_parts(model: nn.Module) -> list[nn.Module]:
@@ -42,11 +45,12 @@ def _parts(module: nn.Module, *, is_root: bool) -> Iterator[nn.Module]:
         yield from _parts(child, is_root=False)
 
 
-def _compile(module: nn.Module) -> None:
+def _compile(module: nn.Module, *, recompile_limit: int) -> None:
     if type(module).forward.__module__.startswith("torch."):
-        module._compiled_call_impl = torch.compile(_traced(module._call_impl))
+        traced = _traced(module._call_impl)
+        module._compiled_call_impl = torch.compile(traced, recompile_limit=recompile_limit)  # type: ignore[call-overload]
     else:
-        module.compile()
+        module.compile(recompile_limit=recompile_limit)
 
 
 def _traced(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.training.host_gradients import numbers_of
+
 _CHUNK_BYTES = 64 * 2**20  # of gradients that are exchanged at a time
 
 
@@ -72,7 +74,7 @@ class ExchangedUpdates(ABC):
         for p in parameters:
             if self.is_exchanged(p):
                 data, gradient, lent = p.data, p.grad, self.lent(p)
-                like = None if gradient is None else gradient.to(lent.device, lent.dtype)
+                like = None if gradient is None else numbers_of(gradient).to(lent.device, lent.dtype)
                 _exchange(p, lent, like)
                 kept.append((p, data, gradient))
         try:

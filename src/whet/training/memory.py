@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from whet.measure.clock import device_type_of
+from whet.training.host_gradients import numbers_of
 from whet.training.masters import has_master, value_of
 
 PARTS = {
@@ -56,12 +58,17 @@ class StepMemory(BaseModel):
 
 
 def step_memory(model: nn.Module, optimizer: Optimizer, peak_bytes: int) -> StepMemory:
-    """Divide a peak among parameters, gradients, the optimiser's state and the rest. Call it after an update."""
-    parameters = _num_bytes([*model.parameters(), *model.buffers()])
-    gradients = _num_bytes([p.grad for p in model.parameters() if p.grad is not None])
+    """Divide a peak among parameters, gradients, the optimiser's state and the rest. Call it after an update.
+
+    What lies in another memory than the model, as the host's, is no part of the peak.
+    """
+    kind = device_type_of(model.parameters())
+    parameters = _num_bytes([*model.parameters(), *model.buffers()], kind)
+    gradients = _num_bytes([numbers_of(p.grad) for p in model.parameters() if p.grad is not None], kind)
     state = _num_bytes(
         [x for x in tree_leaves([dict(one) for one in optimizer.state.values()]) if isinstance(x, Tensor)]
-        + [value_of(p) for p in model.parameters() if has_master(p)]
+        + [value_of(p) for p in model.parameters() if has_master(p)],
+        kind,
     )
     peak_bytes = max(0, peak_bytes)
     other = max(0, peak_bytes - parameters - gradients - state)
@@ -74,9 +81,9 @@ def step_memory(model: nn.Module, optimizer: Optimizer, peak_bytes: int) -> Step
     )
 
 
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors; storages that several of them share count once."""
-    storages = [x.untyped_storage() for tensor in tensors for x in _plain(tensor)]
+def _num_bytes(tensors: Iterable[Tensor], device_type: str) -> int:
+    """Return the bytes of tensors on devices of a type; storages that several of them share count once."""
+    storages = [x.untyped_storage() for tensor in tensors for x in _plain(tensor) if x.device.type == device_type]
     return sum({(x.device, x.data_ptr()): x.nbytes() for x in storages}.values())
 
 

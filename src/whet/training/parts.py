@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -37,3 +38,10 @@ class Parts:
     def device_type(self) -> str:
         """Return the kind of device that the model is on: "cpu" or "cuda"."""
         return device_type_of(self.model.parameters())
+
+
+def num_processes() -> int:
+    """Return how many processes train together, as torch.distributed knows them."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return 1

@@ -6,7 +6,7 @@ is that of one run, does not tell. So the original is also run with its paramete
 sums in another order moves what follows, and by 2^-8, as bfloat16 rounds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from whet.training import gradients
 from whet.workload.training import Loss
 
-_SUMS, _BFLOAT16 = 1e-5, 2.0**-8  # relative
+SUMS, BFLOAT16 = 1e-5, 2.0**-8  # relative
+MOVES = {SUMS: ("error",), BFLOAT16: ("bend", "length")}  # how far parameters are moved, and what is measured then
 
 
 def sensitivity(
@@ -35,16 +36,37 @@ def sensitivity(
         the relative change of the norm [1], after the large one.
     """
     found: dict[str, Tensor] = {}
-    for size, kinds in ((_SUMS, ("error",)), (_BFLOAT16, ("bend", "length"))):
+    for size in MOVES:
         moved: dict[str, Tensor] = {}
         for number, batch in enumerate(batches):
             moved |= _moved_gradients(model, loss, batch, size, number, seed=seed)
-        for key in (key for key in reference if not key.startswith("norm.")):
-            distances = gradients.distances(moved, reference, key)
-            for kind in kinds:
-                name = f"{kind}.{gradients.plain(key)}"
-                found[name] = torch.maximum(found.get(name, torch.zeros(1)), torch.tensor([distances[kind]]))
+        for name, value in distances_of(moved, reference, size).items():
+            found[name] = torch.maximum(found.get(name, torch.zeros(1)), value)
     return found
+
+
+def distances_of(moved: dict[str, Tensor], reference: dict[str, Tensor], size: float) -> dict[str, Tensor]:
+    """Return how far gradients lie from a reference after a move of the parameters, as `sensitivity` does.
+
+    Args:
+        moved: The gradients after the move.
+        reference: The gradients without it.
+        size: How far the parameters were moved: SUMS or BFLOAT16.
+    """
+    found: dict[str, Tensor] = {}
+    for key in (key for key in reference if not key.startswith("norm.")):
+        distances = gradients.distances(moved, reference, key)
+        for kind in MOVES[size]:
+            name = f"{kind}.{gradients.plain(key)}"
+            found[name] = torch.maximum(found.get(name, torch.zeros(1)), torch.tensor([distances[kind]]))
+    return found
+
+
+@torch.no_grad()
+def move(parameters: Iterable[Tensor], size: float, generator: torch.Generator) -> None:
+    """Move each number by at most this part of it, up or down by chance."""
+    for p in parameters:
+        p.mul_(1 + size * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device, p.dtype))
 
 
 def _moved_gradients(
@@ -57,9 +79,7 @@ def _moved_gradients(
     generator = torch.Generator().manual_seed(number)
     before = [p.detach().clone() for p in model.parameters()]
     try:
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(1 + size * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device, p.dtype))
+        move(model.parameters(), size, generator)
         found = gradients.gradients_of(model, loss, [batch], seed=seed)
     finally:
         with torch.no_grad():

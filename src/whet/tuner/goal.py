@@ -20,7 +20,7 @@ class Goal:
     Attributes:
         objective: "latency", "throughput", "memory" or "size".
         max_drop: The allowed drop in quality, as a fraction of the original's.
-        max_memory_bytes: The allowed peak memory of the process; None for any.
+        max_memory_bytes: The allowed peak memory of the process, or of a training's step; None for any.
         max_slowdown: For memory in training: how many times the original's time a step may take.
         allow_batch: For training: whether larger batches are measured too.
         is_default_drop: Whether the user left the allowed drop to whet.

@@ -82,7 +82,6 @@ class Plan:
 
     def checked_directory(self) -> Path | None:
         """Check everything that can be checked before the work, and return the output directory, if one was given."""
-        check_memory(self.goal.max_memory_bytes)
         if self.storage:
             Study.check_storage(self.storage)
         return checked_directory(self.out or None, self.resume, has_own_study=not self.storage)
@@ -133,7 +132,8 @@ def tune(
         max_slowdown: For the memory of a training: how many times the original's time a step may take.
         allow_batch: For a training: also measure larger batches, after equal numbers of samples, with the learning rate
             that is customary for them. They are no part of the recipe.
-        max_memory_bytes: Allowed peak resident memory of the whole process.
+        max_memory_bytes: Allowed peak resident memory of the whole process; for a training, what a step may take above
+            what the process held before the model was built.
         budget_s: Seconds for everything, from the examination of the model to the report. After 1.25 times the budget
             and 10 s nothing runs any more. If the budget is too small for a verdict, the verdict is "inconclusive",
             and `needed_s` is a budget that is large enough. Waiting for a quiet machine comes on top.
@@ -166,7 +166,8 @@ def tune(
         goal.check_for_model()
     check_excluded(plan.exclude, {**TABLE, **TRAINING_TABLE} if may_be_training else TABLE)
     try:
-        result = _tuned(plan, _prepared(target, inputs, quality, calibration), patience, listener)
+        prepared = _prepared(target, inputs, quality, calibration)
+        result = _tuned(plan, prepared, patience, listener, may_be_training=may_be_training)
     except TrainingTarget:
         return _trained(plan, _prepared(target, inputs, quality, calibration), patience, listener)
     if not isinstance(target, str):
@@ -196,9 +197,18 @@ def _trained(plan: Plan, preparing: AbstractContextManager[Prepared], patience: 
         )
 
 
-def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Patience, listener: Listener) -> Result:
+def _tuned(
+    plan: Plan,
+    preparing: AbstractContextManager[Prepared],
+    patience: Patience,
+    listener: Listener,
+    *,
+    may_be_training: bool,
+) -> Result:
     """Examine the target, search, conclude, and write everything into the output directory."""
     began = datetime.datetime.now(datetime.UTC)
+    if not may_be_training:
+        check_memory(plan.goal.max_memory_bytes)
     chosen = plan.checked_directory()
     listener.begins()
     budget = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
@@ -206,6 +216,8 @@ def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Pa
         run = budget.bounded(unbounded)
         facts = _examined(run, target, plan, patience)
         plan.goal.check_for_model()
+        if may_be_training:  # the memory of a training is what it adds to such a process
+            check_memory(plan.goal.max_memory_bytes)
         listener.looked(facts)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(plan.storage, directory, target.name, plan.goal, facts, plan.resume, plan.exclude)

@@ -34,7 +34,7 @@ def choose(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVaria
 
 def improves(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
     """Return whether a point is proved better than the original in the objective, within the memory allowed."""
-    return not _is_too_large(goal, point) and _is_better(goal, baseline, point)
+    return not is_too_large(goal, point) and _is_better(goal, baseline, point)
 
 
 def _is_better(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
@@ -104,7 +104,7 @@ def no_gain(
         no_graph: Why the model cannot be exported as a graph; "" where it can.
     """
     rejected = [r for r in records if r.status == "rejected"]
-    too_large = [p for p in points if _is_too_large(goal, p) and _is_better(goal, baseline, p)]
+    too_large = [p for p in points if is_too_large(goal, p) and _is_better(goal, baseline, p)]
     if not records and no_graph:
         return f"No gain: no technique was tried: {no_graph}; the original stays."
     if not records:
@@ -245,7 +245,7 @@ def out_of_time(records: Sequence[TrialRecord], best: TrialRecord | None, needed
     )
 
 
-def _is_too_large(goal: Goal, point: MeasuredVariant) -> bool:
+def is_too_large(goal: Goal, point: MeasuredVariant) -> bool:
     """Return whether a point takes more memory than allowed."""
     return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
 

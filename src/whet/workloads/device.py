@@ -1,15 +1,16 @@
 """Put a workload on another device: `TARGET?device=cuda`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.errors import TargetError
 from whet.signature import Outputs
-from whet.workload import Predict, Quality, Workload
+from whet.workload import Predict, Quality, TrainingWorkload, Workload
+from whet.workload.training import Loss
 
 DEVICES = ("cpu", "cuda")
 
@@ -61,6 +62,37 @@ def on_device(workload: Workload, device: str) -> Workload:
         calibration=[_moved(batch, device) for batch in workload.calibration],
         quality=None if workload.quality is None else _quality_on(workload.quality, device),
     )
+
+
+def training_on_device(workload: TrainingWorkload, device: str) -> TrainingWorkload:
+    """Return a training run whose model is moved in place to a device, and whose batches follow in each step.
+
+    The batches stay where they are until the loss needs them, as in a loop that moves each batch, so that the loader
+    stays the one that techniques know. Moving a batch that is on the device already costs nothing.
+    """
+    return replace(
+        workload,
+        model=workload.model.to(device),
+        loss=LossOnDevice(workload.loss, device),
+        evaluation=None if workload.evaluation is None else _quality_on(workload.evaluation, device),
+    )
+
+
+@dataclass(frozen=True)
+class LossOnDevice:
+    """Move each batch to a device before its loss is computed.
+
+    Attributes:
+        loss: Called as loss(model, batch).
+        device: Where the model is.
+    """
+
+    loss: Loss
+    device: str
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of one batch."""
+        return self.loss(model, _moved(batch, self.device))
 
 
 def _quality_on(quality: Quality, device: str) -> Quality:

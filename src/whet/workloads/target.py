@@ -20,7 +20,7 @@ from whet.errors import MissingExtra, TargetError, TrainingTarget, WhetError, is
 from whet.workload import InferenceWorkload, Quality, TrainingWorkload
 from whet.workload.measurables import AnyWorkload
 from whet.workloads import BUILTIN, BUILTIN_TRAINING, huggingface, huggingface_training
-from whet.workloads.device import on_device, split_device
+from whet.workloads.device import on_device, split_device, training_on_device
 from whet.workloads.sizes import checked_sizes, resized
 from whet.workloads.user_code import check_file, load_function, parameters_of, what_and_where
 
@@ -55,6 +55,8 @@ def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) ->
     workload = _resolved(target, sizes, device)
     if device and isinstance(workload, InferenceWorkload):
         return on_device(workload, device)
+    if device and isinstance(workload, TrainingWorkload):
+        return training_on_device(workload, device)
     return workload
 
 

@@ -14,14 +14,13 @@ Source          PyTorch documentation, "Gradient accumulation"; transformers iss
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.memory import StepMemory
 from whet.training.optimizers import GRADIENTS
-from whet.training.parts import Parts
+from whet.training.parts import Parts, num_processes
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 from whet.workload.batch_parts import num_samples_of
@@ -47,11 +46,7 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
         return NotApplicable(f"{options.num_parts} parts; give 2 or more")
     if any(isinstance(m, _NORMS) for m in parts.model.modules()):
         return NotApplicable("batch norms compare the samples of a batch")
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
+    if num_processes() > 1:
         return NotApplicable("several processes train the model, each of which sees its own targets alone")
     size = _batch_size(parts.batches)
     if size is not None and size < options.num_parts:

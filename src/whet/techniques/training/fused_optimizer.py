@@ -1,12 +1,17 @@
 """Update all parameters in one fused loop.
 
 What            The optimiser's own fused kernel: each number is read once, updated and written once. Optimisers without
-                one take all parameters operator by operator (kind="foreach").
+                one take all parameters operator by operator (kind="foreach"), or their step is compiled to such a loop
+                (kind="compiled").
 When it helps   Adam, AdamW, SGD and Adagrad whose update is a visible part of the step: small batches, many parameters.
-When it hurts   Hardly ever; "foreach" needs memory for intermediate results of all parameters at once.
-Numerics        The same formula in another order of operations: 1e-6 relative of an update.
-Composes        With everything that keeps the optimiser.
-Source          PyTorch documentation, torch.optim.AdamW, "fused" and "foreach".
+                Others, such as NAdam and RMSprop, with kind="compiled".
+When it hurts   Hardly ever; "foreach" needs memory for intermediate results of all parameters at once. "compiled" takes
+                some ten seconds in the first step.
+Numerics        The same formula in another order of operations: 1e-5 relative of an update.
+Composes        With everything that keeps the optimiser. Beside bf16_parameters, whose updates exchange the parameters'
+                data, a compiled step runs as it is written.
+Source          PyTorch documentation, torch.optim.AdamW, "fused" and "foreach"; PyTorch tutorial, "Compiling the
+                optimizer with torch.compile".
 """
 
 from collections.abc import Mapping
@@ -16,6 +21,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from whet.artefact.inductor import missing_tools
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.optimizers import OPTIMIZER
@@ -23,8 +29,17 @@ from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("fused", "foreach")}
+_SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("fused", "foreach", "compiled")}
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+_COMPILED = (  # Adafactor and Muon read numbers in the middle of a step, which a compiler cannot follow
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +47,8 @@ class Options:
     """Hold the options of fused_optimizer.
 
     Attributes:
-        kind: "fused" for one kernel, "foreach" for one operator after the other over all parameters.
+        kind: "fused" for one kernel, "foreach" for one operator after the other over all parameters, "compiled" for
+            generated code.
     """
 
     kind: str = "fused"
@@ -43,9 +59,11 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     optimizer = parts.optimizer
     name = type(optimizer).__name__
     if options.kind not in _SPACE["kind"]:
-        return NotApplicable(f"kind must be fused or foreach, not {options.kind!r}")
+        return NotApplicable(f"kind must be fused, foreach or compiled, not {options.kind!r}")
     if options.kind == "fused" and type(optimizer) not in _FUSED:
         return NotApplicable(f"{name} has no fused kernel")
+    if options.kind == "compiled":
+        return _may_compile(parts)
     if options.kind == "foreach" and type(optimizer) in _FUSED:
         return NotApplicable(f"{name} has a fused kernel, which is faster")
     is_torchs = getattr(torch.optim, name, None) is type(optimizer)
@@ -60,6 +78,20 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies(f"one loop for {sum(len(group['params']) for group in optimizer.param_groups)} parameters")
 
 
+def _may_compile(parts: Parts) -> Applicability:
+    """Check that the optimiser is one whose step the compiler can follow, and that no kernel does better."""
+    optimizer = parts.optimizer
+    if type(optimizer) not in _COMPILED:
+        has_kernel = type(optimizer) in _FUSED
+        why = "has a fused kernel, which is faster" if has_kernel else "has a step that cannot be compiled as a whole"
+        return NotApplicable(f"{type(optimizer).__name__} {why}")
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return NotApplicable("the optimiser's step is differentiated")
+    if reason := missing_tools(at_load=True, device=parts.device_type):
+        return NotApplicable(reason)
+    return Applies("the update as generated code")
+
+
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     """Return the highest possible speedup: the update takes what moving its numbers takes."""
     return profile.bound(optimizer_s=profile.least_optimizer_s(limits))
@@ -67,10 +99,56 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with the same optimiser, which is fused from its next step on."""
+    if options.kind == "compiled":
+        _CompiledStep(parts.optimizer)
+        return parts
     use = _take_together if options.kind == "foreach" else _fuse
     use(parts.optimizer)
     parts.optimizer.register_load_state_dict_post_hook(use)  # a checkpoint brings its own settings
     return parts
+
+
+class _CompiledStep:
+    """Make the steps of an optimiser by generated code, for the groups of parameters that it has by itself.
+
+    The code takes learning rates as tensors. As a number, each new rate of a schedule would be compiled anew, and after
+    eight of them the compiler would give up.
+    """
+
+    _wrapped_by_lr_sched = True  # schedules then take it as it is
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """Take the place of the optimiser's step."""
+        self._optimizer, self._plain, self._groups = optimizer, optimizer.step, optimizer.param_groups
+        self._compiled = torch.compile(self._plain)
+        optimizer.register_load_state_dict_post_hook(self._have_loaded)
+        optimizer.step = self  # type: ignore[method-assign]
+
+    def __call__(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._optimizer.param_groups is self._groups:
+            self._make_step()
+        else:  # somebody exchanges parameters
+            self._plain()
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # as schedules note it in their own wrapper
+        return loss
+
+    def _make_step(self) -> None:
+        rates = [group["lr"] for group in self._groups]
+        for group, rate in zip(self._groups, rates, strict=True):
+            group["lr"] = torch.as_tensor(rate, dtype=torch.float32)
+        try:
+            self._compiled()
+        finally:
+            for group, rate in zip(self._groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _have_loaded(self, optimizer: Optimizer) -> None:
+        """Take the groups that a checkpoint has put in the place of the old ones."""
+        self._groups = optimizer.param_groups
 
 
 def _take_together(optimizer: Optimizer) -> None:

@@ -1,33 +1,47 @@
 """Keep the optimiser's state in the host's memory, and update there.
 
 What            For an update, gradients and parameters are copied to the CPU some at a time, updated by the same
-                optimiser there, and copied back. Its state lies in the host's memory.
-When it helps   A GPU whose memory the optimiser's state fills: 8 bytes a parameter with Adam.
+                optimiser there, and copied back. Its state lies in the host's memory. With gradients=True, so do the
+                gradients from backward to the update: each one moves as soon as it is there.
+When it helps   A GPU whose memory the optimiser's state fills: 8 bytes a parameter with Adam, and 4 of gradients.
 When it hurts   Always in time: each step moves 12 bytes a parameter over the bus, and the CPU updates. On a CPU there
                 is no other memory, so it is refused.
 Numerics        The same formula, computed by the CPU: 1e-6 relative of an update.
-Composes        Alone in its group (optimizer). Clipping and accumulation go on to work; to free gradients as well, take
-                optimizer_in_backward.
+Composes        Alone in its group (optimizer). Clipping and accumulation go on to work. With gradients=True, p.grad is
+                a tensor whose numbers lie on the host, which computes what the loop does with it: norms, factors,
+                sums. Kernels of other libraries that read its address do not work. It is refused where several
+                processes train together.
 Source          Ren et al., 2021, arXiv:2101.06840 (ZeRO-Offload).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.exchanged_updates import ExchangedUpdates
+from whet.training.host_gradients import keep_gradients_on_host
 from whet.training.memory import StepMemory
 from whet.training.optimizers import OPTIMIZER, updates_one_by_one
-from whet.training.parts import Parts
+from whet.training.parts import Parts, num_processes
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"gradients": (False, True)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Hold the options of optimizer_offload. There are none."""
+    """Hold the options of optimizer_offload.
+
+    Attributes:
+        gradients: Whether gradients lie in the host's memory too, from backward to the update.
+    """
+
+    gradients: bool = _SPACE["gradients"][0]
 
 
 class UpdatesOnHost(ExchangedUpdates):
@@ -56,7 +70,9 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
         return NotApplicable("the optimiser has a state on the GPU already: apply this before the first step")
     if any(group.get("capturable") for group in parts.optimizer.param_groups):
         return NotApplicable("the optimiser is capturable, which only works on a GPU")
-    return Applies("the optimiser's state lies in the host's memory")
+    if options.gradients and num_processes() > 1:
+        return NotApplicable("several processes train the model, and sum the gradients where they are")
+    return Applies(f"the optimiser's state {'and the gradients lie' if options.gradients else 'lies'} on the host")
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
@@ -65,13 +81,15 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 
 def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: the state lies in the host's memory."""
-    return memory.left(optimizer=0.0)
+    """Return the least bytes of a step: the state lies in the host's memory, and all gradients but a few may too."""
+    return memory.left(optimizer=0.0, gradients=0.02 if options.gradients else 1.0)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with an optimiser that updates in the host's memory."""
     UpdatesOnHost(parts.optimizer)
+    if options.gradients:
+        keep_gradients_on_host(p for group in parts.optimizer.param_groups for p in group["params"])
     return parts
 
 
@@ -86,6 +104,7 @@ TECHNIQUE = TrainingTechnique(
     predict=predict,
     apply=apply,
     keeps_dropout=True,
+    space=_SPACE,
     groups=frozenset({OPTIMIZER}),
     predict_memory=predict_memory,
 )

@@ -1,13 +1,15 @@
 """Judge whether a script with a recipe trains as the script does: its first gradients and updates, and its losses.
 
 The reference is the script itself. How far rounding alone moves it is known from a run of the script on one thread,
-which adds in another order.
+which adds in another order, and from runs whose parameters were moved by rounding errors before the first step.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from whet.measure.evidence import Losses, agreement_between
@@ -15,6 +17,7 @@ from whet.scripts.command import ScriptOutcome
 from whet.scripts.messages import GRADIENTS, ScriptRecord
 from whet.training import gradients
 from whet.training.gradients import GradientProof
+from whet.training.sensitivity import distances_of
 from whet.training.technique import Exactness
 from whet.tuner.records import TrainingEvidence
 
@@ -30,15 +33,26 @@ class Original:
     Attributes:
         run: A run.
         other: A run on one thread; the same run where the machine has one core.
+        moved: Runs with moved parameters, by how far these were moved; see whet.training.sensitivity.
     """
 
     run: ScriptOutcome
     other: ScriptOutcome
+    moved: Mapping[float, Sequence[ScriptOutcome]] = field(default_factory=dict)
 
     @property
     def losses(self) -> list[float | None]:
         """Return the loss of each step."""
         return _record(self.run).losses
+
+    @cached_property
+    def moves(self) -> dict[str, Tensor]:
+        """Return how far rounding errors of the parameters move the first gradients; the worst run counts."""
+        own, found = _of([0], gradients.read(self.run.directory / GRADIENTS)), dict[str, Tensor]()
+        for size, outcome in ((size, outcome) for size, outcomes in self.moved.items() for outcome in outcomes):
+            moved = distances_of(_of([0], gradients.read(outcome.directory / GRADIENTS)), own, size)
+            found |= {name: torch.maximum(value, found.get(name, value)) for name, value in moved.items()}
+        return found
 
     @property
     def loss_spread(self) -> float:
@@ -89,11 +103,12 @@ def _gradients(original: Original, found: ScriptOutcome, exactness: Exactness) -
     own, other, new = (
         gradients.read(outcome.directory / GRADIENTS) for outcome in (original.run, original.other, found)
     )
-    first = gradients.judged(_of([0], new), _of([0], other), _of([0], own), exactness, against=_AGAINST)
+    moves = original.moves
+    first = gradients.judged(_of([0], new), _of([0], other), _of([0], own), exactness, moves, against=_AGAINST)
     if not first.is_same or exactness is not Exactness.EXACT:
         return first
     later = gradients.judged(
-        _of([1, 2], new), _of([1, 2], other), _of([1, 2], own), Exactness.ROUNDED, against=_AGAINST
+        _of([1, 2], new), _of([1, 2], other), _of([1, 2], own), Exactness.ROUNDED, moves, against=_AGAINST
     )
     return first if later.is_same else later
 

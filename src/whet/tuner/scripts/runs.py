@@ -14,6 +14,7 @@ from whet.scripts.messages import ScriptRequest
 from whet.scripts.step_times import quiet_steps
 
 PROOF_STEPS = 12
+_MOVED_STEPS = 2  # of a run whose first gradients alone are looked at
 LEAST_STEPS = 8
 RUN_S = 2.0  # seconds of steps that are enough to time a process
 _NEVER = 1e9
@@ -43,6 +44,15 @@ class ScriptRuns:
         return self._run(
             ScriptRequest(steps=tuple(steps), num_steps=number, enough_s=RUN_S, is_proof=True, num_threads=num_threads)
         )
+
+    def moved(self, size: float, number: int) -> ScriptOutcome:
+        """Run the first steps of the script as it is, with its parameters moved by a rounding error of this size.
+
+        Args:
+            size: The part of each parameter by which it is moved at most.
+            number: Which of several moves.
+        """
+        return self._run(ScriptRequest(num_steps=_MOVED_STEPS, enough_s=0.0, is_proof=True, moved=size, move=number))
 
     def timed(self, steps: Sequence[Step] = (), *, is_watched: bool = False) -> ScriptOutcome:
         """Run as many steps as a timing needs."""

@@ -101,7 +101,9 @@ class ScriptSearch:
         self._base_s = timed_run(original.run).seconds
 
     def go(self, todo: Sequence[Candidate], left_s: float) -> None:
-        """Try all candidates, then those that were proved but did not pay once more on top of what was kept.
+        """Try all candidates, then those that did not pay or were rejected alone once more on top of what was kept.
+
+        What is wrong alone may be right in another layout: a compiler has other code for it.
 
         Args:
             todo: The candidates, the most promising first.
@@ -121,9 +123,7 @@ class ScriptSearch:
                 continue
             if _pays(record, kept):
                 kept = record
-            elif record.status == "done" and kept.steps:
-                continue
-            elif record.status == "done":
+            elif record.status in ("done", "rejected") and not kept.steps:
                 again.append(candidate)
         for candidate in again:
             if not _may_join(candidate, kept):

@@ -25,6 +25,7 @@ from whet.recipe import Step
 from whet.scripts.command import ScriptCommand, ScriptOutcome
 from whet.scripts.messages import ScriptRecord
 from whet.training.loss_proof import TRAINING_LOSS, LossPair, LossProof, is_over, judge
+from whet.training.sensitivity import BFLOAT16, SUMS
 from whet.training.technique import Exactness
 from whet.tuner.budget import Budget
 from whet.tuner.goal import MAX_DROP_TRAINING
@@ -41,6 +42,7 @@ from whet.tuner.training.trial import exactness_of
 
 NUM_STEPS = 40
 _ROUNDS, _MIN_ROUNDS = 8, 6
+_NUM_MOVES = {SUMS: 1, BFLOAT16: 3}  # runs with moved parameters, by how far these are moved
 _RUN_LIMIT_S = 300.0
 _FINALS_SHARE, _LOSSES_SHARE = 0.4, 0.25  # of the budget
 
@@ -115,7 +117,10 @@ def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Re
 
 
 def examine(runs: ScriptRuns, name: str) -> Examined:
-    """Run the script as it is four times: watched, once more, and with dropout off on all threads and on one.
+    """Run the script as it is eight times.
+
+    It is watched, run once more, run with dropout off on all threads and on one, and four times with its parameters
+    moved by rounding errors of two sizes.
 
     Raises:
         TargetError: It cannot be run, or its loop cannot be recognised.
@@ -147,7 +152,10 @@ def examine(runs: ScriptRuns, name: str) -> Examined:
     _recorded(run, name)
     other = run if describe().cores < 2 else runs.proof(num_threads=1)
     _recorded(other, name)
-    return Examined(first, timed_run(second), Original(run, other))
+    moved = {size: [runs.moved(size, number) for number in range(count)] for size, count in _NUM_MOVES.items()}
+    for outcome in (outcome for outcomes in moved.values() for outcome in outcomes):
+        _recorded(outcome, name)
+    return Examined(first, timed_run(second), Original(run, other, moved))
 
 
 def _recorded(outcome: ScriptOutcome, name: str) -> ScriptRecord:

@@ -35,7 +35,6 @@ from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import (
     LEAST_STEPS,
-    MIN_ROUNDS,
     MOST_STEPS,
     compare_finalists,
     needs_losses,
@@ -45,7 +44,7 @@ from whet.tuner.training.points import measured_point, screened_point
 from whet.tuner.training.report import write_training_report
 from whet.tuner.training.soundness import out_of_memory
 from whet.tuner.training.trial import TrainingMeasured, exactness_of
-from whet.tuner.training.words import gain_sentence, no_gain_sentence
+from whet.tuner.training.verdict import best_point, conclusion, is_proved
 from whet.tuner.verdict import untried
 
 _EXAMINATION_LIMIT_S = 600.0
@@ -108,6 +107,7 @@ def tune_training(
     with tempfile.TemporaryDirectory(prefix="whet-train-") as scratch:
         facts = _examined(bounded, address, plan, Path(scratch), patience)
         listener.looked_at_training(facts)
+        _check_memory(plan.goal, facts)
         context = TrainingContext(address, facts, Path(scratch), bounded, plan.trial_limit_s)
         asked_s = budget.elapsed_s
         original = patience.measure(lambda: context.original(budget.left_at_most_s), lambda found: found.outcome.busy)
@@ -147,6 +147,20 @@ def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path, pati
     facts = outcome.answer(TrainingFacts)
     assert facts is not None
     return facts
+
+
+def _check_memory(goal: Goal, facts: TrainingFacts) -> None:
+    """Check that the parameters alone fit into the allowed memory.
+
+    Raises:
+        OptionError: They do not. Techniques that round can halve them at best.
+    """
+    least = facts.memory.parameter_bytes // 2
+    if goal.max_memory_bytes is not None and goal.max_memory_bytes < least:
+        raise OptionError(
+            f"no step fits into {num_bytes(goal.max_memory_bytes)}: the parameters take {num_bytes(2 * least)}, in "
+            "bfloat16 half of it; give more --max-memory"
+        )
 
 
 def _searched(
@@ -195,11 +209,11 @@ def _concluded(
     baseline = _original_point(facts, original, runs)
     judged = [(record, claim) for record, claim in zip(finalists, claims, strict=True) if claim.num_pairs]
     points = [measured_point(record, claim, facts.num_samples) for record, claim in judged]
-    best = _best(goal, baseline, points)
+    best = best_point(goal, baseline, points)
     for point in sorted((p for p in points if p is best or p.verdict == Verdict.PASS), key=lambda p: p is not best):
-        if needs_losses(point.steps) and not _is_proved(best):
+        if needs_losses(point.steps) and not is_proved(best):
             _prove(context, goal, baseline, point, budget, listener)
-    word, sentence, kept = _verdict(goal, facts, baseline, best, points, records, patience)
+    word, sentence, kept = conclusion(goal, facts, baseline, best, points, records, patience)
     compile_only = next((r for r in records if [s.technique for s in r.steps] == ["compile"] and r.speedup), None)
     return Result(
         kind="training",
@@ -268,11 +282,6 @@ def _larger_batches(
     )
 
 
-def _is_proved(point: MeasuredVariant) -> bool:
-    """Return whether a recipe is known to train as the original does."""
-    return not needs_losses(point.steps) or (point.losses is not None and point.losses.is_same is True)
-
-
 def _finalists(goal: Goal, records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return the best trial, and the best one that promises more: if the first reaches another loss, it stays."""
     best = ranked(goal, records)
@@ -305,65 +314,6 @@ def _original_point(facts: TrainingFacts, original: TrainingMeasured, runs: Sequ
         process_latencies_ms=[run.seconds * 1e3 for run in runs],
         noise=noise_floor([[run.seconds for run in runs]]) if len(runs) > 1 else 1.0,
         training=evidence,
-    )
-
-
-def _best(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVariant]) -> MeasuredVariant:
-    """Return the best point that the times prove; the original where none is proved."""
-    if goal.objective == "memory":
-        small = [p for p in points if p.is_smaller and 1 / p.speedup_ci95[0] <= goal.max_slowdown]
-        return min(small, key=lambda p: p.peak_bytes, default=baseline)
-    proved = [point for point in points if point.verdict == Verdict.PASS]
-    return max(proved, key=lambda point: point.speedup, default=baseline)
-
-
-def _verdict(
-    goal: Goal,
-    facts: TrainingFacts,
-    baseline: MeasuredVariant,
-    best: MeasuredVariant,
-    points: Sequence[MeasuredVariant],
-    records: Sequence[TrialRecord],
-    patience: Patience,
-) -> tuple[str, str, MeasuredVariant]:
-    """Return the verdict in a word and a sentence, and the point that is kept."""
-    if best is not baseline and needs_losses(best.steps):
-        if best.losses is not None and best.losses.is_same:
-            return "gain", gain_sentence(goal, facts, baseline, best) + _smaller(goal, best, points), best
-        surer = _best(goal, baseline, [p for p in points if p is not best and _is_proved(p)])
-        if surer is not baseline:
-            why = "" if best.losses is None else f" {best.label} is left out: {best.losses.words}."
-            return "gain", gain_sentence(goal, facts, baseline, surer) + why, surer
-        if best.losses is not None and best.losses.is_same is False:
-            return "no-gain", f"{best.label} is better, but {best.losses.words}. The original stays.", baseline
-        told = "no pair of runs fitted into the budget" if best.losses is None else best.losses.words
-        return "inconclusive", f"{best.label} is better, but {told}. Give a larger --budget.", baseline
-    if best is not baseline:
-        return "gain", gain_sentence(goal, facts, baseline, best) + _smaller(goal, best, points), best
-    if patience.has_run_out:
-        return "inconclusive", f"No verdict: {patience.sentence}. The original stays.", baseline
-    if goal.objective == "memory" and any(len(point.process_latencies_ms) < MIN_ROUNDS for point in points):
-        return "inconclusive", "The budget ended before the finals had enough pairs; give a larger --budget.", baseline
-    if any(point.verdict == Verdict.INCONCLUSIVE for point in points):
-        return (
-            "inconclusive",
-            "The times of the finals do not tell. The original stays; give a larger --budget.",
-            baseline,
-        )
-    if records and all(record.status == "failed" for record in records):
-        return "failed", f"Every trial failed; the first: {records[0].reason}", baseline
-    return "no-gain", no_gain_sentence(goal, records), baseline
-
-
-def _smaller(goal: Goal, best: MeasuredVariant, points: Sequence[MeasuredVariant]) -> str:
-    """Return why smaller finalists are left out, where memory was asked for; "" where there are none."""
-    if goal.objective != "memory":
-        return ""
-    smaller = [point for point in points if point.is_smaller and point.peak_bytes < best.peak_bytes]
-    return "".join(
-        f" {point.label} is left out: a step takes {num_bytes(point.peak_bytes)}, but up to "
-        f"{1 / point.speedup_ci95[0]:.3g} times the original's time; {goal.max_slowdown:g} is allowed."
-        for point in smaller
     )
 
 
