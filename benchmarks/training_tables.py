@@ -142,6 +142,9 @@ def training_summary(peers: dict[str, Any], scripts: dict[str, Any] | None) -> l
     for row in scripts["rows"].values():
         name, recipe, speedup, _, loss = [cell.strip() for cell in row.strip("| ").split("|")][:5]
         lines.append(f"| {name} | {recipe} | {speedup} | {loss} |")
+    return lines
+
+
 def _tokenising(report: dict[str, Any]) -> list[str]:
     again = report["again"]
     lines = [
@@ -158,6 +161,9 @@ def _tokenising(report: dict[str, Any]) -> list[str]:
         verdict = "reached" if low >= report["goal"] else "missed" if high < report["goal"] else "open"
         speeds = " | ".join(f"{row['tokens_per_s'][name] / 1e6:.2f}" for name in ("encode_batch", "whet"))
         lines.append(f"| {row['what']} | {speeds} | {ratio_with_interval(row)} | {verdict} |")
+    return lines
+
+
 def _checkpointing(report: dict[str, Any]) -> list[str]:
     lines = [
         "## Saving checkpoints",
