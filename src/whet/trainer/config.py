@@ -16,7 +16,7 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """Be a table of the configuration. Keys that it does not know are refused."""
+    """Hold one table of the configuration. Keys that it does not know are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

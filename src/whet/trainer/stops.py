@@ -47,5 +47,5 @@ def stopping() -> Iterator[Stop]:
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        for known, handler in before.items():
+            signal.signal(known, handler if handler is not None else signal.SIG_DFL)
