@@ -9,6 +9,7 @@ from torch import nn
 from whet import Quality, TrainingWorkload
 from whet.models.decoder import Decoder
 from whet.models.decoder.config import read_config
+from whet.models.decoder.fresh import initialise
 from whet.models.resnet import ResNet
 from whet.workload.training import OutputLoss
 from whet.workloads import WEIGHTS, digits_cnn_training, docs_gpt, docs_gpt_training
@@ -45,7 +46,7 @@ def gpt() -> TrainingWorkload:
     workload = docs_gpt_training.build()
     config = read_config(WEIGHTS / docs_gpt.NAME).model_copy(update={**_SHAPE, "num_key_value_heads": 1})
     model = Decoder(config)
-    docs_gpt_training.initialise(model, torch.Generator().manual_seed(_seed()))
+    initialise(model, torch.Generator().manual_seed(_seed()))
     return _changed(workload, model=model, batches=_Smaller(workload.batches, _ROWS, _TOKENS), num_samples=_ROWS)
 
 

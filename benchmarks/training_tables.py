@@ -145,13 +145,57 @@ def training_summary(peers: dict[str, Any], scripts: dict[str, Any] | None) -> l
     return lines
 
 
+def _tokenising(report: dict[str, Any]) -> list[str]:
+    again = report["again"]
+    lines = [
+        "## Turning text into tokens",
+        f"The goal is {report['goal']:g} times the speed of the tokenizers library's `encode_batch` at least, which is "
+        "given the text in memory; whet reads a file, hashes it, and writes a store. A fresh process finds "
+        f"{again['num_bytes'] / 1e9:.1f} GB of tokens again in **{1e3 * again['seconds']:.0f} ms**.",
+        "",
+        "| text | encode_batch, M tokens/s | whet, M tokens/s | times as fast (95%) | |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        low, high = row["ci95"]
+        verdict = "reached" if low >= report["goal"] else "missed" if high < report["goal"] else "open"
+        speeds = " | ".join(f"{row['tokens_per_s'][name] / 1e6:.2f}" for name in ("encode_batch", "whet"))
+        lines.append(f"| {row['what']} | {speeds} | {ratio_with_interval(row)} | {verdict} |")
+    return lines
+
+
+def _checkpointing(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Saving checkpoints",
+        "For how long a training stands still at a save, beside the bare copy of its tensors to host memory; the goal "
+        f"is {report['aim']:.0%} of a step beyond the copy at most. The last column is what the steps lose afterwards, "
+        "while the thread hashes and writes on the same cores. `benchmarks/checkpointing.py` says how it is measured.",
+        "",
+        "| state | step | copy | save | beyond the copy, of a step (95%) | | written in | lost meanwhile (95%) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        low, high = row["added_share"]["ci95"]
+        verdict = "reached" if high <= report["aim"] else "missed" if low > report["aim"] else "open"
+        times = " | ".join(f"{row[name]:.1f} ms" for name in ("step_ms", "copy_ms", "save_ms"))
+        lost = row["lost_s"]
+        lines.append(
+            f"| {row['state_bytes'] / 1e6:,.0f} MB, {row['num_tensors']} tensors | {times} "
+            f"| **{row['added_share']['mean']:.2%}** ({low:.2%} to {high:.2%}) | {verdict} | {row['written_s']:.2f} s "
+            f"| {lost['mean']:.2f} s ({lost['ci95'][0]:.2f} to {lost['ci95'][1]:.2f}) |"
+        )
+    return lines
+
+
 SECTIONS: dict[str, Lines] = {
     "train_peers": _train_peers,
     "loss_kernel": _loss_kernel,
     "loader": _loader,
     "prepare_overhead": _prepare_overhead,
+    "checkpointing": _checkpointing,
     "foreign_scripts": _foreign_scripts,
     "latentwire": _latentwire,
+    "tokenising": _tokenising,
 }
 """Hold the section of each file of docs/results about training."""
 

@@ -38,6 +38,8 @@ from .techniques.catalogue import list_techniques as list_techniques
 from .techniques.prepare import prepare as prepare
 from .techniques.prepare_trainer import prepare_trainer as prepare_trainer
 from .trace_profiler.profile_trace import profile_trace as profile_trace
+from .trainer.loop import TrainResult as TrainResult
+from .trainer.train import train as train
 from .training.buffer_pool import BufferPool as BufferPool
 from .tuner.apply import apply as apply
 from .tuner.apply import apply_recipe as apply_recipe

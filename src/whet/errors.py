@@ -12,6 +12,7 @@ WhetError                     exit code 2
 ├── RecipeError               a recipe is damaged or does not fit
 │   └── RecipeRefused         a recipe is for another model, or costs too much quality; exit code 3
 ├── ArtefactError             a saved artefact is damaged or was called with inputs that it does not take
+├── CheckpointError           a training's checkpoint is damaged, is of a newer format, or does not fit
 ├── StudyError                a study file is damaged or belongs to another search
 ├── BaselineError             a baseline is damaged, missing, or of another machine; a git reference does not exist
 ├── TraceError                a trace file is damaged, or is of another kind
@@ -69,6 +70,10 @@ class RecipeRefused(RecipeError):
 
 class ArtefactError(WhetError):
     """A saved artefact is damaged, or was called with inputs that it does not take."""
+
+
+class CheckpointError(WhetError):
+    """A training's checkpoint is damaged, is of a newer format, or does not fit the training that loads it."""
 
 
 class StudyError(WhetError):

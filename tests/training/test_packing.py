@@ -287,3 +287,39 @@ def test_a_model_of_transformers_sees_the_documents_by_their_positions() -> None
     for parameter, gradient in wanted.items():
         # transformers computes rotary positions and the loss in float32.
         torch.testing.assert_close(packed[parameter], gradient, rtol=1e-5, atol=1e-8, msg=parameter)
+
+
+def naive_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """First-fit decreasing by its definition, one document after the other."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        place = next((i for i, free in enumerate(room) if free >= lengths[index]), len(rows))
+        if place == len(rows):
+            rows.append([])
+            room.append(row_length)
+        rows[place].append(index)
+        room[place] -= lengths[index]
+    return rows
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 30), st.data())
+def test_documents_of_one_length_are_placed_together_as_one_after_the_other(
+    row_length: int, data: st.DataObject
+) -> None:
+    lengths = data.draw(st.lists(st.integers(0, row_length), max_size=60))
+    assert packed_rows(lengths, row_length) == naive_rows(lengths, row_length)
+
+
+def test_rows_that_go_on_and_tokens_that_are_not_learnt() -> None:
+    """What follows a row is predicted by its last token; transformers are given the targets themselves."""
+    no = IGNORED
+    trained = [[[0, 0, 1], [1]], [[1, 1, 1, 1]]]
+    batch = token_batch([[[5, 6, 7], [8]], [[4, 3, 2, 1]]], 4, trained=trained, following=[no, 9])
+    assert batch.labels.tolist() == [[no, no, 7, no], [no, 3, 2, 1]]
+    assert batch.targets.tolist() == [[no, 7, no, no], [3, 2, 1, 9]]
+    assert batch.num_valid == 5
+    given_ = batch.for_transformers()
+    assert torch.equal(given_["shift_labels"], batch.targets)
+    assert "shift_labels" not in token_batch([[[5, 6]]], 2).for_transformers()

@@ -118,9 +118,9 @@ def test_a_schedule_that_steps_twice_is_found() -> None:
     assert prove_updates(workload, Trainer(workload)).is_same is True
     workload = replace(tiny_workload(), schedule=schedule)
     trainer = Trainer(workload)
-    assert trainer._scheduler is not None
-    step = trainer._scheduler.step
-    trainer._scheduler.step = lambda *args: (step(), step())[0]  # type: ignore[method-assign,func-returns-value]
+    assert trainer.scheduler is not None
+    step = trainer.scheduler.step
+    trainer.scheduler.step = lambda *args: (step(), step())[0]  # type: ignore[method-assign,func-returns-value]
     assert prove_updates(workload, trainer).is_same is False
 
 

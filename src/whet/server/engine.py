@@ -27,8 +27,8 @@ from whet.server.sampling_params import SamplingParams
 from whet.server.sizing import explaining_lack_of_memory
 from whet.server.stats import Observer, Stats
 from whet.server.structure import Structure
-from whet.server.text import FILE as TOKENIZER_FILE
 from whet.server.text import Tokenizer
+from whet.tokenizer_files.reading import FILE as TOKENIZER_FILE
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 

@@ -4,20 +4,19 @@ Source: the tokenizers library; the files that Hugging Face checkpoints bring (t
 config.json, generation_config.json, chat_template.jinja).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.errors import MissingExtra, RequestError, TargetError, foreign
+from whet.errors import RequestError, TargetError
 from whet.files import read_object
-from whet.server.chat_template import ChatTemplate
 from whet.server.compression import bytes_per_token
 from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from whet.tokenizer_files.byte_alphabet import BYTE_OF
+from whet.tokenizer_files.chat_template import ChatTemplate
+from whet.tokenizer_files.reading import CONFIG, FILE, SPECIAL_TOKENS, library, read_tokenizer, special_tokens
 
 __all__ = ["Detokenizer", "Tokenizer"]
-
-FILE = "tokenizer.json"
 
 # Many checkpoints pad their logits to a round number. A tokenizer that covers less than half belongs to another model.
 _LEAST_COVERED = 0.5
@@ -41,14 +40,14 @@ class Tokenizer:
     def __init__(self, directory: Path | str) -> None:
         self.directory = directory = Path(directory).resolve()
         self._tokenizer, described = _load(directory / FILE)
-        settings = read_object(directory / "tokenizer_config.json", required=False)
+        settings = read_object(directory / CONFIG, required=False)
         config = read_object(directory / "config.json", required=False)
         generation = read_object(directory / "generation_config.json", required=False)
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_id: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._special_ids = {id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        special = read_object(directory / "special_tokens_map.json", required=False)
-        names = _special_tokens(special) | _special_tokens(settings)
+        special = read_object(directory / SPECIAL_TOKENS, required=False)
+        names = special_tokens(special) | special_tokens(settings)
         self.bos_id: int | None = self._id_of(names.get("bos_token"), config.get("bos_token_id"))
         self.eos_ids: frozenset[int] = self._eos_ids(generation, config, names.get("eos_token"))
         self.chat_template = ChatTemplate(directory, settings, names)
@@ -185,7 +184,7 @@ class Tokenizer:
         if token is None:
             return b""
         if self._is_byte_level:
-            known = [_BYTE_OF[character] for character in token if character in _BYTE_OF]
+            known = [BYTE_OF[character] for character in token if character in BYTE_OF]
             return bytes(known) if len(known) == len(token) else token.encode()
         if self._is_byte(token_id):
             return bytes([int(token[3:5], 16)])
@@ -227,10 +226,7 @@ def _check_unicode(texts: Sequence[str]) -> None:
 
 def _load(path: Path) -> tuple[Any, dict[str, Any]]:
     """Return the tokenizers library's tokenizer, and the content of its file."""
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingExtra("tokenizers", "serve", "reading text") from error
+    package = library("serve", "reading text")
     if not path.is_file():
         if not (path.parent / "config.json").is_file():
             raise TargetError(
@@ -241,23 +237,7 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
             f"{path.parent} has no {FILE}: put the checkpoint's there "
             "(transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(DIR) writes it)"
         )
-    with foreign(TargetError, f"{path} cannot be read as a tokenizer"):
-        content = path.read_text(encoding="utf-8")
-        tokenizer = tokenizers.Tokenizer.from_str(content)
-        described = json.loads(content)
-    tokenizer.no_truncation()  # checkpoints saved after training may truncate or pad every text
-    tokenizer.no_padding()
-    return tokenizer, described
-
-
-def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Return the texts of bos_token, eos_token and so on. Files hold them as text, or as an object with `content`."""
-    found = {}
-    for name, value in settings.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+    return read_tokenizer(package, path)
 
 
 def _is_byte_level(decoder: object) -> bool:
@@ -277,18 +257,3 @@ def _sets_types(processor: object) -> bool:
     if processor.get("type") == "Sequence":
         return any(map(_sets_types, processor.get("processors") or []))
     return processor.get("type") in {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of a byte-level vocabulary.
-
-    A printable byte is represented by its own character, the others by characters from U+0100 on.
-
-    Source: Radford et al., 2019, section 2.2, as released with GPT-2.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()

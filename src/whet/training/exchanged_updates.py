@@ -6,7 +6,7 @@ state for these. It needs no change, as long as it updates each parameter by its
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ class ExchangedUpdates(ABC):
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
         optimizer.step = step  # type: ignore[method-assign]
         optimizer.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
+        optimizer.register_state_dict_post_hook(self._add_own_state)
 
     @abstractmethod
     def is_exchanged(self, p: nn.Parameter) -> bool:
@@ -42,6 +43,20 @@ class ExchangedUpdates(ABC):
     @abstractmethod
     def write_back(self, p: nn.Parameter, updated: Tensor) -> None:
         """Write the updated value to the parameter, which has its own data again."""
+
+    def own_state(self) -> dict[str, Any]:
+        """Return what an update needs besides the optimiser's state. It is saved with the optimiser's state_dict."""
+        return {}
+
+    def load_own_state(self, saved: Mapping[str, Any]) -> None:  # noqa: B027 - most have none
+        """Take over what `own_state` returned.
+
+        Args:
+            saved: An optimiser's whole state_dict, which may be one without it.
+        """
+
+    def _add_own_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        state_dict.update(self.own_state())
 
     def _step(self, closure: Any = None) -> Any:
         """Update all parameters, some at a time, so that few gradients are in memory twice."""
@@ -66,6 +81,7 @@ class ExchangedUpdates(ABC):
         """Load the optimiser's state, which is cast and moved to the parameters' dtype and device."""
         with self._exchanged([p for group in self._optimizer.param_groups for p in group["params"]]):
             self._load(state_dict)
+        self.load_own_state(state_dict)  # after the parameters were written back, which may draw random numbers
 
     @contextlib.contextmanager
     def _exchanged(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:

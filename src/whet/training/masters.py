@@ -7,7 +7,8 @@ without masters: it rounds up or down by chance, so that small updates count on 
 During an update the parameter's data is a float32 tensor, so that the optimiser keeps its state in float32.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from whet.training.exchanged_updates import ExchangedUpdates
 from whet.training.module_class import AddedForward, extend
 
 _MASTER = "_whet_master"  # of a parameter: its float32 copy, an nn.Parameter
+_SAVED = "whet_chance_rounding"  # of an optimiser's state_dict: the states of the generators, by device
 _HAS_NONE = "_whet_has_no_master"  # of a parameter in bfloat16 that is rounded by chance
 
 
@@ -135,6 +137,27 @@ class _UpdatesInFloat32(ExchangedUpdates):
         if updated.data_ptr() != master.data_ptr():  # the optimiser gave the parameter another tensor
             master.copy_(updated)
         p.copy_(updated)
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the states of the generators, so that a resumed training rounds as it would have rounded."""
+        if not self._generators:
+            return {}
+        return {_SAVED: {str(device): generator.get_state() for device, generator in self._generators.items()}}
+
+    def load_own_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore the generators. Without saved ones they begin anew."""
+        self._generators = {}
+        for name, state in saved.get(_SAVED, {}).items():
+            if torch.device(name).type == "cuda" and not torch.cuda.is_available():
+                warnings.warn(
+                    f"the generator of stochastic rounding on {name} was not restored: PyTorch sees no GPU here, so "
+                    "that updates are rounded by other numbers than they would have been",
+                    stacklevel=2,
+                )
+                continue
+            generator = torch.Generator(name)
+            generator.set_state(state.cpu())
+            self._generators[torch.device(name)] = generator
 
     def _rounded(self, x: Tensor) -> Tensor:
         if x.device not in self._generators:  # one of its own: dropout and the data draw what they drew before

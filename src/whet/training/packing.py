@@ -5,11 +5,13 @@ has its own positions and its own number, and no token is predicted from another
 document: see whet.training.packed_attention. Models of transformers see where positions begin again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from whet.errors import OptionError
@@ -27,31 +29,49 @@ class TokenBatch:
         positions: The position of each token in its document, from 0. Padding counts from 0 again.
         documents: The number of each token's document in its row, from 0; -1 for padding.
         labels: Each token itself, as transformers' models take it: they predict labels[:, 1:]. -100 for the first token
-            of a document, which nothing predicts, and for padding.
+            of a document, which nothing predicts, for padding, and for tokens that are not to be learnt.
+        following: What the last token of each row must predict, where its document goes on behind the row; -100 where
+            it does not. [R]. None: no row goes on.
     """
 
     ids: Tensor
     positions: Tensor
     documents: Tensor
     labels: Tensor
+    following: Tensor | None = None
 
     @property
     def targets(self) -> Tensor:
         """Return what each token's output must predict, for loops that shift by themselves: [R, T], -100 for none."""
-        return torch.cat((self.labels[:, 1:], torch.full_like(self.labels[:, :1], IGNORED)), dim=1)
+        last = torch.full_like(self.labels[:, :1], IGNORED) if self.following is None else self.following[:, None]
+        return torch.cat((self.labels[:, 1:], last), dim=1)
 
     @property
     def num_valid(self) -> int:
         """Return how many tokens have a loss. Losses of several batches are summed, then divided by their total."""
-        return int((self.labels != IGNORED).sum())
+        return int((self.targets != IGNORED).sum())
 
     def for_transformers(self) -> dict[str, Any]:
         """Return the arguments of a causal language model of transformers.
 
         use_cache is False: with a cache, which is their default, the models do not look for documents, and attend from
-        one to the next.
+        one to the next. shift_labels are the targets, where rows go on: labels alone cannot say what follows a row.
         """
-        return {"input_ids": self.ids, "position_ids": self.positions, "labels": self.labels, "use_cache": False}
+        given = {"input_ids": self.ids, "position_ids": self.positions, "labels": self.labels, "use_cache": False}
+        return given if self.following is None else given | {"shift_labels": self.targets}
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "TokenBatch":
+        """Return the batch on a device."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "TokenBatch":
+        """Return the batch in pinned memory. A DataLoader calls this."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "TokenBatch":
+        following = None if self.following is None else change(self.following)
+        ids, positions, documents, labels = map(change, (self.ids, self.positions, self.documents, self.labels))
+        return TokenBatch(ids, positions, documents, labels, following)
 
 
 def packed_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
@@ -67,44 +87,90 @@ def packed_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     Raises:
         OptionError: A document is longer than a row.
     """
-    rows: list[list[int]] = []
-    room: list[int] = []
+    found = first_fit_decreasing(np.asarray(lengths, np.int64), row_length)
+    rows: list[list[int]] = [[] for _ in range(int(found.max(initial=-1)) + 1)]
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        length = lengths[index]
-        if length > row_length:
-            raise OptionError(f"a document of {length} tokens does not fit into a row of {row_length}; split it before")
-        place = next((i for i, free in enumerate(room) if free >= length), None)
-        if place is None:
-            rows.append([index])
-            room.append(row_length - length)
-        else:
-            rows[place].append(index)
-            room[place] -= length
+        rows[found[index]].append(index)
     return rows
 
 
-def token_batch(rows: Sequence[Sequence[Sequence[int] | Tensor]], row_length: int, padding_id: int = 0) -> TokenBatch:
+def first_fit_decreasing(lengths: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
+    """Return the row of each document where the longest go first, each into the first row that has room for it.
+
+    Documents of one length are placed together: each row, from the first on, takes as many as fit into it. So the work
+    grows with the number of different lengths times the number of rows that are not full.
+
+    Args:
+        lengths: The tokens of each document.
+        row_length: The tokens of a row.
+
+    Raises:
+        OptionError: A document is longer than a row.
+
+    Source: Johnson, "Near-optimal bin packing algorithms", 1973.
+    """
+    found = np.zeros(len(lengths), np.int64)
+    if not len(lengths):
+        return found
+    if lengths.max() > row_length:
+        raise OptionError(
+            f"a document of {lengths.max()} tokens does not fit into a row of {row_length}; split it before"
+        )
+    order = np.argsort(-lengths, kind="stable")
+    distinct, begins = np.unique(-lengths[order], return_index=True)
+    rows, room, num_rows = np.empty(0, np.int64), np.empty(0, np.int64), 0  # those that are not full
+    for length, indices in zip((-distinct).tolist(), np.split(order, begins[1:]), strict=True):
+        if not length:
+            continue  # nothing to place
+        fitting = np.minimum(room // length, len(indices))
+        taken = np.clip(len(indices) - (np.cumsum(fitting) - fitting), 0, fitting)
+        left, per_row = len(indices) - int(taken.sum()), row_length // length
+        new_rows = num_rows + np.arange(-(-left // per_row))
+        taken = np.append(taken, np.minimum(per_row, left - per_row * (new_rows - num_rows)))
+        rows, num_rows = np.append(rows, new_rows), num_rows + len(new_rows)
+        room = np.append(room, np.full(len(new_rows), row_length)) - taken * length
+        found[indices] = np.repeat(rows, taken)
+        rows, room = rows[room > 0], room[room > 0]
+    return found
+
+
+def token_batch(
+    rows: Sequence[Sequence[ArrayLike]],
+    row_length: int,
+    padding_id: int = 0,
+    *,
+    trained: Sequence[Sequence[ArrayLike]] | None = None,
+    following: Sequence[int] | None = None,
+) -> TokenBatch:
     """Lay documents one after the other into rows.
 
     Args:
-        rows: The documents of each row.
+        rows: The documents of each row: lists, arrays or tensors of token ids.
         row_length: The tokens of a row.
         padding_id: The token where a row ends early.
+        trained: Which tokens are to be learnt, laid out like rows. None: all are.
+        following: What the last token of each row must predict, -100 for nothing. None: no document goes on.
     """
+    padded = [[*map(len, row), row_length - sum(map(len, row))] for row in rows]  # type: ignore[arg-type]
+    lengths = np.array([length for row in padded for length in row], np.int64)
+    numbers = np.array([n for row in rows for n in (*range(len(row)), PADDING)], np.int64)
+    documents = np.repeat(numbers, lengths)
+    positions = np.arange(len(documents)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    is_token = documents != PADDING
+    ids = np.full(len(documents), padding_id, np.int64)
+    ids[is_token] = _joined(rows)
+    labels = np.where(is_token & (positions > 0), ids, IGNORED)
+    if trained is not None:
+        labels[is_token] = np.where(_joined(trained) != 0, labels[is_token], IGNORED)
     shape = (len(rows), row_length)
-    ids, labels = torch.full(shape, padding_id), torch.full(shape, IGNORED)
-    documents, positions = torch.full(shape, PADDING), torch.zeros(shape, dtype=torch.int64)
-    for r, row in enumerate(rows):
-        begin = 0
-        for number, document in enumerate(row):
-            end = begin + len(document)
-            ids[r, begin:end] = torch.as_tensor(document)
-            labels[r, begin + 1 : end] = ids[r, begin + 1 : end]
-            documents[r, begin:end] = number
-            positions[r, begin:end] = torch.arange(end - begin)
-            begin = end
-        positions[r, begin:] = torch.arange(row_length - begin)
-    return TokenBatch(ids, positions, documents, labels)
+    tensors = [torch.from_numpy(numbers.reshape(shape)) for numbers in (ids, positions, documents, labels)]
+    after = None if following is None else torch.as_tensor(following, dtype=torch.int64)
+    return TokenBatch(tensors[0], tensors[1], tensors[2], tensors[3], after)
+
+
+def _joined(rows: Sequence[Sequence[ArrayLike]]) -> NDArray[np.int64]:
+    """Return the numbers of all rows, one after the other."""
+    return np.concatenate([np.empty(0, np.int64), *(np.asarray(one, np.int64) for row in rows for one in row)])
 
 
 class _Documents:

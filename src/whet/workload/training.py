@@ -179,6 +179,9 @@ class Trainer:
     Attributes:
         model: The model that is trained.
         optimizer: Its optimiser.
+        scheduler: What changes its learning rate; None where the workload has no schedule.
+        gradient_norm: The norm of the latest step's gradients before they were clipped, a tensor of one element; None
+            where they are not clipped.
         losses: The loss of each optimiser step so far: the mean over the batches whose gradients it sums. They stay
             tensors on the model's device, so that reading them makes no step wait.
     """
@@ -203,7 +206,8 @@ class Trainer:
         optimizer = workload.optimizer(workload.model.parameters())
         if not isinstance(optimizer, Optimizer):
             raise TargetError(f"optimizer(parameters) must return an optimiser, not {type_name(optimizer)}")
-        self._scheduler = workload.schedule(optimizer) if workload.schedule is not None else None
+        self.scheduler = workload.schedule(optimizer) if workload.schedule is not None else None
+        self.gradient_norm: Tensor | None = None
         self.model, self.optimizer, self._passes = workload.model, optimizer, workload.batches
         if change is not None:
             self.model, self.optimizer, self._passes = change(workload.model, optimizer, workload.batches)
@@ -281,10 +285,10 @@ class Trainer:
     def update(self) -> None:
         """Clip the gradients, and let the optimiser and its schedule make one step."""
         if self._workload.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._workload.clip_norm)
+            self.gradient_norm = nn.utils.clip_grad_norm_(self._parameters, self._workload.clip_norm)
         self.optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def _recorded(self, loss: Tensor) -> Tensor:
         if self._keeps_losses:

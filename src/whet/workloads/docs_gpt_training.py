@@ -1,6 +1,5 @@
 """Define docs-gpt-training: a Llama-shaped decoder learns the text of Python's language reference from nothing."""
 
-import math
 from pathlib import Path
 
 import torch
@@ -8,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from whet.models.decoder import Decoder
 from whet.models.decoder.config import read_config
+from whet.models.decoder.fresh import fresh_decoder
 from whet.workload import Predict, Quality, TrainingWorkload
 from whet.workloads import WEIGHTS, docs_gpt
 from whet.workloads.docs_text import START, load_tokenizer, running_text, token_ids, windows
@@ -39,8 +38,7 @@ def build(weights: Path = WEIGHTS) -> TrainingWorkload:
     def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
         return docs_gpt.shift(train_BT[rows], start), train_BT[rows]
 
-    model = Decoder(read_config(weights / docs_gpt.NAME))
-    initialise(model, torch.Generator().manual_seed(0))
+    model = fresh_decoder(read_config(weights / docs_gpt.NAME), torch.Generator().manual_seed(0))
     return TrainingWorkload(
         model=model,
         loss=_loss,
@@ -54,15 +52,6 @@ def build(weights: Path = WEIGHTS) -> TrainingWorkload:
         num_samples=BATCH,
         name=NAME,
     )
-
-
-def initialise(model: Decoder, generator: torch.Generator) -> None:
-    """Draw normal weights with a standard deviation of 0.02, as GPT-2; less for layers that add to the stream."""
-    for name, weight in model.named_parameters():
-        if weight.dim() == 2:
-            into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = 0.02 / math.sqrt(2 * len(model.layers)) if into_stream else 0.02
-            nn.init.normal_(weight, std=std, generator=generator)
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

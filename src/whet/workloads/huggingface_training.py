@@ -79,7 +79,7 @@ def build(directory_and_options: str) -> TrainingWorkload:
     """
     directory, options = check(directory_and_options)
     model: Any = load_model(directory)
-    _check_causal(model)
+    check_causal(model)
     windows_BT = _windows(directory, options, _num_tokens(model, options), model.config.get_text_config().vocab_size)
     held_out = torch.arange(len(windows_BT)) % _HELD_OUT == _HELD_OUT - 1
     train_BT, test_BT = windows_BT[~held_out], windows_BT[held_out][:_MOST_SCORED]
@@ -104,7 +104,7 @@ def _loss(model: nn.Module, ids_BT: Tensor) -> Tensor:
     return loss
 
 
-def _check_causal(model: Any) -> None:
+def check_causal(model: Any) -> None:
     """Raise TargetError where a model does not predict each token from those before it."""
     from transformers.models.auto import modeling_auto  # loading the model has imported it already
 

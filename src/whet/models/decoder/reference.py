@@ -55,7 +55,8 @@ class Attention(nn.Module):
             x_BTD: The input.
             cos_TH: The cosines of the rotary angles.
             sin_TH: The sines of the rotary angles.
-            mask_TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
+            mask_TT: True where a token (row) attends to another one, [T, T] or [B, 1, T, T]. None: it attends to itself
+                and all before it.
         """
         B, T, _ = x_BTD.shape
         q_BNTH, k_BKTH, v_BKTH = self.project(x_BTD, cos_TH, sin_TH)
@@ -123,24 +124,41 @@ class Decoder(nn.Module):
         self.rotary_scale = rotary_scale(config)
 
     def rotary(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the cosines [T, H] and sines [T, H] of the rotary angles at some positions."""
-        angles_TH = torch.outer(positions_T.float(), self.inv_freq).repeat(1, 2)
+        """Return the cosines [..., T, H] and sines [..., T, H] of the rotary angles at positions [..., T]."""
+        half_TH = positions_T.float()[..., None] * self.inv_freq
+        angles_TH = torch.cat((half_TH, half_TH), dim=-1)
         cos_TH, sin_TH = angles_TH.cos(), angles_TH.sin()
         if self.rotary_scale != 1.0:
             cos_TH, sin_TH = cos_TH * self.rotary_scale, sin_TH * self.rotary_scale
         return cos_TH.to(dtype), sin_TH.to(dtype)
 
-    def forward(self, input_ids_BT: Tensor) -> Tensor:
-        """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V]."""
+    def forward(
+        self, input_ids_BT: Tensor, positions_BT: Tensor | None = None, mask_B1TT: Tensor | None = None
+    ) -> Tensor:
+        """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
+
+        Args:
+            input_ids_BT: The tokens.
+            positions_BT: The position of each token in its document, for rows that hold several; None counts from 0.
+            mask_B1TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
+        """
         positions_T = torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device)
         x_BTD = self.embed_tokens(input_ids_BT)
-        cos_TH, sin_TH = self.rotary(positions_T, x_BTD.dtype)
+        cos_TH, sin_TH = self.rotary(positions_T if positions_BT is None else positions_BT[:, None], x_BTD.dtype)
         windows = [self.config.window_of(index) for index in range(len(self.layers))]
-        masks_TT = {w: None if w is None else visible(positions_T, positions_T, w) for w in set(windows)}
+        masks = {w: _both(mask_B1TT, w, positions_T) for w in set(windows)}
         for layer, window in zip(self.layers, windows, strict=True):
-            x_BTD = layer(x_BTD, cos_TH, sin_TH, masks_TT[window])
+            x_BTD = layer(x_BTD, cos_TH, sin_TH, masks[window])
         logits_BTV: Tensor = self.lm_head(self.norm(x_BTD))
         return logits_BTV
+
+
+def _both(mask_B1TT: Tensor | None, window: int | None, positions_T: Tensor) -> Tensor | None:
+    """Return the mask of a layer: what both a given mask and the layer's window let a token see; None for no mask."""
+    if window is None:
+        return mask_B1TT
+    mask_TT = visible(positions_T, positions_T, window)
+    return mask_TT if mask_B1TT is None else mask_B1TT & mask_TT
 
 
 def visible(query_positions_T: Tensor, key_positions_S: Tensor, window: int | None) -> Tensor:

@@ -5,12 +5,15 @@ strftime_now, a tojson that keeps Unicode, the special tokens by name, and block
 """
 
 import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,11 +30,16 @@ PLAIN = (
 )
 
 
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
+# What a template writes around a block marked as `generation` where its places are asked for. No text holds it.
+_BEGIN, _END = (f"\0{secrets.token_hex(8)}\0" for _ in range(2))
+
+
 class ChatTemplate:
     """Render the template of a checkpoint: chat_template.jinja, else that of tokenizer_config.json, else PLAIN.
 
     Args:
-        directory: The checkpoint.
+        directory: The checkpoint; None for none.
         settings: The content of tokenizer_config.json.
         special_tokens: The text of bos_token, eos_token and so on. `source` says in words where the template is from.
 
@@ -39,10 +47,10 @@ class ChatTemplate:
         TargetError: The template is damaged.
     """
 
-    def __init__(self, directory: Path, settings: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    def __init__(self, directory: Path | None, settings: dict[str, Any], special_tokens: dict[str, str]) -> None:
         self.text, self.source = _find(directory, settings)
         self.is_plain = self.text is PLAIN
-        self._special_tokens = special_tokens
+        self.special_tokens = special_tokens
         try:
             self._template = _environment().from_string(self.text)
         except TemplateSyntaxError as error:
@@ -68,29 +76,72 @@ class ChatTemplate:
             RequestError: The template refuses the messages, or fails. The error holds the template's own message.
         """
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        try:
-            return self._template.render({**self._special_tokens, **variables, **given})
-        except TemplateError as error:
-            raise RequestError(f"the model's chat template does not take these messages: {reason(error)}") from error
-        except Exception as error:  # a template is a program: any exception is possible, such as a TypeError
-            raise RequestError(
-                f"the model's chat template fails on these messages: {type(error).__name__}: {reason(error)}"
-            ) from error
+        return _rendered(self._template, {**self.special_tokens, **variables, **given})
+
+    @property
+    def marks_answers(self) -> bool:
+        """Return whether the template has blocks marked as `generation`: the text that a model is to learn."""
+        return _GENERATION.search(self.text) is not None
+
+    def segments(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[tuple[str, bool]]:
+        """Return the text of a conversation in pieces, each with whether it lies in a block marked as `generation`.
+
+        Args:
+            messages: The messages.
+            tools: The tools that the model may call. None for none.
+
+        Raises:
+            RequestError: The template refuses the messages, or fails, or shows half of such a block.
+        """
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": False}
+        parts = re.split(f"({_BEGIN}|{_END})", _rendered(self._marking, {**self.special_tokens, **given}))
+        if parts[1::2] != [_BEGIN, _END] * (len(parts) // 4):
+            raise RequestError("the model's chat template shows half of a block that it marks as generation")
+        return [(text, number % 2 == 1) for number, text in enumerate(parts[::2]) if text]
+
+    @cached_property
+    def _marking(self) -> Template:
+        """Return the template with marks around what is generated."""
+        environment = _environment()
+        environment.extend(generation_marks=(_BEGIN, _END))
+        return environment.from_string(self.text)
+
+
+def _rendered(template: Template, variables: Mapping[str, object]) -> str:
+    """Return what a template makes of its variables."""
+    try:
+        return template.render(variables)
+    except TemplateError as error:
+        raise RequestError(f"the model's chat template does not take these messages: {reason(error)}") from error
+    except Exception as error:  # a template is a program: any exception is possible, such as a TypeError
+        raise RequestError(
+            f"the model's chat template fails on these messages: {type(error).__name__}: {reason(error)}"
+        ) from error
 
 
 class _Generation(Extension):
-    """Render the content of a {% generation %} block. Templates use it to mark the model's text for training."""
+    """Render the content of a {% generation %} block. Templates use it to mark the model's text for training.
+
+    An environment with `generation_marks` has them written around the content.
+    """
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        marks = getattr(self.environment, "generation_marks", None)
+        if marks is None:
+            return body
+        begin, end = (nodes.Output([nodes.TemplateData(mark)]).set_lineno(line) for mark in marks)
+        return [begin, *body, end]
 
 
-def _find(directory: Path, settings: dict[str, Any]) -> tuple[str, str]:
-    path = directory / FILE
-    if path.is_file():
+def _find(directory: Path | None, settings: dict[str, Any]) -> tuple[str, str]:
+    path = None if directory is None else directory / FILE
+    if path is not None and path.is_file():
         try:
             return path.read_text(encoding="utf-8"), FILE
         except (OSError, UnicodeDecodeError) as error:

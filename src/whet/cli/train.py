@@ -1,0 +1,72 @@
+"""Train a language model from a configuration: whet train."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from whet.cli.units import seconds
+from whet.errors import OptionError
+from whet.figures import duration
+from whet.trainer.loop import TrainResult
+from whet.trainer.train import train as train_model
+
+_Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="a TOML file; docs/train.md lists its keys")]
+_Changes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="values in the place of the file's, as: optimizer.lr=1e-3"),
+]
+_Resume = Annotated[bool, typer.Option("--resume", help="go on from the newest whole checkpoint")]
+_Tune = Annotated[
+    str | None,
+    typer.Option(metavar="OBJECTIVE", help="first find the recipe with the best throughput, or the least memory"),
+]
+_Budget = Annotated[str, typer.Option(metavar="TIME", help="the time for --tune, as 10m")]
+_AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
+
+
+def train(
+    config: _Config,
+    changes: _Changes = None,
+    resume: _Resume = False,
+    tune: _Tune = None,
+    tune_budget: _Budget = "10m",
+    as_json: _AsJson = False,
+) -> None:
+    """Train a language model from a configuration, or go on with a run.
+
+    SIGTERM and Ctrl-C write a checkpoint and end the run with exit code 143 or 130.
+    """
+    if tune not in (None, "throughput", "memory"):
+        raise OptionError(f"--tune takes throughput or memory; got {tune!r}")
+    console = Console(stderr=as_json)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    result = train_model(
+        config,
+        changes or [],
+        resume=resume,
+        tune=tune,  # type: ignore[arg-type]
+        tune_budget_s=seconds("--tune-budget", tune_budget),
+        say=say,
+    )
+    say(_sentence(result, config))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(result), default=str))
+    sys.exit(result.exit_code)
+
+
+def _sentence(result: TrainResult, config: Path) -> str:
+    """Return what came of a run, and what to do next."""
+    told = f"{result.step} of {result.steps} steps, {result.tokens:,} tokens, {duration(result.seconds)}"
+    if result.held_out_loss is not None:
+        told += f"; held-out loss {result.held_out_loss:.4f} nats a token"
+    if result.model is not None:
+        return f"{told}. The model is in {result.model}: whet serve {result.model}"
+    return f"stopped by {result.stopped_by} after {told}. Go on with: whet train {config} --resume"

@@ -1,0 +1,1 @@
+"""Read the files that a checkpoint's tokenizer consists of, for servers and for trainings."""

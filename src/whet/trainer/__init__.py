@@ -1,0 +1,1 @@
+"""Train language models from a configuration: whet train."""

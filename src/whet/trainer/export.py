@@ -1,0 +1,43 @@
+"""Write what was trained as a Hugging Face directory, which whet serve and transformers load."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from torch import nn
+
+from whet.errors import OutputError
+from whet.files import replace_directory
+from whet.trainer.setup import SetUp
+
+
+def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
+    """Write a model, its tokenizer and what made it; the directory appears whole, in the place of an older one.
+
+    Args:
+        setup: What the run was set up with.
+        module: The model, with whatever a recipe has made of it.
+        directory: The directory.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
+    try:
+        setup.model.write(partial, module.state_dict(), setup.data.special_tokens)
+        setup.data.write_tokenizer(partial)
+        made = {"config": json.loads(setup.config.model_dump_json()), "recipe": [str(step) for step in setup.steps]}
+        (partial / "training.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        partial.chmod(0o755)
+        replace_directory(partial, directory)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {directory}: {error.strerror or error}; free some space, and write it with --resume"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return directory

@@ -1,0 +1,331 @@
+"""Run a training from its set-up to its end: steps, scores, checkpoints and figures."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from whet.errors import (
+    ModelError,
+    OptionError,
+    RecipeError,
+    TargetError,
+    WhetError,
+    is_out_of_memory,
+    memory_shortage,
+    reason,
+)
+from whet.files import usable_directory
+from whet.machine import describe
+from whet.monitor.monitor import Monitor
+from whet.recipe import Step
+from whet.techniques.training import TRAINING_TABLE
+from whet.trainer.config import TrainConfig
+from whet.trainer.export import write_model
+from whet.trainer.journal import Journal, Line
+from whet.trainer.sample import go_on
+from whet.trainer.setup import SetUp, check_same
+from whet.trainer.state import RUN, restore, state_of
+from whet.trainer.stops import Stop, stopping
+from whet.trainer.workload import held_out_loss
+from whet.training.applied import unfit
+from whet.training.checkpoints import Checkpoints, Found, RunLock
+from whet.training.divergence import FAR
+from whet.training.parts import Parts
+from whet.tuner.training.examination import updates_plainly
+from whet.tuner.training.opening import PreparedTrainer
+from whet.workload import TrainingWorkload
+
+CHECKPOINTS, MODEL = "checkpoints", "model"
+_FIRST = 20  # steps whose largest loss tells what a sound one is
+
+
+@dataclass
+class TrainResult:
+    """Hold what came of a run.
+
+    Attributes:
+        directory: The directory of the run.
+        model: The Hugging Face directory of what was trained; None where the run was stopped before its end.
+        step: The optimiser steps that were made, over all starts.
+        steps: The steps of the whole run.
+        tokens: The tokens that were learnt from.
+        seconds: The seconds of training, over all starts.
+        loss: The mean loss of the latest steps.
+        held_out_loss: The latest held-out loss; None where nothing is held out.
+        tokens_per_s: Tokens a second in the steps of this start, without scores and checkpoints.
+        stopped_by: The signal that stopped it, or "max_minutes"; "" where it came to its end.
+        exit_code: 0, or 128 plus the signal's number.
+        notes: What should be known.
+    """
+
+    directory: Path
+    model: Path | None
+    step: int
+    steps: int
+    tokens: int
+    seconds: float
+    loss: float | None
+    held_out_loss: float | None
+    tokens_per_s: float | None
+    stopped_by: str = ""
+    exit_code: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def run(setup: SetUp, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
+    """Train to the end of the run, or until a signal asks for its end.
+
+    Args:
+        setup: What is trained.
+        resume: Whether to go on from the newest whole checkpoint of the directory.
+        say: Shows a line to people.
+
+    Raises:
+        OptionError: The directory holds a run and resume is false, or the other way round.
+        ModelError: The loss is not finite, or diverges.
+        WhetError: Something cannot be read or written, or memory is out.
+    """
+    directory = usable_directory(setup.config.out)
+    with RunLock(directory), stopping() as stop:
+        sections = setup.config.checkpoints
+        with Checkpoints(directory / CHECKPOINTS, keep=sections.keep, keep_every=sections.keep_every) as checkpoints:
+            found = _found(checkpoints, directory, resume=resume, say=say)
+            return _Run(setup, checkpoints, found, stop, say).go()
+
+
+def _found(checkpoints: Checkpoints, directory: Path, *, resume: bool, say: Callable[[str], None]) -> Found | None:
+    """Return the checkpoint to go on from; None to begin."""
+    found = checkpoints.newest()
+    for path, why in found.skipped if found is not None else ():
+        say(f"{path.name} is damaged and left out: {why}")
+    if found is not None and not resume:
+        raise OptionError(f"{directory} holds a run already; go on with it by --resume, or choose another out")
+    if found is None and resume:
+        raise OptionError(f"{directory} holds no whole checkpoint to go on from; leave out --resume")
+    return found
+
+
+class _Run:
+    """Hold a run while it goes."""
+
+    def __init__(
+        self, setup: SetUp, checkpoints: Checkpoints, found: Found | None, stop: Stop, say: Callable[[str], None]
+    ) -> None:
+        self._setup, self._config, self._checkpoints = setup, setup.config, checkpoints
+        self._stop, self._say, self._found = stop, say, found
+        self._step = self._tokens = 0
+        self._seconds, self._largest = 0.0, 0.0
+        self._held_out: float | None = None
+        self._losses: list[float] = []  # of the steps since the latest line
+        self._mean: float | None = None
+        self._pure_s, self._pure_tokens = 0.0, 0
+
+    def go(self) -> TrainResult:
+        """Train, and return what came of it."""
+        config = self._config
+        state = None if self._found is None else self._checkpoints.load(self._found.path)
+        if state is not None:
+            kept = state.values[RUN]
+            check_same(kept["identity"], self._setup)
+            self._step, self._tokens = kept["step"], kept["tokens"]
+            self._seconds, self._largest = kept["seconds"], kept["largest_loss"]
+            self._held_out = kept["held_out_loss"]
+        with _memory_told("to set the training up", self._config):
+            workload = self._setup.workload(self._step)
+            prepared = PreparedTrainer(workload, _fitting(workload, self._setup.steps))
+        self._trainer, self._workload = prepared.trainer, workload
+        if state is not None:
+            restore(self._trainer, state)
+            self._say(f"going on after step {self._step} of {config.steps}")
+        for note in (*self._setup.notes, *prepared.notes):
+            self._say(note)
+        begin = self._step
+        journal = Journal(
+            config.out, steps=config.steps, begin=begin, tensorboard=config.log.tensorboard, say=self._say
+        )
+        with (
+            closing(journal),
+            Monitor(config.out.name, port=config.log.port, show=config.log.port is not None, watch=False) as monitor,
+        ):
+            self._journal, self._monitor = journal, monitor
+            ended = self._loop()
+        return self._result(ended)
+
+    def _loop(self) -> str:
+        """Make steps until the end, and return what ended them early; "" where nothing did."""
+        config = self._config
+        began, before = time.monotonic(), self._seconds
+        line_began, line_tokens, paused = began, 0, 0.0
+        tokens = config.batch.global_batch_size * config.data.sequence_length
+        while self._step < config.steps:
+            with _memory_told(f"in step {self._step + 1}", config):
+                step_began = time.perf_counter()
+                loss = float(self._trainer.step())
+                self._pure_s += time.perf_counter() - step_began
+            self._step += 1
+            self._pure_tokens += tokens
+            self._tokens += tokens
+            line_tokens += tokens
+            self._check(loss)
+            self._losses.append(loss)
+            self._monitor.step(num_tokens=tokens)
+            now = time.monotonic()
+            self._seconds = before + now - began
+            is_scored = self._step % config.evaluation.eval_interval == 0 or self._step == config.steps
+            if is_scored or self._ends() or self._step % config.log.log_interval == 0:
+                rate = line_tokens / max(now - line_began - paused, 1e-9)
+                self._write_line(rate, scores=is_scored)
+                line_began, line_tokens, paused = time.monotonic(), 0, 0.0
+            ends = self._ends()
+            if self._step % config.checkpoints.save_interval == 0 or ends:
+                self._save(wait=ends)
+            if ends and self._step < config.steps:
+                return self._stop.name or "max_minutes"
+        self._checkpoints.wait()
+        return ""
+
+    def _ends(self) -> bool:
+        """Return whether the run ends with the latest step."""
+        minutes = self._config.max_minutes
+        is_over = minutes is not None and self._seconds >= 60 * minutes
+        return self._step == self._config.steps or bool(self._stop.name) or is_over
+
+    def _check(self, loss: float) -> None:
+        """Check that the loss of the latest step is one of a sound training.
+
+        Raises:
+            ModelError: It is not finite, or far above those of the first steps.
+        """
+        if math.isfinite(loss) and (self._step <= _FIRST or abs(loss) <= FAR * self._largest):
+            if self._step <= _FIRST:
+                self._largest = max(self._largest, abs(loss))
+            return
+        self._checkpoints.wait()
+        rows = self._setup.data.rows_of(self._step - 1)
+        shown = ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
+        found = self._checkpoints.newest()
+        kept = "there is no checkpoint yet" if found is None else f"{found.path} is kept"
+        why = f"is {loss}" if not math.isfinite(loss) else f"is {loss:.4g}, more than {FAR:g} times the first ones"
+        raise ModelError(
+            f"the loss of step {self._step} {why}, on the rows {shown} of the training data; {kept}. Look at these "
+            "rows, or train with a lower optimizer.lr or a lower optimizer.max_norm"
+        )
+
+    def _write_line(self, rate: float, *, scores: bool) -> None:
+        self._mean = sum(self._losses) / len(self._losses)
+        self._losses = []
+        norm = self._trainer.gradient_norm
+        sample = None
+        if scores:
+            self._held_out, sample = self._scored()
+        self._journal.write(
+            Line(
+                step=self._step,
+                tokens=self._tokens,
+                seconds=self._seconds,
+                loss=self._mean,
+                lr=float(self._trainer.optimizer.param_groups[0]["lr"]),
+                gradient_norm=None if norm is None else float(norm),
+                tokens_per_s=rate,
+                held_out_loss=self._held_out if scores else None,
+                sample=sample,
+            )
+        )
+
+    @torch.no_grad()
+    def _scored(self) -> tuple[float | None, str | None]:
+        """Return the held-out loss and a sample, in evaluation mode."""
+        section, model = self._config.evaluation, self._trainer.model
+        model.eval()
+        try:
+            batches = self._setup.data.held_out(section.num_rows)
+            loss = held_out_loss(self._setup.model, model, batches) if batches else None
+            sample = None
+            if section.prompt is not None:
+                ids = self._setup.data.encode(section.prompt)
+                found = go_on(
+                    self._setup.model,
+                    model,
+                    ids,
+                    num_tokens=section.num_sampled,
+                    temperature=section.temperature,
+                    seed=self._config.seed,
+                )
+                sample = section.prompt + self._setup.data.decode(found)
+        finally:
+            model.train()
+        return loss, sample
+
+    def _save(self, *, wait: bool) -> None:
+        values = {
+            "identity": self._setup.identity,
+            "step": self._step,
+            "tokens": self._tokens,
+            "seconds": self._seconds,
+            "largest_loss": self._largest,
+            "held_out_loss": self._held_out,
+        }
+        self._checkpoints.save(self._step, state_of(self._trainer, values), wait=wait)
+
+    def _result(self, ended: str) -> TrainResult:
+        config = self._config
+        model = None
+        if not ended or ended == "max_minutes":
+            model = write_model(self._setup, self._trainer.model, config.out / MODEL)
+        return TrainResult(
+            directory=config.out,
+            model=model,
+            step=self._step,
+            steps=config.steps,
+            tokens=self._tokens,
+            seconds=self._seconds,
+            loss=self._mean,
+            held_out_loss=self._held_out,
+            tokens_per_s=self._pure_tokens / self._pure_s if self._pure_s else None,
+            stopped_by=ended,
+            exit_code=self._stop.exit_code,
+        )
+
+
+def _fitting(workload: TrainingWorkload, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps of a recipe that change this training; what it does already is left out.
+
+    Raises:
+        RecipeError: A technique does not apply here.
+    """
+    parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
+    done = []
+    for step, verdict in unfit(parts, steps, TRAINING_TABLE, describe()):
+        if not verdict.is_so:
+            raise RecipeError(f"{step.technique} does not apply here: {verdict.reason}; leave it out of the recipe")
+        done.append(step)
+    plain = updates_plainly(workload)
+    for step in steps:
+        if TRAINING_TABLE[step.technique].updates_early and not plain:
+            raise RecipeError(
+                f"{step.technique} updates before all gradients are there, so that they cannot be clipped; leave it "
+                "out of the recipe, or set optimizer.max_norm to 0"
+            )
+    return [step for step in steps if step not in done]
+
+
+@contextmanager
+def _memory_told(when: str, config: TrainConfig) -> Iterator[None]:
+    """Say what to do where memory runs out in the block."""
+    try:
+        yield
+    except WhetError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        rows = config.batch.micro_batch_size or config.batch.global_batch_size
+        raise TargetError(
+            f"memory ran out {when} ({memory_shortage(reason(error))}); compute fewer than {rows} rows at once with "
+            "batch.micro_batch_size, or find a smaller recipe with --tune memory"
+        ) from error

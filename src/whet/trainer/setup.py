@@ -1,0 +1,149 @@
+"""Set up a run: its model, its data, its recipe, and where it goes on."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from whet.errors import OptionError, RecipeError, TargetError
+from whet.recipe import Recipe, Step
+from whet.trainer.config import TrainConfig
+from whet.trainer.data import RunData, open_data
+from whet.trainer.model import TrainedModel, new_model, open_model
+from whet.trainer.workload import workload_of
+from whet.workload import TrainingWorkload
+
+ACCUMULATION = "accumulation"
+# What must not change between two starts of a run: it would be another training.
+_FIXED = ("seed", "model", "data", "batch", "optimizer", "recipe")
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """Hold everything that a run needs before its first step.
+
+    Attributes:
+        config: The configuration.
+        model: The model.
+        data: The data.
+        steps: The techniques that are applied.
+        notes: What people should know before it begins.
+    """
+
+    config: TrainConfig
+    model: TrainedModel
+    data: RunData
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+    def workload(self, begin: int = 0) -> TrainingWorkload:
+        """Return the training run whose first step is the one after `begin` steps."""
+        return workload_of(
+            self.config,
+            self.model,
+            self.data.batches(begin),
+            self.data.held_out(self.config.evaluation.num_rows),
+            self.config.out.name or "training",
+        )
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Return a digest of each part of the configuration that must stay as it is while a run goes on."""
+        found = {name: _digest(getattr(self.config, name)) for name in _FIXED if name != "data"}
+        found["recipe"] = _digest([step.model_dump(mode="json") for step in self.steps])
+        return {**found, "data": self.data.digest}
+
+
+def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
+    """Open the model and the data of a configuration, and check that they fit each other.
+
+    Args:
+        config: The configuration.
+        say: Shows people what takes time.
+
+    Raises:
+        WhetError: Something does not fit, or cannot be read.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    directory = config.model.directory
+    if directory is not None and config.model.config:
+        key = sorted(config.model.config)[0]
+        raise OptionError(f"model.directory names a model, so that model.{key} changes nothing; leave one of them out")
+    opened = None if directory is None else open_model(directory, config.seed)
+    data = open_data(config, directory, say)
+    model = opened or new_model(config.model.config, data.vocab_size, config.seed)
+    _check(config, model, data)
+    steps, notes = _techniques(config)
+    return SetUp(config, model, data, steps, notes)
+
+
+def _check(config: TrainConfig, model: TrainedModel, data: RunData) -> None:
+    """Check that the model takes the rows and knows the tokens.
+
+    Raises:
+        OptionError: A row is longer than the model takes.
+        TargetError: The data has tokens that the model does not know.
+    """
+    length = config.data.sequence_length
+    if model.max_tokens is not None and length > model.max_tokens:
+        raise OptionError(
+            f"data.sequence_length is {length}, and the model takes {model.max_tokens} tokens; give fewer, or set "
+            "model.max_position_embeddings for a new model"
+        )
+    if data.largest_id >= model.vocab_size:
+        raise TargetError(
+            f"the data holds token {data.largest_id}, and the model knows the tokens 0 to {model.vocab_size - 1}; "
+            "split the text with the model's own tokenizer, or set model.vocab_size for a new model"
+        )
+    if data.num_rows < config.batch.global_batch_size:
+        raise TargetError(
+            f"the training data is {data.num_rows} rows of {length} tokens, fewer than batch.global_batch_size "
+            f"{config.batch.global_batch_size}; give more data, a smaller batch or a shorter data.sequence_length"
+        )
+
+
+def _techniques(config: TrainConfig) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """Return the techniques of the recipe, with the micro-batches of the configuration, and what should be known."""
+    steps = () if config.recipe is None else Recipe.read(config.recipe).checked_for("training").steps
+    notes: tuple[str, ...] = ()
+    number = config.batch.num_parts
+    own = next((step for step in steps if step.technique == ACCUMULATION), None)
+    if own is not None and config.batch.micro_batch_size is not None:
+        parts = own.options.get("num_parts", 2)
+        if parts != number:
+            raise RecipeError(
+                f"the recipe computes a batch in {parts} parts, and batch.micro_batch_size asks for {number}; leave "
+                "batch.micro_batch_size out"
+            )
+    elif number > 1:
+        steps = (*steps, Step(technique=ACCUMULATION, options={"num_parts": number}))
+    return steps, notes
+
+
+def _digest(value: object) -> str:
+    text = value.model_dump_json() if hasattr(value, "model_dump_json") else repr(value)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_same(known: dict[str, str], setup: SetUp) -> None:
+    """Check that a run goes on with what it began with.
+
+    Args:
+        known: The identity of the run that is gone on from.
+        setup: What it is to go on with.
+
+    Raises:
+        OptionError: Something has changed that would make it another training.
+    """
+    now = setup.identity
+    changed = [name for name in sorted(now) if known.get(name) != now[name]]
+    if not changed:
+        return
+    told = {"data": "the data", "recipe": "the recipe", "seed": "seed"}
+    names = " and ".join(told.get(name, f"[{name}]") for name in changed)
+    raise OptionError(
+        f"{names} changed since this run began, so that going on would be another training; take the change back, or "
+        "begin a new run in another out"
+    )

@@ -1,0 +1,126 @@
+"""Make a TrainingWorkload of a configuration: what whet tune tunes and the loop of whet train runs."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from whet.trainer.config import OptimizerSection, ScheduleSection, TrainConfig
+from whet.trainer.model import Batch, TrainedModel
+from whet.workload import Predict, Quality, TrainingWorkload
+
+HELD_OUT_LOSS = "held-out loss"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Give the learning rate of a step as a part of the highest one.
+
+    Attributes:
+        section: How it goes.
+        steps: The steps of the run.
+    """
+
+    section: ScheduleSection
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of a step, counted from 0."""
+        section = self.section
+        if step < section.warmup_steps:
+            return (step + 1) / section.warmup_steps
+        if section.kind == "constant":
+            return 1.0
+        begin = section.warmup_steps
+        if section.kind == "wsd":
+            begin = max(begin, self.steps - math.ceil(section.decay_share * self.steps))
+        done = min(1.0, max(0.0, (step - begin) / max(1, self.steps - begin)))
+        left = 0.5 * (1 + math.cos(math.pi * done)) if section.kind == "cosine" else 1 - done
+        return section.min_lr_ratio + (1 - section.min_lr_ratio) * left
+
+
+@dataclass(frozen=True)
+class MakesOptimizer:
+    """Make the optimiser of a configuration. Matrices decay; norms and biases do not.
+
+    Attributes:
+        section: The configuration of it.
+    """
+
+    section: OptimizerSection
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Return the optimiser of these parameters."""
+        section, known = self.section, [p for p in parameters if p.requires_grad]
+        groups = [
+            {"params": [p for p in known if p.dim() >= 2], "weight_decay": section.weight_decay},
+            {"params": [p for p in known if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        if section.name == "sgd":
+            return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum)
+        kind = torch.optim.AdamW if section.name == "adamw" else torch.optim.Adam
+        return kind(groups, lr=section.lr, betas=section.betas, eps=section.eps)
+
+
+def held_out_loss(model: TrainedModel, module: nn.Module, batches: Iterable[Batch]) -> float:
+    """Return the mean cross-entropy of held-out batches, in nats a token.
+
+    Args:
+        model: What the module is.
+        module: The model, or what computes in its place.
+        batches: The held-out batches.
+    """
+    total, count = 0.0, 0
+    for batch in batches:
+        num = int((batch["targets"] >= 0).sum())
+        total += num * float(model.loss(module, batch))
+        count += num
+    return total / max(1, count)
+
+
+def workload_of(
+    config: TrainConfig, model: TrainedModel, batches: Iterable[Batch], held_out: list[Batch], name: str
+) -> TrainingWorkload:
+    """Return the training run that a configuration describes.
+
+    Args:
+        config: The configuration.
+        model: The model.
+        batches: The batches of its optimiser steps, each of them whole.
+        held_out: The batches that are scored.
+        name: The name shown to people.
+    """
+
+    def nats(predict: Predict) -> float:
+        return held_out_loss(model, _Called(predict), held_out)
+
+    return TrainingWorkload(
+        model=model.module,
+        loss=model.loss,
+        optimizer=MakesOptimizer(config.optimizer),
+        batches=batches,
+        evaluation=Quality(HELD_OUT_LOSS, nats, higher_is_better=False) if held_out else None,
+        clip_norm=config.optimizer.max_norm or None,
+        schedule=lambda optimizer: LambdaLR(optimizer, Schedule(config.schedule, config.steps)),
+        seed=config.seed,
+        num_samples=float(config.batch.global_batch_size * config.data.sequence_length),
+        name=name,
+    )
+
+
+class _Called(nn.Module):
+    """Stand for a model whose call is given."""
+
+    def __init__(self, predict: Predict) -> None:
+        super().__init__()
+        self._predict = predict
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        """Return what the model returns."""
+        found: Tensor = self._predict(*args, **kwargs)
+        return found
