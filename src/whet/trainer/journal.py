@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from whet.errors import MissingExtra, OutputError
 from whet.figures import duration
+from whet.files import write_whole
 
 FILE = "log.jsonl"
 TENSORBOARD = "tensorboard"
@@ -78,10 +79,9 @@ class Journal:
         self._path, self._steps, self._say = directory / FILE, steps, say
         self._board = _board(directory / TENSORBOARD, begin) if tensorboard else None
         kept = [line for line in _lines(self._path) if line.get("step", 0) <= begin] if begin else []
+        write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         try:
-            self._file = self._path.open("w", encoding="utf-8")
-            self._file.writelines(json.dumps(line) + "\n" for line in kept)
-            self._file.flush()
+            self._file = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {error.strerror or error}") from error
 

@@ -142,7 +142,8 @@ class _Run:
         if state is not None:
             restore(self._trainer, state)
             self._say(f"going on after step {self._step} of {config.steps}")
-        for note in (*self._setup.notes, *prepared.notes):
+        self._notes = [*self._setup.notes, *prepared.notes]
+        for note in self._notes:
             self._say(note)
         begin = self._step
         journal = Journal(
@@ -289,6 +290,7 @@ class _Run:
             tokens_per_s=self._pure_tokens / self._pure_s if self._pure_s else None,
             stopped_by=ended,
             exit_code=self._stop.exit_code,
+            notes=self._notes,
         )
 
 

@@ -1,7 +1,5 @@
 """Make or open the model that is trained, compute its loss, and write it as a Hugging Face directory."""
 
-import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from whet.errors import OptionError, TargetError
+from whet.errors import OptionError
 from whet.models.config_file import read_json
 from whet.models.decoder.config import FAMILIES, DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder, write_decoder
@@ -152,21 +150,3 @@ def _of_transformers(directory: Path, seed: int) -> TrainedModel:
 def _named(family: str, module: nn.Module) -> str:
     count = sum(p.numel() for p in module.parameters())
     return f"{family}, {count / 1e6:.3g} million parameters"
-
-
-def copy_tokenizer(source: Path, directory: Path) -> None:
-    """Copy the files of a tokenizer from one Hugging Face directory to another."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, directory / name)
-
-
-def special_tokens(directory: Path) -> dict[str, int]:
-    """Return the ids of special tokens that a directory's config.json names."""
-    try:
-        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TargetError(f"{directory} has no readable config.json: {error}") from error
-    return {
-        name: raw[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if isinstance(raw.get(name), int)
-    }

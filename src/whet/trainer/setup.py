@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from whet.errors import OptionError, RecipeError, TargetError
+from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
@@ -106,8 +107,11 @@ def _check(config: TrainConfig, model: TrainedModel, data: RunData) -> None:
 
 def _techniques(config: TrainConfig) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     """Return the techniques of the recipe, with the micro-batches of the configuration, and what should be known."""
-    steps = () if config.recipe is None else Recipe.read(config.recipe).checked_for("training").steps
+    recipe = None if config.recipe is None else Recipe.read(config.recipe).checked_for("training")
+    steps = () if recipe is None else recipe.steps
     notes: tuple[str, ...] = ()
+    if recipe is not None and recipe.fingerprint not in ("", describe().fingerprint):
+        notes = ("the recipe was proved on another machine: its speed here is not known",)
     number = config.batch.num_parts
     own = next((step for step in steps if step.technique == ACCUMULATION), None)
     if own is not None and config.batch.micro_batch_size is not None:

@@ -46,13 +46,15 @@ def train(
     read = read_config(Path(config), changes)
     if tune is not None and read.recipe is not None:
         raise OptionError(f"the configuration names the recipe {read.recipe}; leave it out, or leave out --tune")
+    if tune is not None and read.batch.num_parts > 1:
+        raise OptionError("--tune looks for the micro-batches too; leave batch.micro_batch_size out")
+    if tune is not None and resume:
+        raise OptionError("a run goes on with the recipe that it began with; leave out --tune or --resume")
     found = read.out / TUNED
     if tune is None and resume and found.is_dir():
         read = _with_recipe(read, found)
     setup = set_up(read, say)
     if tune is not None:
-        if resume:
-            raise OptionError("a run goes on with the recipe that it began with; leave out --tune or --resume")
         read = _with_recipe(read, tuned_recipe(setup, found, tune, tune_budget_s, say))
         setup = set_up(read, say)
     say(f"{setup.model.name}; {setup.data.name}")
