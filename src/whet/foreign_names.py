@@ -117,8 +117,12 @@ PRIVATE: dict[str, str] = {
     "torch.nn.Module._call_impl": "training/compiled.py: compiled where a forward is PyTorch's own",
     "torch.ops.aten._assert_tensor_metadata.default": "artefact/inductor.py: dropped from graphs",
     "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "quantisation/quantised_linear.py: packed int4 weights",
-    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "profiler/work.py: its arithmetic",
-    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "profiler/work.py: its arithmetic",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": (
+        "profiler/work.py: its arithmetic; training/packed_operator.py: attention of one document"
+    ),
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": (
+        "profiler/work.py: its arithmetic; training/packed_operator.py: its gradients"
+    ),
     "torch.ops.aten._weight_int4pack_mm_for_cpu": "quantisation/quantised_linear.py: products of int4 weights",
     "torch.ops.aten._weight_int4pack_mm_for_cpu.default": "artefact/program.py: its weights stay packed",
     "torch.ops.aten._weight_int8pack_mm": "quantisation/quantised_linear.py: products of int8 weights",

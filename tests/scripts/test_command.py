@@ -320,6 +320,27 @@ def test_a_recipe_from_another_machine_is_said(place: Path, capfd: pytest.Captur
     assert (said in capfd.readouterr().err) == (not is_here)
 
 
+@pytest.mark.usefixtures("as_forks")
+def test_the_record_says_that_a_technique_changed_nothing(place: Path) -> None:
+    found = run(place, TRAIN, ["100"], steps=[{"technique": "document_attention"}]).record
+    assert found is not None
+    assert [note.partition(":")[2] for note in found.notes] == [" so far it changes nothing"]
+
+
+def test_a_technique_that_changed_nothing_is_said_after_some_steps(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (place / "train.py").write_text(TRAIN)
+    command = ScriptCommand.checked([sys.executable, "train.py", "12"])
+    recipe = Recipe(kind="training", steps=(Step(technique="document_attention"),))
+    scratch = place.parent / "messages"
+    scratch.mkdir()
+    assert run_with_recipe(command, recipe, scratch) == 0
+    applied, later = capfd.readouterr().err.splitlines()
+    assert applied == "whet: document_attention applied to Sequential"
+    assert later.startswith("whet: document_attention has met no mask")
+
+
 def test_a_recipe_that_is_applied_to_nothing_is_said(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (place / "train.py").write_text("print('nothing is trained')")
     command = ScriptCommand.checked([sys.executable, "train.py"])

@@ -150,3 +150,18 @@ def test_no_mode_is_left_behind() -> None:
     with pytest.raises(RuntimeError):
         module(torch.randn(3, 5))
     assert torch.overrides._len_torch_function_stack() == 0
+
+
+def test_a_method_that_torch_compile_traces_as_no_function() -> None:
+    """Inside a mode, torch.compile breaks the graph at Tensor.unflatten where it is called as a function."""
+
+    class Heads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (y.unflatten(-1, (2, -1)).transpose(1, 2) for y in x.split(8, -1))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    module, x = Heads(), torch.randn(2, 12, 24)
+    wanted = module(x)
+    extend(module, AttentionByProducts)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="eager")(x), wanted)

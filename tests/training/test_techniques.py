@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import TinyLM, TinyNet, image_workload, loaded_workload, tiny_workload, trainer_with
+from tiny_training import (
+    PackedLM,
+    TinyLM,
+    TinyNet,
+    image_workload,
+    loaded_workload,
+    packed_workload,
+    tiny_workload,
+    trainer_with,
+)
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,6 +42,7 @@ from whet.workload.training import Trainer
 
 STEPS = 20
 ON_IMAGES = {"channels_last"}
+ON_PACKED_ROWS = {"document_attention"}
 ON_LOADERS = {"loader", "prefetch"}  # they change the loader alone
 BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are below, or in a file of their own
 # test_on_gpus.py, test_offload.py, test_aligned_layers.py
@@ -52,6 +62,8 @@ def workload_for(name: str, **changes: Any) -> TrainingWorkload:
         changes = {"clip_norm": None, **changes}  # it needs each gradient by itself
     if name in ON_LOADERS:
         return loaded_workload(**changes)
+    if name in ON_PACKED_ROWS:
+        return packed_workload(**changes)
     return image_workload(**changes) if name in ON_IMAGES else tiny_workload(**changes)
 
 
@@ -116,7 +128,7 @@ def test_what_comes_back_behaves_as_what_went_in(name: str, tmp_path: Path, monk
     workload = workload_for(name)
     model, optimizer = workload.model, workload.optimizer(workload.model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
-    kind = TinyNet if name in ON_IMAGES else TinyLM
+    kind = TinyNet if name in ON_IMAGES else PackedLM if name in ON_PACKED_ROWS else TinyLM
     before = {parameter: id(p) for parameter, p in model.named_parameters()}
     saved = copy.deepcopy(model.state_dict())
     Recipe(steps=(Step(technique=name),), kind="training").write(tmp_path / "recipe.toml")

@@ -1,6 +1,6 @@
-"""Small training runs for tests: a classifier over a vocabulary, and a network of convolutions."""
+"""Small training runs for tests: a classifier over a vocabulary, packed rows, and a network of convolutions."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.applied import applied
+from whet.training.packing import PackedBatches
 from whet.training.parts import Parts
 from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer
@@ -120,6 +121,65 @@ def image_workload(**changes: Any) -> TrainingWorkload:
         "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
         "optimizer": adamw,
         "batches": batches,
+        **changes,
+    }
+    return TrainingWorkload(**fields)
+
+
+class PackedBlock(nn.Module):
+    """Add attention of two heads, with a mask, to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (2, -1)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        added: Tensor = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return added
+
+
+class PackedLM(nn.Module):
+    """Predict tokens of packed rows, with a dense mask that keeps documents apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.places = nn.Embedding(VOCAB, WIDTH), nn.Embedding(32, WIDTH)
+        self.blocks = nn.ModuleList(PackedBlock() for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, ids: Tensor, positions: Tensor, numbers: Tensor) -> Tensor:
+        here, there = numbers[:, None, :, None], numbers[:, None, None, :]
+        causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+        mask = ((here == there) & (here >= 0) & causal) | torch.eye(ids.shape[1], dtype=torch.bool)
+        x = self.embedding(ids) + self.places(positions)
+        for block in self.blocks:
+            x = block(x, mask)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def packed_loss_of(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    ids, positions, numbers, targets = batch
+    return F.cross_entropy(model(ids, positions, numbers).float().flatten(0, 1), targets.flatten())
+
+
+def packed_workload(**changes: Any) -> TrainingWorkload:
+    """Return a training on four batches of two packed rows with padding: 24 tokens, documents of 2 to 16."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    lengths = [16, 7, 9, 14, 8, 2, 12, 11, 20, 3, 6, 10, 5, 15, 13, 9, 6]
+    documents = [torch.randint(1, VOCAB, (length,), generator=generator) for length in lengths]
+    batches = [
+        (batch.ids, batch.positions, batch.documents, batch.targets) for batch in PackedBatches(documents, 24, 2)
+    ]
+    fields: dict[str, Any] = {
+        "model": PackedLM(),
+        "loss": packed_loss_of,
+        "optimizer": adamw,
+        "batches": batches[:4],
+        "clip_norm": 1.0,
         **changes,
     }
     return TrainingWorkload(**fields)

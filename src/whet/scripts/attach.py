@@ -29,6 +29,8 @@ from whet.scripts.messages import GRADIENTS, PROBLEM, TRAINER, ScriptRecord, Scr
 from whet.scripts.step_times import StepTimes
 from whet.step_profiler.patches import Patches
 from whet.step_profiler.watch import watch_everything
+from whet.training.later_notes import all_notes, tell_later
+from whet.training.parts import Parts
 from whet.training.sensitivity import move
 from whet.workload.training import seed_everything
 
@@ -61,6 +63,7 @@ class ScriptLoop:
         self._rates: list[list[float]] = []
         self._record = ScriptRecord(seconds=[], losses=[])
         self._first: FirstSteps | None = None
+        self._changed: Parts | None = None
         self._times: StepTimes | None = None
         self._last_ns = 0
         self._has_ended = self._has_met_another = False
@@ -111,14 +114,15 @@ class ScriptLoop:
                 move([p for _, p in found.trained], self._request.moved, generator)
             self._record.model, self._record.optimizer = type(parts.model).__name__, type(parts.optimizer).__name__
             self._record.num_parameters = sum(p.numel() for _, p in found.trained)
-            self._record.notes = apply(found, steps, machine).notes
+            self._changed = changed = apply(found, steps, machine)
         except WhetError as error:
             self.refuse(str(error))
         if not self._request.is_bounded:
             recipe = Recipe(kind="training", steps=steps)
-            sys.stderr.write(f"whet: {recipe} applied to {type(parts.model).__name__}\n")
+            _say(f"{recipe} applied to {type(parts.model).__name__}")
+            tell_later(changed, _say)
             if self._request.fingerprint not in ("", machine.fingerprint):
-                sys.stderr.write("whet: the recipe was proved on another machine: its speed here is not known\n")
+                _say("the recipe was proved on another machine: its speed here is not known")
 
     def _claim(self) -> None:
         """Note that this process trains. In a bounded run, refuse if another one does already."""
@@ -152,9 +156,7 @@ class ScriptLoop:
             self.refuse(f"the script has several optimisers (another {kind} steps). {ONE_LOOP}")
         if not self._has_met_another:
             self._has_met_another = True
-            sys.stderr.write(
-                f"whet: another optimiser ({kind}) steps too; the recipe is not applied to what it trains\n"
-            )
+            _say(f"another optimiser ({kind}) steps too; the recipe is not applied to what it trains")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._has_ended or not self._request.is_bounded or not self._is_loop(optimizer):
@@ -185,6 +187,7 @@ class ScriptLoop:
         assert self._times is not None
         record = self._record
         record.seconds, record.blocks = self._times.seconds, self._times.blocks_to_json()
+        record.notes = () if self._changed is None else all_notes(self._changed)
         record.losses = [None if loss is None else float(loss) for loss in self._heard]
         record.learning_rates = self._rates
         record.peak_bytes, record.cuda_peak_bytes = peak_rss_bytes(), cuda_peak_bytes()
@@ -195,3 +198,8 @@ class ScriptLoop:
             record.updates = self._first.updates
             self._first.write(self._directory / GRADIENTS)
         record.write(self._directory)
+
+
+def _say(text: str) -> None:
+    """Write a line of whet's own beside the script's output."""
+    sys.stderr.write(f"whet: {text}\n")

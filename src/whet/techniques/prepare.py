@@ -15,6 +15,7 @@ from whet.recipe import Recipe, Step
 from whet.technique import named
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.applied import applied, unfit
+from whet.training.later_notes import tell_later
 from whet.training.optimizers import guard_state
 from whet.training.parts import Parts
 from whet.training.prepared import current, is_prepared, remember
@@ -75,6 +76,7 @@ def prepare(
     made = applied(parts, [step for step in steps if step not in done], TRAINING_TABLE)
     guard_state(made.optimizer)
     remember(parts, made, read.steps)
+    tell_later(made, _LOG.warning)
     return made
 
 

@@ -1,6 +1,6 @@
 """Hold what a training loop works with, while techniques change it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,14 @@ class Parts:
         optimizer: What the loop steps.
         batches: What the loop iterates over.
         notes: What the techniques want to be said in the report.
+        later_notes: Asked once steps have been made; each returns one more such note, or "" for none.
     """
 
     model: nn.Module
     optimizer: Optimizer
     batches: Iterable[Any]
     notes: tuple[str, ...] = ()
+    later_notes: tuple[Callable[[], str], ...] = ()
 
     def __iter__(self) -> Iterator[Any]:
         """Return the model, the optimiser and the batches, as a loop unpacks them."""

@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from whet.training.attention_calls import FUSED, bias_of, in_autocast, passed_on
 from whet.training.module_class import AddedForward
 
 BLOCK = 256  # queries of a block of causal attention
 _CHUNK_BYTES = 2**20  # of scores
-_FUSED = F.scaled_dot_product_attention  # as PyTorch calls it, whatever takes its place in torch.nn.functional later
 
 
 class _Chunk(NamedTuple):
@@ -80,19 +79,6 @@ def _causal(start: int, stop: int, like: Tensor) -> Tensor:
     return like.new_zeros(1, stop - start, stop).masked_fill_(hidden, -math.inf)
 
 
-def _bias(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a mask as a bias [1 or B, 1 or H, T, S]: what is the same for all rows or heads is there once."""
-    if mask is None:
-        return None
-    mask = mask[(None,) * (4 - mask.dim())]
-    for dim in (0, 1):
-        if mask.stride(dim) == 0:
-            mask = mask.narrow(dim, 0, 1)
-    if mask.dtype is torch.bool:
-        return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -math.inf)
-    return mask.to(like.dtype)
-
-
 def _probabilities(q_NTD: Tensor, k_NSD: Tensor, chunk: _Chunk, scale: float, out: Tensor | None) -> Tensor:
     """Return the softmax of a chunk's scores: [C, J, keys]. A query that sees nothing has zeros."""
     q, k = q_NTD[chunk.heads, chunk.queries], k_NSD[chunk.heads, : chunk.num_keys].transpose(1, 2)
@@ -131,7 +117,7 @@ def product_attention(
     q, k, v = (x.reshape(B * H, -1, D) for x in (q_BHTD, k_BHSD, v_BHSD))
     out_NTD = torch.empty_like(q, memory_format=torch.contiguous_format)
     kept = q.new_empty(num_kept(B * H, T, k.shape[1], is_causal=is_causal) if keep else 0)
-    for chunk in _chunks(q, k.shape[1], _bias(mask, q), B, is_causal):
+    for chunk in _chunks(q, k.shape[1], bias_of(mask, q), B, is_causal):
         p = _probabilities(q, k, chunk, scale, kept if keep else None)
         out_NTD[chunk.heads, chunk.queries] = torch.bmm(p, v[chunk.heads, : chunk.num_keys])
     return out_NTD.view(B, H, T, D), kept
@@ -166,7 +152,7 @@ def product_attention_backward(
     wide = torch.float32 if is_causal and T > BLOCK else q.dtype
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dk, dv = (torch.zeros(x.shape, dtype=wide) for x in (k, v))
-    for chunk in _chunks(q, k.shape[1], _bias(mask, q), B, is_causal):
+    for chunk in _chunks(q, k.shape[1], bias_of(mask, q), B, is_causal):
         keys = (chunk.heads, slice(0, chunk.num_keys))
         g_CJD, q_CJD = g[chunk.heads, chunk.queries], q[chunk.heads, chunk.queries]
         shape = (q_CJD.shape[0], q_CJD.shape[1], chunk.num_keys)
@@ -220,9 +206,9 @@ class _InPlaceOfFused(TorchFunctionMode):
     ) -> Any:
         """See TorchFunctionMode."""
         kwargs = kwargs or {}
-        if function is _FUSED:
+        if function is FUSED:
             return _attended(self._keep, *args, **kwargs)
-        return function(*args, **kwargs)
+        return passed_on(function, args, kwargs)
 
 
 def _attended(
@@ -237,9 +223,7 @@ def _attended(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Return attention by products in bfloat16; by PyTorch's kernel for all else."""
-    if torch.is_autocast_enabled("cpu") and query.device.type == "cpu":
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
+    query, key, value = in_autocast(query, key, value)
     is_plain = (
         query.dtype is torch.bfloat16
         and query.dtype == key.dtype == value.dtype
@@ -253,7 +237,7 @@ def _attended(
         and not (is_causal and (attn_mask is not None or query.shape[2] != key.shape[2]))
     )
     if not is_plain or not torch.is_grad_enabled():
-        return _FUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return FUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.to(query.dtype)

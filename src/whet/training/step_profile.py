@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from whet.machine import Limits
+from whet.training.packed_masks import AttentionCounter
 from whet.workload.training import Trainer
 
 _PRODUCTS = ("mm", "bmm", "addmm", "addbmm", "baddbmm", "convolution", "mkldnn", "linear", "onednn")
@@ -37,6 +38,8 @@ class StepProfile(BaseModel):
         optimizer_s: The optimiser: clipping, the update, setting gradients to zero.
         products_s: Matrix products and convolutions in forward and backward.
         attention_s: Fused attention in forward and backward.
+        within_documents: The share of attention's products that would be left if each document of packed rows were
+            computed by itself; 1.0 where no attention has a mask that does nothing but keep documents apart.
         loss_s: The softmax and the cross-entropy in forward and backward.
         other_s: All other operators of forward and backward, and what it costs to call them.
         flops: Floating-point operations of forward and backward.
@@ -53,6 +56,7 @@ class StepProfile(BaseModel):
     optimizer_s: float = 0.0
     products_s: float = 0.0
     attention_s: float = 0.0
+    within_documents: float = 1.0
     loss_s: float = 0.0
     other_s: float = 0.0
     flops: int = 0
@@ -130,7 +134,7 @@ def profile_steps(trainer: Trainer, *, num_steps: int = 3) -> StepProfile:
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         trainer.step()
     shares, num_operators = _shares(recorded.key_averages())
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, AttentionCounter() as attention:
         trainer.step()
     compute_s = totals["compute_s"]
     parameters = list(trainer.model.parameters())
@@ -139,6 +143,7 @@ def profile_steps(trainer: Trainer, *, num_steps: int = 3) -> StepProfile:
         data_s=totals["data_s"],
         optimizer_s=totals["optimizer_s"],
         **{name: share * compute_s for name, share in shares.items()},
+        within_documents=attention.share,
         flops=int(counter.get_total_flops()),
         num_operators=num_operators,
         parameter_bytes=sum(p.nbytes for p in parameters),

@@ -43,6 +43,7 @@ class TrainingTechnique(AnyTechnique):
         check: Returns whether it applies to the parts of a loop on a machine with these options.
         predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none.
         apply: Returns the changed parts.
+        check_profile: Returns why the profile of a step shows that it would change nothing; "" where it may.
         exactness_of: Returns which proof it owes with these options, where that depends on them.
         predict_memory: Returns the least bytes that a step takes with it, from what a step takes as it is; None where
             it saves none.
@@ -59,6 +60,7 @@ class TrainingTechnique(AnyTechnique):
     check: Callable[[Parts, Machine, Any], Applicability]
     predict: Callable[[StepProfile, Limits, Any], float]
     apply: Callable[[Parts, Any], Parts]
+    check_profile: Callable[[StepProfile], str] | None = None
     exactness_of: Callable[[Any], Exactness] | None = None
     predict_memory: Callable[[StepMemory, Any], float] | None = None
     updates_early: bool = False

@@ -205,6 +205,8 @@ def applicable_techniques(
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
         elif options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
+        elif technique.check_profile is not None and (why := technique.check_profile(profile)):
+            refused.append(RefusedTechnique(technique=name, reason=why))
         else:
             make = partial(_variant, technique, profile=profile, memory=memory, limits=limits)
             applicable.append(ApplicableTechnique.of(technique, options, detail, make))

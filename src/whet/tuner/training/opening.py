@@ -15,6 +15,7 @@ from whet.errors import TargetError
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.applied import applied
+from whet.training.later_notes import all_notes
 from whet.training.parts import Parts
 from whet.workload import TrainingWorkload
 from whet.workload.larger_batch import with_larger_batch
@@ -49,18 +50,21 @@ class PreparedTrainer:
 
     Attributes:
         trainer: The trainer.
-        notes: What the techniques want to be said.
     """
 
     def __init__(self, workload: TrainingWorkload, steps: Sequence[Step] = ()) -> None:
-        self.notes: tuple[str, ...] = ()
         self._steps = steps
+        self._parts: Parts | None = None
         self.trainer = Trainer(workload, change=self._changed)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what the techniques want to be said, and what they have found out in the steps so far."""
+        return () if self._parts is None else all_notes(self._parts)
+
     def _changed(self, model: nn.Module, optimizer: Optimizer, batches: Iterable[Any]) -> Parts:
-        parts = applied(Parts(model, optimizer, batches), self._steps, TRAINING_TABLE)
-        self.notes = parts.notes
-        return parts
+        self._parts = applied(Parts(model, optimizer, batches), self._steps, TRAINING_TABLE)
+        return self._parts
 
 
 def first_batches(workload: TrainingWorkload, number: int, *, later: int = 0) -> list[Any]:
