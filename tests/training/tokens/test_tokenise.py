@@ -183,6 +183,10 @@ def test_files_and_tokenizers_that_do_not_fit(tmp_path: Path, cache: Path) -> No
     ):
         with pytest.raises(kind, match=message):
             tokenised(files, tokenizer, **({"cache": cache} | options))  # type: ignore[arg-type]
+    own = tokenizers.Tokenizer.from_str(loaded.tokenizer.to_str())
+    own.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(object())
+    with pytest.raises(TargetError, match=r"cannot be written as a tokenizer\.json.*Custom PreTokenizer"):
+        tokenised(text, own, cache=cache)
     assert stores_in(cache) == []
     assert tokenised(text, bare, cache=cache, append_end=False, vocab_size=123).tokens.tolist() == [97, 122]
     with pytest.raises(TargetError, match="the tokens have ids up to 122, and the model knows 122"):

@@ -74,7 +74,7 @@ def cutter_of(described: Mapping[str, Any]) -> Cutter:
     """Return what cuts texts for a tokenizer.
 
     Args:
-        described: The content of its tokenizer.json.
+        described: What its tokenizer.json says of it.
     """
     reason = _hindrance(described)
     if reason:

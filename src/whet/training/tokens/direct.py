@@ -24,12 +24,12 @@ def direct_encoder(tokenizer: Any, described: Mapping[str, Any]) -> Encode | Non
 
     Args:
         tokenizer: A tokenizers.Tokenizer.
-        described: The content of its tokenizer.json.
+        described: What `described_by` returned for it.
     """
-    by_table = _by_characters(described) or _by_bytes(described)
+    by_table = _by_characters(tokenizer, described) or _by_bytes(tokenizer, described)
     if by_table is None:
         return None
-    added = [token["content"] for token in described.get("added_tokens") or []]
+    added = [token["content"] for token in described["added_tokens"]]
 
     def encode(text: str) -> NDArray[np.uint32]:
         if any(token in text for token in added):
@@ -40,19 +40,29 @@ def direct_encoder(tokenizer: Any, described: Mapping[str, Any]) -> Encode | Non
 
 
 def described_by(tokenizer: Any) -> dict[str, Any]:
-    """Return the content of a tokenizer's tokenizer.json."""
-    described: dict[str, Any] = json.loads(tokenizer.to_str())
-    return described
+    """Return what a tokenizer's tokenizer.json says of it, but for its vocabulary, which takes long to write."""
+
+    def state_of(part: Any) -> Any:
+        return None if part is None else json.loads(part.__getstate__())
+
+    names = ("content", "lstrip", "rstrip")
+    added = tokenizer.get_added_tokens_decoder().values()
+    return {
+        "added_tokens": [{name: getattr(token, name) for name in names} for token in added],
+        "normalizer": state_of(tokenizer.normalizer),
+        "pre_tokenizer": state_of(tokenizer.pre_tokenizer),
+        "model": {"type": type(tokenizer.model).__name__, "dropout": getattr(tokenizer.model, "dropout", None)},
+    }
 
 
-def _by_characters(described: Mapping[str, Any]) -> Encode | None:
-    model, split = described.get("model") or {}, described.get("pre_tokenizer") or {}
-    if model.get("type") != "WordLevel" or described.get("normalizer") is not None:
+def _by_characters(tokenizer: Any, described: Mapping[str, Any]) -> Encode | None:
+    split = described["pre_tokenizer"] or {}
+    if described["model"]["type"] != "WordLevel" or described["normalizer"] is not None:
         return None
     if (split.get("type"), split.get("behavior"), split.get("pattern")) != ("Split", "Isolated", {"Regex": CHARACTER}):
         return None
-    vocabulary = model["vocab"]
-    unknown = vocabulary.get(model.get("unk_token"))
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    unknown = vocabulary.get(tokenizer.model.unk_token)
     if unknown is None:
         return None
     table = np.full(_NUM_CHARACTERS, unknown, np.uint32)
@@ -62,14 +72,16 @@ def _by_characters(described: Mapping[str, Any]) -> Encode | None:
     return lambda text: table[np.frombuffer(text.encode("utf-32-le"), "<u4")]
 
 
-def _by_bytes(described: Mapping[str, Any]) -> Encode | None:
-    model, split = described.get("model") or {}, described.get("pre_tokenizer") or {}
-    vocabulary = model.get("vocab")
-    if model.get("type") != "BPE" or model.get("merges") or described.get("normalizer") is not None:
+def _by_bytes(tokenizer: Any, described: Mapping[str, Any]) -> Encode | None:
+    split = described["pre_tokenizer"] or {}
+    if described["model"]["type"] != "BPE" or described["normalizer"] is not None:
         return None
     if split.get("type") != "ByteLevel" or split.get("add_prefix_space", True):
         return None
-    if not isinstance(vocabulary, dict) or not vocabulary.keys() >= BYTE_OF.keys():
+    if tokenizer.get_vocab_size(with_added_tokens=False) != len(BYTE_OF):  # with merges, there are more tokens
+        return None
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if vocabulary.keys() != BYTE_OF.keys():
         return None
     table = np.zeros(256, np.uint32)
     for character, byte in BYTE_OF.items():

@@ -52,7 +52,7 @@ class Encoder:
         self._tokenizer, self._end_id = tokenizer, end_id
         described = described_by(tokenizer)
         self._direct = direct_encoder(tokenizer, described)
-        added = [token["content"] for token in described.get("added_tokens") or []]
+        added = [token["content"] for token in described["added_tokens"]]
         self.cutter = anywhere(added) if self._direct else cutter_of(described)
         self._open_tokens = 0  # of the document that is not at its end
 
@@ -109,7 +109,7 @@ def cut(parts: Iterable[Part], cutter: Cutter) -> Iterator[Part]:
     held: list[str] = []
     num_held, enough = 0, 2 * PIECE
     for part in parts:
-        if part.is_trained is not None:
+        if part.is_trained is not None or (part.ends_document and not held and len(part.text) <= PIECE):
             yield part
             continue
         held.append(part.text)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.errors import OutputError, TargetError
+from whet.errors import OutputError, TargetError, foreign
 from whet.files import usable_directory, write_whole
 from whet.tokenizer_files.chat_template import ChatTemplate
 from whet.training.tokens.chat import DEFAULT_TEMPLATE
@@ -69,7 +69,8 @@ def tokenised(
     place = usable_directory(tokens_cache(cache))
     before = [file_identity(path) for path in sources.files]
     options: dict[str, Any] = {"append_end": append_end, "end_id": loaded.end_id, "template": loaded.template.text}
-    options |= {"special": loaded.template.special_tokens, "tokenizer": loaded.tokenizer.to_str()}
+    with foreign(TargetError, "the tokenizer cannot be written as a tokenizer.json, by which its tokens are known"):
+        options |= {"special": loaded.template.special_tokens, "tokenizer": loaded.tokenizer.to_str()}
     directory = place / _key(sources, place, "tokens", options)
     with _alone(place, directory.name):
         found = _kept(directory)
