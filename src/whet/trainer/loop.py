@@ -35,6 +35,7 @@ from whet.trainer.workload import held_out_loss
 from whet.training.applied import unfit
 from whet.training.checkpoints import Checkpoints, Found, RunLock
 from whet.training.divergence import FAR
+from whet.training.later_notes import NUM_STEPS
 from whet.training.parts import Parts
 from whet.tuner.training.examination import updates_plainly
 from whet.tuner.training.opening import PreparedTrainer
@@ -142,7 +143,7 @@ class _Run:
         if state is not None:
             restore(self._trainer, state)
             self._say(f"going on after step {self._step} of {config.steps}")
-        self._notes = [*self._setup.notes, *prepared.notes]
+        self._prepared, self._notes = prepared, list(self._setup.notes)
         for note in self._notes:
             self._say(note)
         begin = self._step
@@ -160,8 +161,8 @@ class _Run:
     def _loop(self) -> str:
         """Make steps until the end, and return what ended them early; "" where nothing did."""
         config = self._config
-        began, before = time.monotonic(), self._seconds
-        line_began, line_tokens, paused = began, 0, 0.0
+        began, before, first = time.monotonic(), self._seconds, self._step
+        line_began, line_tokens = began, 0
         tokens = config.batch.global_batch_size * config.data.sequence_length
         while self._step < config.steps:
             with _memory_told(f"in step {self._step + 1}", config):
@@ -174,14 +175,16 @@ class _Run:
             line_tokens += tokens
             self._check(loss)
             self._losses.append(loss)
+            if self._step == first + NUM_STEPS:
+                self._tell()
             self._monitor.step(num_tokens=tokens)
             now = time.monotonic()
             self._seconds = before + now - began
             is_scored = self._step % config.evaluation.eval_interval == 0 or self._step == config.steps
             if is_scored or self._ends() or self._step % config.log.log_interval == 0:
-                rate = line_tokens / max(now - line_began - paused, 1e-9)
+                rate = line_tokens / max(now - line_began, 1e-9)
                 self._write_line(rate, scores=is_scored)
-                line_began, line_tokens, paused = time.monotonic(), 0, 0.0
+                line_began, line_tokens = time.monotonic(), 0
             ends = self._ends()
             if self._step % config.checkpoints.save_interval == 0 or ends:
                 self._save(wait=ends)
@@ -189,6 +192,12 @@ class _Run:
                 return self._stop.name or "max_minutes"
         self._checkpoints.wait()
         return ""
+
+    def _tell(self) -> None:
+        """Say what the techniques have found out so far."""
+        for note in (note for note in self._prepared.notes if note not in self._notes):
+            self._notes.append(note)
+            self._say(note)
 
     def _ends(self) -> bool:
         """Return whether the run ends with the latest step."""

@@ -70,8 +70,10 @@ def _packed(way: _Way, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: flo
     if not torch.compiler.is_compiling():
         return _looked_at(way, q, k, v, mask, scale)
     if q.device.type != "cpu":
-        return _apart(way, q, k, v, mask, scale)
-    return _by_operator(way, q, k, v, mask, *documents_in_mask(mask), scale)
+        found: Tensor | None = _apart(way, q, k, v, mask, scale)
+        return found
+    numbers, kind = documents_in_mask(mask)
+    return _by_operator(way, q, k, v, mask, numbers, kind, scale)
 
 
 def _looked_at(way: _Way, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor | None:
