@@ -173,3 +173,23 @@ def test_the_blocks_of_flex_attention(block_size: int, *, is_causal: bool) -> No
         assert blocks.to_dense()[1, 0].tolist() == torch.eye(4, dtype=torch.int32).tolist()
     one = within_documents._for_rows(Documents(numbers[:1], is_causal), 2)
     torch.testing.assert_close(one.mask[1], documents.mask[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [128, 64, 256])
+def test_on_a_gpu(block_size: int) -> None:
+    """FlexAttention with its backward pass, against the dense mask."""
+    numbers = token_batch([[[1] * 300, [1] * 100], [[1] * 60, [1] * 200, [1] * 190]], 512).documents.cuda()
+    mask = Documents(numbers).mask
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 512, n, 32) for n in (4, 2, 2)]
+    qkv = [torch.randn(s, generator=generator).transpose(1, 2).cuda().requires_grad_() for s in shapes]
+    options = {"attn_mask": mask, "enable_gqa": True}
+    module = Attention(**options)
+    extend(module, within_documents.with_block_size(block_size))
+    out, wanted = module(*qkv), Attention(**options)(*qkv)
+    assert (SEEN.num_packed, SEEN.num_other) == (1, 0)
+    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
+    found = torch.autograd.grad(out.sin().sum(), qkv)
+    for mine, theirs in zip(found, torch.autograd.grad(wanted.sin().sum(), qkv), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)

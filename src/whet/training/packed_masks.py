@@ -23,6 +23,7 @@ from whet.training.packed_attention import BLIND, Documents, Stretch
 from whet.training.packing import PADDING
 
 _HIDES = -1e30  # what is added to a score, at most, so that its probability is 0 whatever the score is
+_LEAST_FLEX_WIDTH = 16  # numbers of a head
 _MOST_PLACES = 64  # of one storage that are remembered: a long mask may be cut to many lengths
 
 
@@ -199,8 +200,13 @@ def may_be_packed(
         and (attn_mask.dim() < 4 or attn_mask.shape[0] in (1, query.shape[0]))
         and (attn_mask.dtype is torch.bool or attn_mask.is_floating_point())
         and query.device.type == attn_mask.device.type
-        and query.device.type in ("cpu", "cuda")
+        and (query.device.type == "cpu" or _may_be_flex(query))
     )
+
+
+def _may_be_flex(query: Tensor) -> bool:
+    """Return whether FlexAttention takes such queries, on a GPU."""
+    return query.is_cuda and query.shape[-1] >= _LEAST_FLEX_WIDTH and query.dtype != torch.float64
 
 
 class AttentionCounter(TorchFunctionMode):
