@@ -34,6 +34,7 @@ EXTRAS = {
     "nvidia": "an NVIDIA GPU's load, clocks and energy",
     "monitor": "the page and the metrics of whet monitor",
     "serve": "whet serve, and whet bench-serve with a model",
+    "train": "whet train: tokenizers, TensorBoard, and the live page",
 }
 """Each extra, with what needs it."""
 

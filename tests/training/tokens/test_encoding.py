@@ -1,5 +1,6 @@
 """Texts that are cut, and read in any parts, have the tokens of the whole, as the tokenizers library gives them."""
 
+import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -78,7 +79,7 @@ def test_what_is_not_known_is_encoded_in_one_piece(name: str, caplog: pytest.Log
     make, why = UNKNOWN[name]
     tokenizer = make()
     text = "one two a b\nthe one " * 5
-    with pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched, caplog.at_level(logging.WARNING, logger="whet"):
         patched.setattr(encoding, "PIECE", 4)
         patched.setattr(encoding, "_LARGE", 50)
         found = tokens_of(tokenizer, [Part(text[:33]), Part(text[33:], ends_document=True)])
