@@ -21,6 +21,7 @@ from whet.recipe import Recipe, Step
 from whet.trainer.config import TrainConfig
 from whet.trainer.loop import TrainResult, run
 from whet.trainer.setup import set_up
+from whet.trainer.stops import stopping
 
 
 def trained(made: TrainConfig, *, resume: bool = False, stop_at: int | None = None) -> TrainResult:
@@ -197,3 +198,16 @@ def test_the_command_trains_and_its_errors_are_one_line(
         main(["train", str(file), "optimizer.learning_rate=1"])
     assert ended.value.code == 2
     assert "there is no key optimizer.learning_rate" in capsys.readouterr().err
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.name == ""
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (stop.name, stop.exit_code) == ("SIGTERM", 143)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -37,13 +37,14 @@ def stopping() -> Iterator[Stop]:
     """
     stop = Stop()
     before = {int(number): signal.getsignal(number) for number in _SIGNALS}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}  # as under nohup
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.number = number
         signal.signal(number, before[number] if before[number] is not None else signal.SIG_DFL)
 
-    for number in _SIGNALS:
-        signal.signal(number, handle)
+    for known in before:
+        signal.signal(known, handle)
     try:
         yield stop
     finally:
