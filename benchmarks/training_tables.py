@@ -148,16 +148,17 @@ def training_summary(peers: dict[str, Any], scripts: dict[str, Any] | None) -> l
         "| beside | times as fast (95%) |",
         "|---|---|",
     ]
-    claims = [claim for claim in peers["claims"] if claim["of"][1] == "whet"]
+    claims = [claim for claim in peers["claims"] if claim["of"][1] == "whet" and "memory" not in claim["what"]]
     lines += [f"| {claim['what']} ({claim['of'][0]}) | {ratio_with_interval(claim)} |" for claim in claims]
     if scripts is None:
         return lines
     chip = scripts["machine"]["chip"]
     told = f"Scripts of others, not a line changed, on {chip}, {scripts['machine']['cores']} cores:"
-    lines += ["", told, "", "| script | recipe | times as fast (95%) | training loss |", "|---|---|---|---|"]
+    lines += ["", told, "", "| script | recipe | times as fast (95%) | what was proved |", "|---|---|---|---|"]
     for row in scripts["rows"].values():
-        name, recipe, speedup, _, loss = [cell.strip() for cell in row.strip("| ").split("|")][:5]
-        lines.append(f"| {name} | {recipe} | {speedup} | {loss} |")
+        name, recipe, speedup, _, loss, verdict = [cell.strip() for cell in row.strip("| ").split("|")][:6]
+        told = verdict if recipe == "original" else loss
+        lines.append(f"| {name} | {recipe} | {speedup} | {told} |")
     return lines
 
 
