@@ -14,7 +14,7 @@ from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.technique import named
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.applied import applied, unfit
+from whet.training.applied import applied, still_to_apply
 from whet.training.later_notes import tell_later
 from whet.training.optimizers import guard_state
 from whet.training.parts import Parts
@@ -65,15 +65,12 @@ def prepare(
         return parts
     _check_groups(read.steps)
     machine = describe()
-    done = []
-    for step, verdict in unfit(parts, steps, TRAINING_TABLE, machine):
-        if not verdict.is_so:
-            raise RecipeError(f"{step.technique} does not apply here: {verdict.reason}; leave it out of the recipe")
+    changing, done = still_to_apply(parts, steps, TRAINING_TABLE, machine)
+    for step, verdict in done:
         _LOG.info("%s: %s", step.technique, verdict.reason)
-        done.append(step)
     if read.fingerprint and read.fingerprint != machine.fingerprint:
         _LOG.warning("the recipe was proved on another machine: its speed here is not known")
-    made = applied(parts, [step for step in steps if step not in done], TRAINING_TABLE)
+    made = applied(parts, changing, TRAINING_TABLE)
     guard_state(made.optimizer)
     remember(parts, made, read.steps)
     tell_later(made, _LOG.warning)

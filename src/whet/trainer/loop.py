@@ -32,7 +32,7 @@ from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
 from whet.trainer.workload import held_out_loss
-from whet.training.applied import unfit
+from whet.training.applied import still_to_apply
 from whet.training.checkpoints import Checkpoints, Found, RunLock
 from whet.training.divergence import FAR
 from whet.training.later_notes import NUM_STEPS
@@ -139,7 +139,7 @@ class _Run:
         with _memory_told("to set the training up", self._config):
             workload = self._setup.workload(self._step)
             prepared = PreparedTrainer(workload, _fitting(workload, self._setup.steps))
-        self._trainer, self._workload = prepared.trainer, workload
+        self._trainer = prepared.trainer
         if state is not None:
             restore(self._trainer, state)
             self._say(f"going on after step {self._step} of {config.steps}")
@@ -253,7 +253,7 @@ class _Run:
         section, model = self._config.evaluation, self._trainer.model
         model.eval()
         try:
-            batches = self._setup.data.held_out(section.num_rows)
+            batches = self._setup.held_out
             loss = held_out_loss(self._setup.model, model, batches) if batches else None
             sample = None
             if section.prompt is not None:
@@ -310,11 +310,7 @@ def _fitting(workload: TrainingWorkload, steps: Sequence[Step]) -> list[Step]:
         RecipeError: A technique does not apply here.
     """
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
-    done = []
-    for step, verdict in unfit(parts, steps, TRAINING_TABLE, describe()):
-        if not verdict.is_so:
-            raise RecipeError(f"{step.technique} does not apply here: {verdict.reason}; leave it out of the recipe")
-        done.append(step)
+    changing, _ = still_to_apply(parts, steps, TRAINING_TABLE, describe())
     plain = updates_plainly(workload)
     for step in steps:
         if TRAINING_TABLE[step.technique].updates_early and not plain:
@@ -322,7 +318,7 @@ def _fitting(workload: TrainingWorkload, steps: Sequence[Step]) -> list[Step]:
                 f"{step.technique} updates before all gradients are there, so that they cannot be clipped; leave it "
                 "out of the recipe, or set optimizer.max_norm to 0"
             )
-    return [step for step in steps if step not in done]
+    return changing
 
 
 @contextmanager

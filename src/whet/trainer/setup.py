@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -11,13 +12,13 @@ from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
-from whet.trainer.model import TrainedModel, new_model, open_model
+from whet.trainer.model import Batch, TrainedModel, new_model, open_model
 from whet.trainer.workload import workload_of
 from whet.workload import TrainingWorkload
 
 ACCUMULATION = "accumulation"
 # What must not change between two starts of a run: it would be another training.
-_FIXED = ("seed", "model", "data", "batch", "optimizer", "recipe")
+_FIXED = ("seed", "model", "batch", "optimizer")  # besides the recipe and the data
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,21 @@ class SetUp:
             self.config,
             self.model,
             self.data.batches(begin),
-            self.data.held_out(self.config.evaluation.num_rows),
+            self.held_out,
             self.config.out.name or "training",
         )
+
+    @cached_property
+    def held_out(self) -> list[Batch]:
+        """Return the batches that are scored, the same ones each time."""
+        return self.data.held_out(self.config.evaluation.num_rows)
 
     @property
     def identity(self) -> dict[str, str]:
         """Return a digest of each part of the configuration that must stay as it is while a run goes on."""
-        found = {name: _digest(getattr(self.config, name)) for name in _FIXED if name != "data"}
-        found["recipe"] = _digest([step.model_dump(mode="json") for step in self.steps])
-        return {**found, "data": self.data.digest}
+        found = {name: _digest(getattr(self.config, name)) for name in _FIXED}
+        recipe = _digest([step.model_dump(mode="json") for step in self.steps])
+        return {**found, "recipe": recipe, "data": self.data.digest}
 
 
 def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from whet.errors import RecipeError
 from whet.machine import Machine
 from whet.recipe import Step
 from whet.technique import NotApplicable, named, options_of
@@ -35,6 +36,22 @@ def unfit(
         if isinstance(verdict, NotApplicable):
             found.append((step, verdict))
     return found
+
+
+def still_to_apply(
+    parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique], machine: Machine
+) -> tuple[list[Step], list[tuple[Step, NotApplicable]]]:
+    """Return the steps of a recipe that change these parts, and those whose techniques are in effect already.
+
+    Raises:
+        RecipeError: A technique does not apply here, the table has none of that name, or it has no such option.
+    """
+    done = unfit(parts, steps, table, machine)
+    for step, verdict in done:
+        if not verdict.is_so:
+            raise RecipeError(f"{step.technique} does not apply here: {verdict.reason}; leave it out of the recipe")
+    left_out = [step for step, _ in done]
+    return [step for step in steps if step not in left_out], done
 
 
 def applied(parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique]) -> Parts:
