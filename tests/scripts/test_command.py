@@ -1,42 +1,19 @@
 """A training script runs for some steps in a copy: what is recorded, what is refused, and that nothing else changes."""
 
-import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import script_process
-import torch
-from preloaded import made_allocator
+from script_runs import TRAIN, run
 
 from whet.cli import main
 from whet.errors import RecipeError, TargetError
 from whet.machine import describe
 from whet.recipe import Recipe, Step
-from whet.scripts.applying import applicable, apply
-from whet.scripts.command import ScriptCommand, ScriptOutcome, checked_steps, run_bounded, run_with_recipe
-from whet.scripts.loader_passes import LoaderPasses
-from whet.scripts.loop_finder import FoundLoop
-from whet.scripts.messages import GRADIENTS, ScriptRequest
-from whet.scripts.needed_environment import needed_environment
-
-TRAIN = """
-import sys
-import torch
-
-torch.manual_seed(7)
-model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(16, 4))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-x, y = torch.randn(64, 8), torch.randint(0, 4, (64,))
-for step in range(int(sys.argv[1])):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    open("log.txt", "a").write(f"{step}\\n")
-torch.save(model.state_dict(), "model.pt")
-"""
+from whet.scripts.command import ScriptCommand, checked_steps, run_with_recipe
+from whet.scripts.messages import GRADIENTS
 
 GAN = """
 import torch
@@ -132,26 +109,8 @@ for step in range(20):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's directory, which is the working directory too."""
-    directory = tmp_path / "project"
-    directory.mkdir()
-    monkeypatch.chdir(directory)
-    return directory
-
-
-@pytest.fixture
 def as_forks(children_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     script_process.use(monkeypatch)
-
-
-def run(
-    place: Path, source: str, arguments: Sequence[str] = (), *, most_written: int = 2**30, **asked: object
-) -> ScriptOutcome:
-    (place / "train.py").write_text(source)
-    command = ScriptCommand.checked([sys.executable, "train.py", *arguments])
-    request = ScriptRequest.model_validate({"num_steps": 8, **asked})
-    return run_bounded(command, request, place.parent / "scratch", limit_s=60, most_written=most_written)
 
 
 @pytest.mark.usefixtures("as_forks")
@@ -363,72 +322,3 @@ def test_a_recipe_that_does_not_apply_is_refused_before_training(
     why = "channels_last cannot be applied here: the model has no convolutions over images"
     assert capfd.readouterr().err == f"error: {why}; leave it out of the recipe\n"
     assert not (place / "log.txt").exists()
-
-
-JEMALLOC = Step(technique="allocator", options={"kind": "jemalloc"})
-FIND = "whet.techniques.training.allocator.find"
-
-
-@pytest.mark.parametrize("is_used", [True, False])
-def test_a_script_is_started_with_the_library_of_its_recipe(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_used: bool
-) -> None:
-    """If the process does not use it all the same, nothing is trained."""
-    library = made_allocator(place.parent / "libjemalloc.so.2", is_used=is_used)
-    monkeypatch.setattr(FIND, lambda name: library)
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
-    (place / "train.py").write_text(TRAIN + "import os; open('preloaded.txt', 'w').write(os.environ['LD_PRELOAD'])")
-    command = ScriptCommand.checked([sys.executable, "train.py", "2"])
-    scratch = place.parent / "messages"
-    scratch.mkdir()
-    code = run_with_recipe(command, Recipe(kind="training", steps=(JEMALLOC,)), scratch)
-    said = capfd.readouterr().err
-    if is_used:
-        assert (code, said) == (0, "whet: allocator(kind=jemalloc) applied to Sequential\n")
-        assert (place / "preloaded.txt").read_text() == str(library)
-    else:
-        assert said.startswith(f"error: allocator cannot be applied here: LD_PRELOAD names {library}, but this process")
-        assert code == 2
-        assert not (place / "log.txt").exists()
-    assert "LD_PRELOAD" not in os.environ
-
-
-def test_a_library_that_is_not_installed_is_said_before_the_script_starts(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(FIND, lambda name: None)
-    Recipe(kind="training", steps=(JEMALLOC,)).write(place / "recipe.toml")
-    (place / "train.py").write_text("open('log.txt', 'w')")
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--recipe", "recipe.toml", "--", sys.executable, "train.py"])
-    assert ended.value.code == 2
-    why = "jemalloc is not installed; on Debian and Ubuntu: apt install libjemalloc2"
-    assert capfd.readouterr().err == f"error: allocator cannot be applied here: {why}\n"
-    found = run(place, TRAIN, ["100"], steps=(JEMALLOC,))
-    assert found.record is None and found.failure == f"allocator cannot be applied here: {why}"
-    assert not (place / "log.txt").exists()
-
-
-def test_what_is_preloaded_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FIND, lambda name: Path(f"/usr/lib/lib{name}.so.2"))
-    monkeypatch.setenv("LD_PRELOAD", "/opt/first.so:/opt/second.so")
-    steps = [Step(technique="fused_optimizer"), JEMALLOC]
-    assert needed_environment(steps) == {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/first.so:/opt/second.so"}
-    assert needed_environment(steps[:1]) == {}
-    monkeypatch.delenv("LD_PRELOAD")
-    assert needed_environment(steps) == {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}
-
-
-def test_what_a_new_process_could_use_is_tried_and_this_one_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
-    monkeypatch.setattr(FIND, lambda name: Path("/usr/lib/libjemalloc.so.2") if name == "jemalloc" else None)
-    model = torch.nn.Linear(4, 1)
-    passes = LoaderPasses()
-    try:
-        found = FoundLoop(model, torch.optim.AdamW(model.parameters()), passes)
-        kinds = {step.options["kind"] for step in applicable(found, describe())[0] if step.technique == "allocator"}
-        assert kinds == {"keep", "jemalloc"}
-        with pytest.raises(RecipeError, match=r"start the program as LD_PRELOAD=/usr/lib/libjemalloc.so.2 python"):
-            apply(found, [JEMALLOC], describe())
-    finally:
-        passes.end()
