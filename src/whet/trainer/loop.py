@@ -27,6 +27,7 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.trainer.config import TrainConfig
 from whet.trainer.export import write_model
 from whet.trainer.journal import Journal, Line
+from whet.trainer.pruning import gradual_pruning
 from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
@@ -139,9 +140,10 @@ class _Run:
         with _memory_told("to set the training up", self._config):
             workload = self._setup.workload(self._step)
             prepared = PreparedTrainer(workload, _fitting(workload, self._setup.steps))
+            self._pruning = gradual_pruning(config, workload.model)
         self._trainer = prepared.trainer
         if state is not None:
-            restore(self._trainer, state)
+            restore(self._trainer, state, self._pruning)
             self._say(f"going on after step {self._step} of {config.steps}")
         self._prepared, self._notes = prepared, list(self._setup.notes)
         for note in self._notes:
@@ -170,6 +172,8 @@ class _Run:
                 loss = float(self._trainer.step())
                 self._pure_s += time.perf_counter() - step_began
             self._step += 1
+            if self._pruning is not None:
+                self._pruning.after_step(self._step)
             self._pure_tokens += tokens
             self._tokens += tokens
             line_tokens += tokens
@@ -280,12 +284,16 @@ class _Run:
             "largest_loss": self._largest,
             "held_out_loss": self._held_out,
         }
-        self._checkpoints.save(self._step, state_of(self._trainer, values), wait=wait)
+        self._checkpoints.save(self._step, state_of(self._trainer, values, self._pruning), wait=wait)
 
     def _result(self, ended: str) -> TrainResult:
         config = self._config
         model = None
         if not ended or ended == "max_minutes":
+            if self._pruning is not None:
+                self._pruning.masks.make_permanent()
+                self._notes.append(f"pruned: {self._pruning.masks.sparsity:.1%} of the matrices' weights are zero")
+                self._say(self._notes[-1])
             model = write_model(self._setup, self._trainer.model, config.out / MODEL)
         return TrainResult(
             directory=config.out,

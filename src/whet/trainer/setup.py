@@ -13,6 +13,7 @@ from whet.recipe import Recipe, Step
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
 from whet.trainer.model import Batch, TrainedModel, new_model, open_model
+from whet.trainer.pruning import check_structured, cut_to_size
 from whet.trainer.workload import workload_of
 from whet.workload import TrainingWorkload
 
@@ -59,7 +60,9 @@ class SetUp:
         """Return a digest of each part of the configuration that must stay as it is while a run goes on."""
         found = {name: _digest(getattr(self.config, name)) for name in _FIXED}
         recipe = _digest([step.model_dump(mode="json") for step in self.steps])
-        return {**found, "recipe": recipe, "data": self.data.digest}
+        # Runs of versions that did not prune have no such part.
+        pruned = {} if self.config.prune is None else {"prune": _digest(self.config.prune)}
+        return {**found, **pruned, "recipe": recipe, "data": self.data.digest}
 
 
 def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
@@ -79,11 +82,14 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
         key = sorted(config.model.config)[0]
         raise OptionError(f"model.directory names a model, so that model.{key} changes nothing; leave one of them out")
     opened = None if directory is None else open_model(directory, config.seed)
+    if opened is not None:
+        check_structured(config, opened)
     data = open_data(config, directory, say)
     model = opened or new_model(config.model.config, data.vocab_size, config.seed)
     _check(config, model, data)
     steps, notes = _techniques(config)
-    return SetUp(config, model, data, steps, notes)
+    model, pruned = cut_to_size(config, model, data)
+    return SetUp(config, model, data, steps, (*notes, *pruned))
 
 
 def _check(config: TrainConfig, model: TrainedModel, data: RunData) -> None:
@@ -148,7 +154,7 @@ def check_same(known: dict[str, str], setup: SetUp) -> None:
         OptionError: Something has changed that would make it another training.
     """
     now = setup.identity
-    changed = [name for name in sorted(now) if known.get(name) != now[name]]
+    changed = [name for name in sorted(now.keys() | known.keys()) if known.get(name) != now.get(name)]
     if not changed:
         return
     told = {"data": "the data", "recipe": "the recipe", "seed": "seed"}
