@@ -94,6 +94,28 @@ def micro_batches(model: nn.Module, batch: Any, *, factor: float = 1.0) -> "Micr
     return MicroBatches(plan, batch, factor)
 
 
+def counted(compute: Callable[[], Tensor], count: float, *, is_sum: bool = False) -> Tensor:
+    """Compute a loss of a loop's own, so that the parts of a batch are weighed by its targets.
+
+    The losses of torch.nn.functional need no such help. Those that are taken within it are parts of this one.
+
+    Args:
+        compute: Computes the loss: a mean over the targets, or a sum over them.
+        count: The number of targets in this part of the batch. Where it is 0, the loss must be 0, not NaN.
+        is_sum: Whether the loss is a sum.
+    """
+    part = getattr(_current, "part", None)
+    if part is None:
+        return compute()
+    _current.part = None
+    try:
+        loss = compute()
+    finally:
+        _current.part = part
+    found: Tensor = part.noted(loss, 1.0 if is_sum else float(count), is_sum)
+    return found
+
+
 class MicroBatches:
     """Iterate over the parts of a batch, and leave the gradients of the whole batch at the end."""
 
@@ -221,7 +243,16 @@ class _Part:
         count, is_sum = _count(name, values, self._num_samples), values["reduction"] == "sum"
         if count == 0:
             given.arguments["reduction"] = "sum"  # the mean of nothing is not a number
-        loss = original(*given.args, **given.kwargs)
+        return self.noted(original(*given.args, **given.kwargs), count, is_sum)
+
+    def noted(self, loss: Any, count: float, is_sum: bool) -> Any:
+        """Take note of a loss, and return it.
+
+        Args:
+            loss: The loss.
+            count: The targets that it is a mean of; 1 for a sum.
+            is_sum: Whether it is a sum.
+        """
         if not (torch.is_grad_enabled() and isinstance(loss, Tensor) and loss.requires_grad):
             return loss
         if not self._counts:
@@ -340,7 +371,8 @@ class _Watcher(TorchFunctionMode):
 
 
 def _watched_loss(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return _current.part.losses_of(name, function, args, kwargs)
+    part = _current.part
+    return function(*args, **kwargs) if part is None else part.losses_of(name, function, args, kwargs)
 
 
 _SIGNATURES = {name: inspect.signature(getattr(F, name)) for name in _LOSSES}
