@@ -49,7 +49,7 @@ def tables(place: Path, **changes: Any) -> dict[str, Any]:
         "log": {"log_interval": 1},
     }
     for name, value in changes.items():
-        found[name] = {**found[name], **value} if isinstance(value, dict) else value
+        found[name] = {**found.get(name, {}), **value} if isinstance(value, dict) else value
     return found
 
 

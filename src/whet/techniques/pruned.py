@@ -1,4 +1,4 @@
-"""Share what the techniques that prune need: a training that goes with the model, and the smaller model trained by it."""
+"""Share what the techniques that prune need: the training that goes with a model, and what is trained by it."""
 
 import copy
 from collections.abc import Callable, Mapping

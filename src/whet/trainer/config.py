@@ -289,8 +289,8 @@ class TrainConfig(Section):
         last = self.prune.last_cut(self.steps)
         if not self.prune.begin_step <= last <= self.steps:
             raise ValueError(
-                f"prune.begin_step is {self.prune.begin_step} and prune.end_step {last}; they must rise, and lie within "
-                f"the {self.steps} steps of the run"
+                f"prune.begin_step is {self.prune.begin_step} and prune.end_step {last}; they must rise, and lie "
+                f"within the {self.steps} steps of the run"
             )
         return self
 

@@ -2,7 +2,7 @@
 
 A target is a built-in name (digits-cnn), a Hugging Face directory (hf:DIR), or a function of the user's own
 (FILE.py:FUNCTION, package.module:FUNCTION) that takes no arguments and returns a Workload, (model, inputs) or (model,
-inputs, Quality). `?device=cuda` after any of them puts the model and its batches on the GPU, and `?training=TARGET` names
+inputs, Quality). `?device=cuda` after any of them puts the model and its batches on the GPU, `?training=TARGET` names
 the training that the model came from.
 """
 

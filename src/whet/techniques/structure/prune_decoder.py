@@ -9,8 +9,8 @@ When it hurts   Decoders that need all of their parts lose quality. The trial ta
 Numerics        Another decoder: the quality that the workload measures decides, within --max-drop.
 Composes        Alone in its group (pruning); before every other technique. Needs a training (--training). Fine-tuned
                 weights are kept for later trials of the same search.
-Source          Ma et al., 2023, LLM-Pruner (arXiv:2305.11627); Men et al., 2024, ShortGPT (arXiv:2403.03853); Muralidharan
-                et al., 2024, Minitron (arXiv:2407.14679).
+Source          Ma et al., 2023, LLM-Pruner (arXiv:2305.11627); Men et al., 2024, ShortGPT (arXiv:2403.03853);
+                Muralidharan et al., 2024, Minitron (arXiv:2407.14679).
 """
 
 from collections.abc import Mapping

@@ -32,7 +32,8 @@ class CubicSchedule:
     def __post_init__(self) -> None:
         if not 0 < self.amount < 1 or not 0 <= self.initial <= self.amount:
             raise OptionError(
-                f"amount must be above 0 and below 1, and initial from 0 to amount; got {self.amount} and {self.initial}"
+                "amount must be above 0 and below 1, and initial from 0 to amount; got "
+                f"{self.amount} and {self.initial}"
             )
         if self.begin_step < 0 or self.end_step < self.begin_step:
             raise OptionError(
@@ -42,7 +43,7 @@ class CubicSchedule:
             raise OptionError(f"interval must be 1 or more; got {self.interval}")
 
     def sparsity(self, step: int) -> float:
-        """Return the sparsity that the schedule wants after a step: s_f + (s_i - s_f) (1 - (t - t_0) / (t_n - t_0))^3."""
+        """Return the sparsity after step t: amount + (initial - amount) (1 - (t - begin) / (end - begin))^3."""
         if step < self.begin_step:
             return self.initial
         if step >= self.end_step:
