@@ -51,6 +51,14 @@ def with_fewer_channels(
         MissingExtra: torch-pruning is not installed.
         TargetError: The model has no channels that can go, or does not work without them.
     """
+    small = _cut(model, call, ratio, slopes)
+    if small is None:
+        raise TargetError("it has no channels that can go")
+    return small
+
+
+def _cut(model: nn.Module, call: Call, ratio: float, slopes: Mapping[str, Tensor] | None) -> nn.Module | None:
+    """Return a copy without the channels that matter least; None where none goes."""
     library = _library()
     small = copy.deepcopy(model)
     for name, weight in small.named_parameters():
@@ -81,7 +89,7 @@ def with_fewer_channels(
     if found != expected:
         raise TargetError("its channels cannot be cut: its outputs would have other shapes")
     if all(weight.shape == before[name] for name, weight in small.named_parameters()):
-        raise TargetError("it has no channels that can go")
+        return None
     for weight, original in zip(small.parameters(), model.parameters(), strict=True):
         weight.requires_grad_(original.requires_grad)
         weight.grad = None
@@ -107,7 +115,7 @@ def with_share_of_work(
     low, high = 0.0, 1.0
     while high - low > _PRECISION:
         ratio = (low + high) / 2
-        small = with_fewer_channels(model, call, ratio, slopes) if ratio > _PRECISION else None
+        small = _cut(model, call, ratio, slopes)
         if small is not None and cost_of(small, call).flops <= allowed:
             best, high = small, ratio
         else:
