@@ -68,7 +68,16 @@ def pattern_masks(weights: Mapping[str, Tensor], kept: int, of: int) -> dict[str
 
 
 def _without_smallest(sizes: Mapping[str, Tensor], amount: float, scope: Scope) -> dict[str, Tensor]:
-    """Return masks that are false for the smallest of these sizes: of all of them, or of each tensor."""
+    """Return masks that are false for the smallest sizes: of all tensors together, or of each.
+
+    Args:
+        sizes: The sizes by name.
+        amount: The share that is false, from 0 to 1.
+        scope: "global" or "layer".
+
+    Raises:
+        OptionError: The amount or the scope is none.
+    """
     if not 0 <= amount <= 1:
         raise OptionError(f"amount must be from 0 to 1; got {amount}")
     if scope not in SCOPES:

@@ -43,7 +43,11 @@ class CubicSchedule:
             raise OptionError(f"interval must be 1 or more; got {self.interval}")
 
     def sparsity(self, step: int) -> float:
-        """Return the sparsity after step t: amount + (initial - amount) (1 - (t - begin) / (end - begin))^3."""
+        """Return the sparsity: amount + (initial - amount) (1 - (t - begin_step) / (end_step - begin_step))^3.
+
+        Args:
+            step: The number of steps that have been made, t.
+        """
         if step < self.begin_step:
             return self.initial
         if step >= self.end_step:
