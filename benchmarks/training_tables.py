@@ -41,6 +41,29 @@ def _loss_kernel(report: dict[str, Any]) -> list[str]:
     return ["## The last layer and its cross-entropy", *loss_kernel_lines(report, ratio_with_interval)]
 
 
+def _compression(report: dict[str, Any]) -> list[str]:
+    goal = report["goal"]
+    lines = [
+        "## Pruned and trained further",
+        f"The goal is {goal['flops']:.0%} of the operations at most, at a drop in quality of {goal['drop']:.0%} at most. "
+        "Both models are timed as they are, without other techniques.",
+        "",
+        "| model | operations | parameters | size on disk | quality | times as fast (95%) | goal | recipe |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        share = row["flops"][1] / row["flops"][0]
+        is_reached = share <= goal["flops"] and row["drop"] <= goal["drop"]
+        lines.append(
+            f"| {row['target']} | {row['flops'][0] / 1e6:,.0f} → {row['flops'][1] / 1e6:,.0f} million ({share:.0%}) "
+            f"| {row['parameters'][0] / 1e6:.2f} → {row['parameters'][1] / 1e6:.2f} million "
+            f"| {row['bytes'][0] / 1e6:.1f} → {row['bytes'][1] / 1e6:.1f} MB "
+            f"| {row['quality_name']}: {row['quality'][0]:.4f} → {row['quality'][1]:.4f} (drop {row['drop']:.1%}) "
+            f"| {ratio_with_interval(row)} | {'reached' if is_reached else 'missed'} | {row['recipe']} |"
+        )
+    return lines
+
+
 def _packed_attention(report: dict[str, Any]) -> list[str]:
     lines = [
         "## Attention of packed rows",
@@ -214,6 +237,7 @@ SECTIONS: dict[str, Lines] = {
     "foreign_scripts": _foreign_scripts,
     "latentwire": _latentwire,
     "tokenising": _tokenising,
+    "compression": _compression,
 }
 """Hold the section of each file of docs/results about training."""
 
