@@ -2,11 +2,11 @@
 
     python benchmarks/compression.py [--targets digits-cnn docs-gpt] [--kept DIR] [--prepare]
 
-Each target is pruned by the technique of whet tune that fits it, trained further by the training that it came from, saved
-and loaded. Operations are those of one call, as PyTorch's FlopCounterMode counts them; quality is that of the whole
-held-out data of the workload; size is that of the artefacts of the original and of what is left, in the same format. The
-times are those of the two models as they are, without any other technique, in pairs of processes that take turns
-(whet.compare). --prepare only trains, and keeps the weights in DIR for a later call, which then measures alone.
+Each target is pruned by the technique of whet tune that fits it, and trained further by the training that it came from.
+Operations are those of one call, as PyTorch's FlopCounterMode counts them. Quality is that of the workload's held-out
+data. Size is that of the artefacts of the original and of what is left, in the same format. The times are those of the
+two models as they are, without any other technique, in pairs of processes that take turns (whet.compare). --prepare only
+trains, and keeps the weights in DIR for a later call, which then measures alone.
 
 The goal: half of the operations at most, and 1 % of the quality at most. Writes docs/results/compression.json;
 benchmarks/results.py makes the table.

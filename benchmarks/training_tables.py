@@ -45,8 +45,8 @@ def _compression(report: dict[str, Any]) -> list[str]:
     goal = report["goal"]
     lines = [
         "## Pruned and trained further",
-        f"The goal is {goal['flops']:.0%} of the operations at most, at a drop in quality of {goal['drop']:.0%} at most. "
-        "Both models are timed as they are, without other techniques.",
+        f"The goal is {goal['flops']:.0%} of the operations at most, at a drop in quality of {goal['drop']:.0%} at "
+        "most. Both models are timed as they are, without other techniques.",
         "",
         "| model | operations | parameters | size on disk | quality | times as fast (95%) | goal | recipe |",
         "|---|---|---|---|---|---|---|---|",
