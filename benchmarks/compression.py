@@ -5,8 +5,8 @@
 Each target is pruned by the technique of whet tune that fits it, and trained further by the training that it came from.
 Operations are those of one call, as PyTorch's FlopCounterMode counts them. Quality is that of the workload's held-out
 data. Size is that of the artefacts of the original and of what is left, in the same format. The times are those of the
-two models as they are, without any other technique, in pairs of processes that take turns (whet.compare). --prepare only
-trains, and keeps the weights in DIR for a later call, which then measures alone.
+two models as they are, without any other technique, in pairs of processes that take turns (whet.compare). --prepare
+only trains, and keeps the weights in DIR for a later call, which then measures alone.
 
 The goal: half of the operations at most, and 1 % of the quality at most. Writes docs/results/compression.json;
 benchmarks/results.py makes the table.

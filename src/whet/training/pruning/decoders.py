@@ -204,7 +204,7 @@ def _cuts(name: str, shape: Shape, kept: Kept) -> tuple[str, Index, Index] | tup
             "lm_head.weight": (None, width),
         }
         cut = whole.get(name.removeprefix("model."))
-        return None if cut is None else (name, *cut)  # type: ignore[return-value]
+        return None if cut is None else (name, *cut)
     layer, rest = int(found[1]), found[2]
     place = kept.layers.index(layer) if layer in kept.layers else None
     known = _in_layer(shape, kept.groups[place or 0], kept.channels[place or 0], width)
