@@ -38,7 +38,7 @@ GOAL = {"flops": 0.5, "drop": 0.01}
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "compression.json"
 STEPS = {
     "digits-cnn": Step(technique="prune_channels", options={"keep": 0.5, "steps": 100}),
-    "docs-gpt": Step(technique="prune_decoder", options={"keep": 0.5, "steps": 600}),
+    "docs-gpt": Step(technique="prune_decoder", options={"keep": 0.5, "steps": 300}),
 }
 
 

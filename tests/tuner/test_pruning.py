@@ -116,7 +116,9 @@ def test_without_a_training_it_does_not_apply() -> None:
     assert isinstance(verdict, NotApplicable) and "prune_decoder cuts whole" in verdict.reason
 
 
-@pytest.mark.parametrize("bad", [{"keep": 1.0}, {"steps": 0}, {"importance": "luck"}, {"what": "cells"}])
+@pytest.mark.parametrize(
+    "bad", [{"keep": 1.0}, {"steps": 0}, {"rate": 0.0}, {"distil": 2.0}, {"importance": "luck"}, {"what": "cells"}]
+)
 def test_options_out_of_range_are_refused(examined: ExaminedWorkload, bad: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         build(examined, [Step(technique="prune_decoder", options=bad)])

@@ -27,18 +27,22 @@ _NO_TRAINING = (
 _refusals: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
 
 
-def check_options(keep: float, importance: str, steps: int) -> None:
-    """Check the options that techniques which prune share.
+def check_options(options: Any) -> None:
+    """Check the options that techniques which prune share: keep, importance, steps, rate and distil.
 
     Raises:
         OptionError: One is out of its range.
     """
-    if not 0 < keep < 1:
-        raise OptionError(f"keep must be above 0 and below 1, not {keep}")
-    if importance not in IMPORTANCES:
-        raise OptionError(f"importance must be one of {', '.join(IMPORTANCES)}, not {importance!r}")
-    if steps < 1:
-        raise OptionError(f"steps must be at least 1, not {steps}")
+    if not 0 < options.keep < 1:
+        raise OptionError(f"keep must be above 0 and below 1, not {options.keep}")
+    if options.importance not in IMPORTANCES:
+        raise OptionError(f"importance must be one of {', '.join(IMPORTANCES)}, not {options.importance!r}")
+    if options.steps < 1:
+        raise OptionError(f"steps must be at least 1, not {options.steps}")
+    if options.rate <= 0:
+        raise OptionError(f"rate must be above 0, not {options.rate}")
+    if not 0 <= options.distil <= 1:
+        raise OptionError(f"distil must be from 0 to 1, not {options.distil}")
 
 
 def refusal(examined: ExaminedWorkload) -> str:
@@ -93,7 +97,7 @@ def pruned(
     Args:
         candidate: The original as a candidate.
         name: The technique's name, for messages.
-        options: Its options, a dataclass with `steps` and `distil`.
+        options: Its options, a dataclass with `steps`, `rate` and `distil`.
         cut: Returns the smaller model, given a model and its training.
 
     Raises:
@@ -113,7 +117,7 @@ def pruned(
     chosen: Mapping[str, Any] = {"technique": name, **asdict(options)}
     key = key_of(model, small, training, options.steps, chosen)
     taught = distilled(training, copy.deepcopy(model), alpha=options.distil) if options.distil else training
-    fine_tuned_once(small, examined.kept_in, key, lambda one: fine_tune(one, taught, options.steps))
+    fine_tuned_once(small, examined.kept_in, key, lambda one: fine_tune(one, taught, options.steps, options.rate))
     note = (
         f"{name}: {before.flops / 1e6:,.0f} to {after.flops / 1e6:,.0f} million operations a call, "
         f"{before.num_parameters / 1e6:.3g} to {after.num_parameters / 1e6:.3g} million parameters; fine-tuned for "

@@ -45,13 +45,15 @@ class Options:
         keep: The share of the operations that may stay.
         importance: What tells which channels matter: "taylor" (gradients on a training batch) or "magnitude".
         steps: The optimiser steps of the fine-tuning.
+        rate: Its highest learning rate over that of the training's optimiser.
         distil: The weight of the original's outputs in the loss of the fine-tuning, from 0 to 1.
     """
 
     keep: float = 0.5
     importance: str = "taylor"
     steps: int = 100
-    distil: float = 0.5
+    rate: float = 1.0
+    distil: float = 0.9
 
 
 def work_scale_of(options: Options) -> float:
@@ -61,7 +63,7 @@ def work_scale_of(options: Options) -> float:
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Check that a training goes with the model, and that it works with fewer channels."""
-    pruned.check_options(options.keep, options.importance, options.steps)
+    pruned.check_options(options)
     if why := pruned.refusal(examined):
         return NotApplicable(why)
     if find_spec("torch_pruning") is None:
@@ -93,7 +95,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     Raises:
         TargetError: The model cannot be cut so far, or no training goes with it.
     """
-    pruned.check_options(options.keep, options.importance, options.steps)
+    pruned.check_options(options)
     call = pruned.call_of(candidate.examined)
 
     def cut(model: nn.Module, training: TrainingWorkload) -> nn.Module:

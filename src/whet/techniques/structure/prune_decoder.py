@@ -34,7 +34,8 @@ _SPACE: Mapping[str, tuple[Any, ...]] = {
     "keep": (0.5, 0.7),
     "what": _WHAT,
     "importance": ("taylor", "magnitude"),
-    "steps": (600, 1500),
+    "steps": (300, 900),
+    "rate": (3.0, 1.0),
 }
 
 
@@ -47,14 +48,16 @@ class Options:
         what: The parts that go: "mlp+heads", "layers" or "width".
         importance: What tells which heads and channels matter: "taylor" (gradients on training batches) or "magnitude".
         steps: The optimiser steps of the fine-tuning.
+        rate: Its highest learning rate over that of the training's optimiser.
         distil: The weight of the original's outputs in the loss of the fine-tuning, from 0 to 1.
     """
 
     keep: float = 0.5
     what: str = "mlp+heads"
     importance: str = "taylor"
-    steps: int = 600
-    distil: float = 0.5
+    steps: int = 300
+    rate: float = 3.0
+    distil: float = 0.9
 
 
 def work_scale_of(options: Options) -> float:
@@ -71,7 +74,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def _check_options(options: Options) -> None:
-    pruned.check_options(options.keep, options.importance, options.steps)
+    pruned.check_options(options)
     if options.what not in _WHAT:
         raise OptionError(f"what must be one of {', '.join(_WHAT)}, not {options.what!r}")
 

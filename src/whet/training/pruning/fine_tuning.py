@@ -24,16 +24,16 @@ _WARM_UP = 0.05  # of the steps
 _LAST = 20  # losses that the mean at the end is over
 
 
-def fine_tune(model: nn.Module, workload: TrainingWorkload, num_steps: int) -> float:
+def fine_tune(model: nn.Module, workload: TrainingWorkload, num_steps: int, rate: float = 1.0) -> float:
     """Train a model in place by a training's loss, batches and optimiser, and return the mean of its last losses.
 
-    The learning rate rises to that of the optimiser over the first twentieth of the steps, and falls to zero at the
-    end. No score on held-out data chooses between steps, so that the held-out score stays one.
+    The learning rate rises to its highest over the first twentieth of the steps, and falls to zero at the end. No score on held-out data chooses between steps, so that the held-out score stays one.
 
     Args:
         model: The model, whose weights are those of a trained one.
         workload: The training that the model came from. Its own model and schedule are not used.
         num_steps: The optimiser steps.
+        rate: The highest learning rate over that of the training's optimiser.
 
     Raises:
         ModelError: The loss is not finite.
@@ -41,7 +41,7 @@ def fine_tune(model: nn.Module, workload: TrainingWorkload, num_steps: int) -> f
 
     def schedule(optimizer: Optimizer) -> LambdaLR:
         warm_up = max(1, round(_WARM_UP * num_steps))
-        return LambdaLR(optimizer, lambda step: min((step + 1) / warm_up, (num_steps - step) / num_steps))
+        return LambdaLR(optimizer, lambda step: rate * min((step + 1) / warm_up, (num_steps - step) / num_steps))
 
     with kept_generators(), torch.enable_grad():
         trainer = Trainer(replace(workload, model=model, schedule=schedule))
