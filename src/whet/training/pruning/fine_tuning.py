@@ -27,7 +27,8 @@ _LAST = 20  # losses that the mean at the end is over
 def fine_tune(model: nn.Module, workload: TrainingWorkload, num_steps: int, rate: float = 1.0) -> float:
     """Train a model in place by a training's loss, batches and optimiser, and return the mean of its last losses.
 
-    The learning rate rises to its highest over the first twentieth of the steps, and falls to zero at the end. No score on held-out data chooses between steps, so that the held-out score stays one.
+    The learning rate rises to its highest over the first twentieth of the steps, and falls to zero at the end.
+    No score on held-out data chooses between steps, so that the held-out score stays one.
 
     Args:
         model: The model, whose weights are those of a trained one.
