@@ -22,6 +22,7 @@ from whet.models.decoder.fresh import fresh_decoder
 from whet.recipe import Step
 from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques import TABLE, pruned
+from whet.tuner.batch import make, with_free_batch
 from whet.tuner.build import build
 from whet.tuner.least_time import recipe_time_s
 from whet.tuner.recipe_replay import ReplayRequest, replay_recipe
@@ -99,6 +100,16 @@ def test_the_artefact_is_smaller_and_has_learnt(examined: ExaminedWorkload, tmp_
     logits = load(tmp_path / "small").run(ids)[0]
     assert torch.equal(logits.argmax(-1), (ids + 1) % 16), "it counts, as the training taught it"
     assert any("million operations a call" in note for note in candidate.notes)
+
+
+def test_a_smaller_model_takes_any_batch(tmp_path: Path) -> None:
+    """It answers other sizes as it answers its own, not as the original does."""
+    known, batch = with_free_batch(examine(workload()))
+    step = Step(technique="prune_decoder", options={"keep": 0.6, "steps": 40, "distil": 0.0})
+    made = make(known, [step], tmp_path / "artefact", batch)
+    assert made.fixed_batch is None, made.notes
+    ids = (torch.arange(12) + torch.tensor([[3], [7]])) % 16
+    assert torch.equal(made.artefact.run(ids)[0].argmax(-1), (ids + 1) % 16)
 
 
 def test_without_a_training_it_does_not_apply() -> None:

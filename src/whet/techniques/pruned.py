@@ -2,10 +2,11 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from whet.errors import OptionError, RecipeError, TargetError, WhetError
@@ -123,4 +124,16 @@ def pruned(
         f"{before.num_parameters / 1e6:.3g} to {after.num_parameters / 1e6:.3g} million parameters; fine-tuned for "
         f"{options.steps} steps of {training.name}"
     )
-    return candidate.with_module(FlatModel(small.eval(), flat.signature, flat.shared), note)
+    made = candidate.with_module(FlatModel(small.eval(), flat.signature, flat.shared), note)
+    return replace(made, examined=_with_model(examined, small))
+
+
+def _with_model(examined: ExaminedWorkload, small: nn.Module) -> ExaminedWorkload:
+    """Return a workload with the smaller model as its original, so that later techniques answer as it does.
+
+    Its score stays the original's, which a recipe is judged by.
+    """
+    flat = FlatModel(small, examined.signature, examined.shared)
+    with torch.no_grad():
+        outputs = tuple(flat(*batch) for batch in examined.flat_calibration)
+    return replace(examined, workload=replace(examined.workload, model=small), outputs=outputs)
