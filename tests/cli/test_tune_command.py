@@ -10,7 +10,8 @@ from rich.console import Console
 
 import whet.cli.tune
 from whet.cli import INTERRUPTED, main
-from whet.cli.tune import _directory, _Live
+from whet.cli.tune import _directory
+from whet.cli.tuning_progress import TuningProgress
 from whet.tuner.outlook import Costs, Outlook
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Diagnosed, Result, UntriedTechnique
@@ -73,7 +74,7 @@ def test_brackets_in_a_name_are_no_markup(target: str, capsys: pytest.CaptureFix
     said = capsys.readouterr()
     assert not said.out, "what is refused has no first line"
     assert "Traceback" not in said.err
-    with _Live(Console(), target, 1.0) as live:
+    with TuningProgress(Console(), target, 1.0) as live:
         live.begins()
         live.begins()
     assert capsys.readouterr().out.count(f"{target}: looking at") == 1
@@ -81,7 +82,7 @@ def test_brackets_in_a_name_are_no_markup(target: str, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("name", ["error [/100]", "loss [nats]"])
 def test_brackets_in_the_name_of_a_quality_are_no_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with _Live(Console(), "x", 1.0) as live:
+    with TuningProgress(Console(), "x", 1.0) as live:
         diagnosis = Diagnosed(sentence="overhead [50 %]", bound="overhead", shares={}, share_of_limit=0.1)
         live.looked(facts(diagnosis=diagnosis, score=0.5, quality_name=name))
     said = capsys.readouterr().out

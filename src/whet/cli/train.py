@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from whet.cli.tuning_progress import TuningProgress
 from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.figures import duration
@@ -48,12 +49,14 @@ def train(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    budget_s = seconds("--tune-budget", tune_budget)
     result = train_model(
         config,
         changes or [],
         resume=resume,
         tune=tune,  # type: ignore[arg-type]
-        tune_budget_s=seconds("--tune-budget", tune_budget),
+        tune_budget_s=budget_s,
+        tune_progress=TuningProgress(console, str(config), budget_s),
         say=say,
     )
     say(_sentence(result, config))
