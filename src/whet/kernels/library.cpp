@@ -53,3 +53,5 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "decoder/cpu.cpp"
 #include "cross_entropy/cpu.cpp"
 #include "chance_rounding/cpu.cpp"
+#include "selective_scan/cpu.cpp"
+#include "causal_conv/cpu.cpp"
