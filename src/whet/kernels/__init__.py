@@ -6,7 +6,7 @@
     whet.kernels.sample           sample                         temperature, min-p, top-k, top-p
     whet.kernels.cross_entropy    cross_entropy_                 losses, and gradients in place of logits
     whet.kernels.selective_scan   selective_scan, ssd            the recurrences of Mamba-1 and Mamba-2, with gradients
-    whet.kernels.causal_conv      causal_conv                    a convolution of each channel with its past, with gradients
+    whet.kernels.causal_conv      causal_conv                    a convolution of each channel with its past
 
 Importing one of these registers its operators with torch (torch.ops.whet.NAME). Without a C++ compiler they run in
 torch, and log that once. Functions that only a decoder calls are not torch operators:

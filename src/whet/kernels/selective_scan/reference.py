@@ -84,13 +84,17 @@ def scan_states(x: ScanInputs) -> Tensor:
     return torch.stack(states)
 
 
+def finished(x: ScanInputs, y_BLHP: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and out before the gate, [B, L, H, P], from what the states give."""
+    if x.D_Hq is not None:
+        y_BLHP = y_BLHP + x.D_Hq * x.u_BLHP.to(x.wide)
+    out = y_BLHP if x.z_BLHP is None else y_BLHP * F.silu(x.z_BLHP.to(x.wide))
+    return out.to(x.u_BLHP.dtype), y_BLHP
+
+
 def outputs_of(x: ScanInputs, states_LBHPN: Tensor) -> tuple[Tensor, Tensor]:
     """Return out and out before the gate, [B, L, H, P], from the states after each token."""
-    y = torch.einsum("lbhpn,blhn->blhp", states_LBHPN, x.of_heads(x.C_BLGN))
-    if x.D_Hq is not None:
-        y = y + x.D_Hq * x.u_BLHP.to(x.wide)
-    out = y if x.z_BLHP is None else y * F.silu(x.z_BLHP.to(x.wide))
-    return out.to(x.u_BLHP.dtype), y
+    return finished(x, torch.einsum("lbhpn,blhn->blhp", states_LBHPN, x.of_heads(x.C_BLGN)))
 
 
 def scan_reference(x: ScanInputs) -> tuple[Tensor, Tensor]:
