@@ -27,7 +27,7 @@ def causal_conv(
     *,
     silu: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Convolve each channel with its last K inputs. It has gradients for all tensors.
+    """Compute a convolution of each channel with its last K inputs. It has gradients for all tensors.
 
     Args:
         x_BLC: The inputs, of a floating type.

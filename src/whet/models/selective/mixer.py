@@ -1,4 +1,4 @@
-"""Mix tokens by a selective state space, as Mamba-1 (with Falcon-Mamba) and Mamba-2 do.
+"""Compute the mixers of selective state-space models, as Mamba-1 (with Falcon-Mamba) and Mamba-2 do.
 
 Sources: Gu and Dao, 2023, arXiv:2312.00752; Dao and Gu, 2024, arXiv:2405.21060; Zuo et al., 2024, arXiv:2410.05355
 (Falcon-Mamba). Names and shapes of parameters are those of transformers.
@@ -20,7 +20,7 @@ from whet.models.selective.state import LayerState
 
 
 class Convolution(nn.Module):
-    """Convolve each channel with its past, then apply SiLU: [B, T, C] -> [B, T, C]."""
+    """Apply a convolution of each channel with its past, then SiLU: [B, T, C] -> [B, T, C]."""
 
     def __init__(self, channels: int, taps: int, bias: bool) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Convolution(nn.Module):
 
 
 class Mamba1Mixer(nn.Module):
-    """Mix tokens by a scan in which every channel has rates of its own: [B, T, D] -> [B, T, D]."""
+    """Compute a scan over tokens in which every channel has rates of its own: [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: SelectiveConfig) -> None:
         super().__init__()
@@ -53,6 +53,15 @@ class Mamba1Mixer(nn.Module):
         self.A_log = nn.Parameter(torch.arange(1, N + 1).float().log().repeat(E, 1))
         self.D = nn.Parameter(torch.ones(E))
         self.out_proj = nn.Linear(E, D, bias=config.use_bias)
+        self.config = config
+
+    def initialise(self, generator: torch.Generator | None) -> None:
+        """Draw new weights. Source: mamba_ssm/modules/mamba_simple.py."""
+        initialise_linear(self.in_proj, generator)
+        initialise_linear(self.x_proj, generator)
+        initialise_linear(self.out_proj, generator, 1 / math.sqrt(self.config.num_hidden_layers))
+        nn.init.uniform_(self.dt_proj.weight, -(self.rank**-0.5), self.rank**-0.5, generator=generator)
+        initialise_steps(self.dt_proj.bias, self.config, generator)
 
     def forward(self, x_BTD: Tensor, state: LayerState | None = None) -> Tensor:
         """Map [B, T, D] to [B, T, D]. A state is read and replaced."""
@@ -71,7 +80,7 @@ class Mamba1Mixer(nn.Module):
 
 
 class Mamba2Mixer(nn.Module):
-    """Mix tokens by a scan in which a head has one rate: [B, T, D] -> [B, T, D]."""
+    """Compute a scan over tokens in which a head has one rate: [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: SelectiveConfig) -> None:
         super().__init__()
@@ -87,6 +96,13 @@ class Mamba2Mixer(nn.Module):
         self.D = nn.Parameter(torch.ones(H))
         self.norm = GatedNorm(E, self.num_groups, config.layer_norm_epsilon)
         self.out_proj = nn.Linear(E, D, bias=config.use_bias)
+        self.config = config
+
+    def initialise(self, generator: torch.Generator | None) -> None:
+        """Draw new weights. Source: mamba_ssm/modules/mamba2.py."""
+        initialise_linear(self.in_proj, generator)
+        initialise_linear(self.out_proj, generator, 1 / math.sqrt(self.config.num_hidden_layers))
+        initialise_steps(self.dt_bias, self.config, generator)
 
     def forward(self, x_BTD: Tensor, state: LayerState | None = None) -> Tensor:
         """Map [B, T, D] to [B, T, D]. A state is read and replaced."""
@@ -118,6 +134,23 @@ class GatedNorm(nn.Module):
         gated = (y_BTE.to(wide) * F.silu(z_BTE.to(wide))).unflatten(-1, (self.num_groups, -1))
         normed = _unweighted_norm(gated, self.eps).flatten(-2)
         return self.weight.to(y_BTE.dtype) * normed.to(y_BTE.dtype)
+
+
+def initialise_linear(linear: nn.Linear, generator: torch.Generator | None, scale: float = 1.0) -> None:
+    """Draw weights as torch does for new layers, times a scale. Biases are 0."""
+    bound = scale / math.sqrt(linear.in_features)
+    nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+
+
+def initialise_steps(bias: nn.Parameter, config: SelectiveConfig, generator: torch.Generator | None) -> None:
+    """Draw biases such that the steps after softplus lie between time_step_min and time_step_max."""
+    least, most = math.log(config.time_step_min), math.log(config.time_step_max)
+    step = torch.empty_like(bias).uniform_(least, most, generator=generator).exp()
+    step = step.clamp(min=config.time_step_floor)
+    with torch.no_grad():
+        bias.copy_(step + torch.log(-torch.expm1(-step)))
 
 
 def _rates(A_log: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ without renaming.
 Shape suffixes: B batch, T tokens, D model width, V vocabulary.
 """
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +55,7 @@ class Selective(nn.Module):
     def new_state(self, batch_size: int = 1) -> SelectiveState:
         """Return the state before the first token of so many sequences."""
         weight = self.embeddings.weight
-        return new_state(self.config, batch_size, self.layers[0].mixer.in_proj.weight.dtype, weight.device)
+        return new_state(self.config, batch_size, weight.dtype, weight.device)
 
     def forward(self, input_ids_BT: Tensor, state: SelectiveState | None = None) -> Tensor:
         """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
@@ -101,31 +100,16 @@ class Selective(nn.Module):
 
 
 def initialise(model: Selective, generator: torch.Generator | None = None) -> None:
-    """Draw new weights as the original code does.
+    """Draw new weights as the original code does: the mixers' own, and normal ones for embeddings.
 
-    Step sizes begin between time_step_min and time_step_max. Output projections are divided by the root of the number
-    of layers. Source: mamba_ssm/modules/mamba_simple.py, mamba2.py, models/mixer_seq_simple.py.
+    Source: mamba_ssm/models/mixer_seq_simple.py.
     """
-    config = model.config
     nn.init.normal_(model.embeddings.weight, std=0.02, generator=generator)
-    if not config.tie_word_embeddings:
+    if not model.config.tie_word_embeddings:
         nn.init.normal_(model.lm_head.weight, std=0.02, generator=generator)
-    for layer in model.layers:
-        mixer = layer.mixer
-        for linear in (mixer.in_proj, mixer.out_proj, *(() if config.has_heads else (mixer.x_proj,))):
-            nn.init.kaiming_uniform_(linear.weight, a=math.sqrt(5), generator=generator)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
-        bias = mixer.dt_bias if config.has_heads else mixer.dt_proj.bias
-        least, most = math.log(config.time_step_min), math.log(config.time_step_max)
-        with torch.no_grad():
-            mixer.out_proj.weight /= math.sqrt(config.num_hidden_layers)
-            step = torch.empty_like(bias).uniform_(least, most, generator=generator).exp()
-            step = step.clamp(min=config.time_step_floor)
-            bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
-        if not config.has_heads:
-            bound = config.time_step_rank**-0.5
-            nn.init.uniform_(mixer.dt_proj.weight, -bound, bound, generator=generator)
+    for module in model.modules():
+        if isinstance(module, Mamba1Mixer | Mamba2Mixer):
+            module.initialise(generator)
 
 
 def load_selective(directory: Path | str, dtype: torch.dtype = torch.float32) -> Selective:
