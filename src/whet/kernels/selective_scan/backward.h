@@ -81,7 +81,8 @@ struct BackwardRoom {
 
 // The states and decays of NUM states over a chunk, again, from the states `starts` before it.
 template <int NUM, bool PER_HEAD>
-inline void repeat(int count, const Tile& tile, BackwardTile& back, const float* rates, Rows32 b, const float* starts) {
+inline void repeat(int count, const Tile& tile, BackwardTile& back, const float* rates, Rows32 b, const float* starts,
+                   const Upcoming& upcoming) {
   constexpr int WIDTH = NUM * LANES;
   F h[NUM];
 #pragma GCC unroll 8
@@ -100,6 +101,7 @@ inline void repeat(int count, const Tile& tile, BackwardTile& back, const float*
       store(after + n * LANES, h[n]);
       if (!PER_HEAD) store(decays + n * LANES, a);
     }
+    upcoming.fetch(t);
   }
 }
 
@@ -107,10 +109,11 @@ inline void repeat(int count, const Tile& tile, BackwardTile& back, const float*
 // first token, and `sums_stride` apart.
 template <int NUM, bool PER_HEAD>
 inline void back_block(int count, const Tile& tile, BackwardTile& back, const float* rates, Rows32 b, Rows32 c,
-                       const float* starts, float* g, float* ga, BlockSums* sums, int sums_stride) {
+                       const float* starts, float* g, float* ga, BlockSums* sums, int sums_stride,
+                       const Upcoming& inputs, const Upcoming& outputs) {
   constexpr int WIDTH = NUM * LANES;
   alignas(64) float shared[LANES * LANES] = {};  // what each channel adds to b's gradients and to c's
-  repeat<NUM, PER_HEAD>(count, tile, back, rates, b, starts);
+  repeat<NUM, PER_HEAD>(count, tile, back, rates, b, starts, inputs);
   b.data += b.stride * count, c.data += c.stride * count;
   F of_state[NUM], of_rate[NUM];
 #pragma GCC unroll 8
@@ -140,6 +143,7 @@ inline void back_block(int count, const Tile& tile, BackwardTile& back, const fl
     store(back.gdu + at, of_du), store(back.grate + at, sum);
     auto* summed = reinterpret_cast<float*>(sums + static_cast<size_t>(t) * sums_stride);
     store(summed, add(load(summed), sums_of_sixteen(shared)));
+    outputs.fetch(t);
   }
 #pragma GCC unroll 8
   for (int n = 0; n < NUM; n++) {
@@ -198,6 +202,20 @@ inline void back_to_inputs(const Problem& p, const Gradients& to, int b, const S
   if (p.per_head) store(ga, add(load(ga), of_rate));
 }
 
+// The gradients of out, and the states before the chunk, that a strip reads of a chunk.
+inline Upcoming next_saved(const Problem& p, const Gradients& to, int b, const Strip& s, int chunk) {
+  const size_t saved = (static_cast<size_t>(b) * p.num_chunks() + chunk) * p.num_strips() + s.index;
+  return {to.out.place(b, chunk * CHUNK, s.channel), to.out.row_bytes(), to.starts + saved * p.strip_states(),
+          sizeof(float) * LANES};
+}
+
+// The gradients of u and delta that a strip writes of a chunk.
+inline Upcoming written(const Problem& p, const Gradients& to, int b, const Strip& s, int first) {
+  const size_t at = (static_cast<size_t>(p.length) * b + first) * p.channels() + s.channel;
+  const size_t stride = sizeof(float) * p.channels();
+  return {to.u + at, stride, p.per_head ? to.u + at : to.delta + at, stride};
+}
+
 // One strip of a bundle over one chunk.
 inline void back_strip(const Problem& p, const Gradients& to, int b, const Strip& s, int place, int chunk,
                        BackwardRoom& room) {
@@ -219,11 +237,16 @@ inline void back_strip(const Problem& p, const Gradients& to, int b, const Strip
     bn.data += n, cn.data += n;
     const size_t at = static_cast<size_t>(n) * LANES;
     float* g = room.g.data() + all + at;
+    const bool fetches = n == 0 && chunk > 0;
+    const Upcoming inputs = fetches ? next_inputs(p, b, s, first - CHUNK) : Upcoming();
+    Upcoming outputs = n > 0 ? written(p, to, b, s, first) : Upcoming();
+    if (fetches) outputs = next_saved(p, to, b, s, chunk - 1);
     if (p.per_head)
-      back_block<block, true>(count, room.tile, back, nullptr, bn, cn, starts + at, g, nullptr, sums, stride);
+      back_block<block, true>(count, room.tile, back, nullptr, bn, cn, starts + at, g, nullptr, sums, stride,
+                              inputs, outputs);
     else
       back_block<block, false>(count, room.tile, back, room.rates.data() + all + at, bn, cn, starts + at, g, ga + at,
-                               sums, stride);
+                               sums, stride, inputs, outputs);
     sums++;
   });
   back_to_inputs(p, to, b, s, first, count, room.tile, back, ga);

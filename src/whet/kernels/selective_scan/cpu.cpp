@@ -5,6 +5,8 @@
 #include "../simd/denormals.h"
 
 namespace {
+constexpr int MOST_STRIPS = 16;
+
 // Operations a state: an exponential of 12 where each has its own, and 5 or 13 besides.
 whet::Work work_of(const whet::selective_scan::Problem& p, int besides) {
   const double numbers = static_cast<double>(p.batch) * p.length * p.channels();
@@ -16,11 +18,15 @@ WHET_EXPORT void whet_selective_scan(const whet::selective_scan::Problem* proble
                                      const whet::selective_scan::Results* results) {
   using namespace whet;
   const auto& p = *problem;
-  const int num_strips = p.num_strips();
-  each_beside_torch(work_of(p, 5), p.batch * num_strips, [&](int item) {
+  const int num_strips = p.num_strips(), items_of_threads = 2 * pool()->size();
+  // Strips of an item: as many as leave work for each thread. The results do not depend on it.
+  const int size = std::clamp(p.batch * num_strips / items_of_threads, 1, std::min(MOST_STRIPS, num_strips));
+  const int num_items = (num_strips + size - 1) / size;
+  each_beside_torch(work_of(p, 5), p.batch * num_items, [&](int item) {
     static thread_local selective_scan::Room room;
     const WithoutDenormals flushed;
-    selective_scan::forward(p, item / num_strips, item % num_strips, *results, room);
+    const int begin = item % num_items * size;
+    selective_scan::forward(p, item / num_items, begin, std::min(begin + size, num_strips), *results, room);
   });
 }
 

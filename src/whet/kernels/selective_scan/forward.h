@@ -21,7 +21,8 @@ struct Results {
 
 // NUM states over `count` tokens: `states` are brought up to date, and y gets what they add.
 template <int NUM, bool PER_HEAD>
-inline void advance(int count, const Tile& tile, const float* rates, Rows32 b, Rows32 c, float* states, float* y) {
+inline void advance(int count, const Tile& tile, const float* rates, Rows32 b, Rows32 c, float* states, float* y,
+                    const Upcoming& upcoming) {
   F h[NUM];
 #pragma GCC unroll 8
   for (int n = 0; n < NUM; n++) h[n] = load(states + n * LANES);
@@ -36,6 +37,7 @@ inline void advance(int count, const Tile& tile, const float* rates, Rows32 b, R
       sum = fma(h[n], set1(c.data[n]), sum);
     }
     store(y + t * LANES, sum);
+    upcoming.fetch(t);
     b.data += b.stride, c.data += c.stride;
   }
 #pragma GCC unroll 8
@@ -44,25 +46,27 @@ inline void advance(int count, const Tile& tile, const float* rates, Rows32 b, R
 
 // All states of a strip over `count` tokens.
 inline void advance_all(const Problem& p, int count, const Tile& tile, const float* rates, Rows32 b, Rows32 c,
-                        float* states, float* y) {
+                        float* states, float* y, const Upcoming& upcoming) {
   each_block(p.num_states, [&](auto block, int n) {
     Rows32 bn = b, cn = c;
     bn.data += n, cn.data += n;
     const size_t at = static_cast<size_t>(n) * LANES;
+    const Upcoming first = n == 0 ? upcoming : Upcoming();
     if (p.per_head)
-      advance<block, true>(count, tile, nullptr, bn, cn, states + at, y);
+      advance<block, true>(count, tile, nullptr, bn, cn, states + at, y, first);
     else
-      advance<block, false>(count, tile, rates + at, bn, cn, states + at, y);
+      advance<block, false>(count, tile, rates + at, bn, cn, states + at, y, first);
   });
 }
 
 struct Room {
   Tile tile;
-  Floats states, rates, b, c;
+  Floats states, rates;  // of each strip
+  Floats b, c;
 
-  void fit(const Problem& p) {
-    states.resize(p.strip_states());
-    rates.resize(p.per_head ? 0 : p.strip_states());
+  void fit(const Problem& p, int num_strips) {
+    states.resize(p.strip_states() * num_strips);
+    rates.resize(p.per_head ? 0 : p.strip_states() * num_strips);
     b.resize(static_cast<size_t>(CHUNK) * p.num_states);
     c.resize(static_cast<size_t>(CHUNK) * p.num_states);
   }
@@ -84,27 +88,36 @@ inline void finish(const Problem& p, int b, const Strip& s, int first, int count
   }
 }
 
-// One strip of one sequence.
-inline void forward(const Problem& p, int b, int index, const Results& to, Room& room) {
-  const Strip s(p, index);
-  room.fit(p);
-  float* states = room.states.data();
-  if (!p.per_head) load_rates(p, s, room.rates.data());
-  load_states(p, b, s, p.initial, states);
-  for (int chunk = 0; chunk < p.num_chunks(); chunk++) {
-    const int first = chunk * CHUNK, count = p.length - first < CHUNK ? p.length - first : CHUNK;
-    if (to.starts != nullptr) {
-      const size_t at = (static_cast<size_t>(b) * p.num_chunks() + chunk) * p.num_strips() + index;
-      std::memcpy(to.starts + at * p.strip_states(), states, sizeof(float) * p.strip_states());
-    }
-    prepare(p, b, s, first, count, room.tile);
-    std::memset(room.tile.y, 0, sizeof(float) * count * LANES);
-    const Rows32 rows_b(p, p.b, b, s.group, first, count, room.b.data());
-    const Rows32 rows_c(p, p.c, b, s.group, first, count, room.c.data());
-    advance_all(p, count, room.tile, room.rates.data(), rows_b, rows_c, states, room.tile.y);
-    finish(p, b, s, first, count, room.tile, to);
+// One strip over one chunk.
+inline void forward_strip(const Problem& p, int b, const Strip& s, int chunk, const float* rates, float* states,
+                          const Results& to, Room& room) {
+  const int first = chunk * CHUNK, count = p.length - first < CHUNK ? p.length - first : CHUNK;
+  if (to.starts != nullptr) {
+    const size_t at = (static_cast<size_t>(b) * p.num_chunks() + chunk) * p.num_strips() + s.index;
+    std::memcpy(to.starts + at * p.strip_states(), states, sizeof(float) * p.strip_states());
   }
-  store_states(p, b, s, states, to.last);
+  prepare(p, b, s, first, count, room.tile);
+  std::memset(room.tile.y, 0, sizeof(float) * count * LANES);
+  const Rows32 rows_b(p, p.b, b, s.group, first, count, room.b.data());
+  const Rows32 rows_c(p, p.c, b, s.group, first, count, room.c.data());
+  advance_all(p, count, room.tile, rates, rows_b, rows_c, states, room.tile.y, next_inputs(p, b, s, first + count));
+  finish(p, b, s, first, count, room.tile, to);
+}
+
+// The strips begin..end - 1 of one sequence. They take turns, a chunk each: what they read and write of a token lies
+// side by side, on the same pages of memory.
+inline void forward(const Problem& p, int b, int begin, int end, const Results& to, Room& room) {
+  room.fit(p, end - begin);
+  const auto of_strip = [&](Floats& floats, int i) { return floats.data() + p.strip_states() * (i - begin); };
+  for (int i = begin; i < end; i++) {
+    if (!p.per_head) load_rates(p, Strip(p, i), of_strip(room.rates, i));
+    load_states(p, b, Strip(p, i), p.initial, of_strip(room.states, i));
+  }
+  for (int chunk = 0; chunk < p.num_chunks(); chunk++)
+    for (int i = begin; i < end; i++)
+      forward_strip(p, b, Strip(p, i), chunk, p.per_head ? nullptr : of_strip(room.rates, i), of_strip(room.states, i),
+                    to, room);
+  for (int i = begin; i < end; i++) store_states(p, b, Strip(p, i), of_strip(room.states, i), to.last);
 }
 
 }  // namespace selective_scan

@@ -27,6 +27,12 @@ struct View {
     if (is_bf16) return load_part(static_cast<const uint16_t*>(data) + at, count, 0.0f);
     return load_part(static_cast<const float*>(data) + at, count, 0.0f);
   }
+  const void* place(int b, int t, int column) const {
+    const size_t at = row(b, t) + column;
+    return is_bf16 ? static_cast<const void*>(static_cast<const uint16_t*>(data) + at)
+                   : static_cast<const float*>(data) + at;
+  }
+  size_t row_bytes() const { return row_stride * (is_bf16 ? sizeof(uint16_t) : sizeof(float)); }
   float number(int b, int t, int column) const {
     const size_t at = row(b, t) + column;
     return is_bf16 ? widen(static_cast<const uint16_t*>(data)[at]) : static_cast<const float*>(data)[at];
@@ -134,6 +140,27 @@ struct Rows32 {
     data = room, stride = static_cast<size_t>(p.num_states);
   }
 };
+
+// Lines of two tensors that a strip needs next, one of each a token. They lie too far apart for the processor to
+// foresee, and are fetched one by one while a chunk is computed.
+struct Upcoming {
+  const void* one = nullptr;
+  size_t one_stride = 0;  // bytes
+  const void* other = nullptr;
+  size_t other_stride = 0;
+
+  void fetch(int t) const {
+    prefetch(static_cast<const char*>(one) + one_stride * t);
+    prefetch(static_cast<const char*>(other) + other_stride * t);
+  }
+};
+
+// Those of u and delta (or z) of the tokens from `first` on, if there are such.
+inline Upcoming next_inputs(const Problem& p, int b, const Strip& s, int first) {
+  if (first < 0 || first >= p.length) return {};
+  const View& other = p.per_head ? (p.z.data != nullptr ? p.z : p.u) : p.delta;
+  return {p.u.place(b, first, s.channel), p.u.row_bytes(), other.place(b, first, s.channel), other.row_bytes()};
+}
 
 // States whose sums lie in registers at once. A call goes over them in blocks, always in the same order.
 constexpr int BLOCK = WHET_ISA == 512 ? 8 : 4;

@@ -79,8 +79,8 @@ def scan_states(x: ScanInputs) -> Tensor:
     _, delta = x.steps()
     added = x.of_heads(x.B_BLGN)[:, :, :, None] * (delta * x.u_BLHP.to(x.wide))[..., None]
     states = [x.start()]
-    for t in range(x.u_BLHP.shape[1]):
-        states.append(torch.exp(delta[:, t, ..., None] * x.A_HqM) * states[-1] + added[:, t])
+    for of_token, added_by_token in zip(delta.unbind(1), added.unbind(1), strict=True):
+        states.append(torch.exp(of_token[..., None] * x.A_HqM) * states[-1] + added_by_token)
     return torch.stack(states)
 
 

@@ -1,4 +1,4 @@
-"""Selective state-space models: Mamba-1, Falcon-Mamba and Mamba-2, in readable PyTorch over whet's operators."""
+"""Run selective state-space models, Mamba-1, Falcon-Mamba and Mamba-2, in readable PyTorch over whet's operators."""
 
 from whet.models.selective.config import SelectiveConfig, read_config
 from whet.models.selective.reference import Selective, load_selective
