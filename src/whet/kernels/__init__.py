@@ -14,4 +14,5 @@ torch, and log that once. Functions that only a decoder calls are not torch oper
     whet.kernels.rms_norm         with the residual before it
     whet.kernels.qkv_rope         heads' norm, rotary embedding and the cache's new entries
     whet.kernels.decoder          all of these as one call a step
+    whet.kernels.selective_model  a step of a selective state-space model as one call
 """

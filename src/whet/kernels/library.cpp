@@ -55,3 +55,4 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "chance_rounding/cpu.cpp"
 #include "selective_scan/cpu.cpp"
 #include "causal_conv/cpu.cpp"
+#include "selective_model/cpu.cpp"
