@@ -29,3 +29,25 @@ def scan_lines(report: dict[str, Any]) -> list[str]:
         times = " | ".join(f"{ms:,.2f} ms" for ms in row["ms"])
         lines.append(f"| {name} | {times} | **{row['exponent']:.3f}** |")
     return lines
+
+
+def model_lines(report: dict[str, Any]) -> list[str]:
+    """Return the heading, and the lines that follow on docs/results/selective_models.MACHINE.json."""
+    steps = report["steps"]
+    lines = [
+        f"## State-space models, on {report['machine']['chip']}",
+        f"Tokens a second of models with random weights; build: {report['build']}. The limit of a decode step is the "
+        f"time to move its weights once, and its states twice, at {report['read_gb_s']:.1f} GB/s.",
+        "",
+        f"| model | way | weights | state | {' | '.join(steps)} |",
+        "|---" * (len(steps) + 4) + "|",
+    ]
+    for row in report["rows"]:
+        sizes = [f"{row[key] / 1e6:,.1f} MB" if key in row else "" for key in ("weight_bytes", "state_bytes")]
+        cells = [
+            f"{row['per_second'][step]:,.0f}"
+            + (f" ({row['of_limit'][step]:.0%} of the limit)" if step in row["of_limit"] else "")
+            for step in steps
+        ]
+        lines.append(f"| {row['model']} | {row['way']} | {' | '.join(sizes + cells)} |")
+    return lines

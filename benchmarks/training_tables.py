@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operator_tables import loss_kernel_lines
-from scan_tables import scan_lines
+from scan_tables import model_lines, scan_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
 """Returns a section's heading, then its lines."""
@@ -216,6 +216,7 @@ SECTIONS: dict[str, Lines] = {
     "latentwire": _latentwire,
     "tokenising": _tokenising,
     "selective_scan": scan_lines,
+    "selective_models": model_lines,
 }
 """Hold the section of each file of docs/results about training and its operators."""
 

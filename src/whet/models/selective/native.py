@@ -194,4 +194,5 @@ def _in_lanes(rates_DN: Tensor) -> Tensor:
     D, N = rates_DN.shape
     padded = torch.zeros(-(-D // LANES) * LANES, N)
     padded[:D] = rates_DN
-    return padded.unflatten(0, (-1, LANES)).transpose(1, 2)
+    laned: Tensor = padded.unflatten(0, (-1, LANES)).transpose(1, 2)
+    return laned
