@@ -30,6 +30,11 @@ std::shared_ptr<Pool> pool() {
   return the_pool;
 }
 
+int num_threads() {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  return wanted_threads;
+}
+
 OpenMp openmp() { return the_openmp.load(std::memory_order_relaxed); }
 
 }  // namespace whet

@@ -13,12 +13,12 @@ from naive import naive_output
 from safetensors.torch import save_file
 from torch import Tensor
 
-from whet.errors import OptionError, TargetError
+from whet.errors import InputsError, OptionError, TargetError
 from whet.kernels import build
 from whet.kernels.build import Isa, library, supported
 from whet.kernels.linear.packed import Kind
 from whet.models.families import open_model
-from whet.models.selective import Selective, SelectiveConfig
+from whet.models.selective import Selective, SelectiveConfig, SelectiveState
 from whet.models.selective.native import NativeSelective
 from whet.models.selective.rows import RowsOfStates
 from whet.models.step import StepBatch
@@ -154,6 +154,28 @@ def test_a_row_that_is_used_again_begins_anew() -> None:
     run(model, [(other, 0, 30, 1)])
     first = run(model, [(ids, 0, 1, 1), (other, 0, 9, 2)])[0]
     assert torch.equal(torch.cat((first, run(model, [(ids, 1, 30, 1)])[0])), wanted)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_states_pass_between_native_and_readable_models(tmp_path: Any, name: str) -> None:
+    readable_model, ids = readable(name), random_ids(60)
+    model, state = native(readable_model), readable_model.new_state()
+    wanted = run(model, [(ids, 0, 60, 1)])[0]
+    run(model, [(ids, 0, 40, 2)])
+    kept = model.read_state(2, 40)
+    readable_model.step(ids[None, :40], state)
+    assert kept.num_tokens == state.num_tokens
+    for one, other in zip(kept.layers, state.layers, strict=True):
+        torch.testing.assert_close(one.conv_BSC, other.conv_BSC, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(one.scan, other.scan, atol=1e-4, rtol=1e-4)
+    kept.save(tmp_path / "state.safetensors")
+    other_model = native(readable_model)
+    other_model.write_state(3, SelectiveState.load(tmp_path / "state.safetensors"))
+    assert torch.equal(run(other_model, [(ids, 40, 60, 3)])[0], wanted[40:])
+    logits = readable_model.step(ids[None, 40:], kept)
+    torch.testing.assert_close(logits[0], wanted[-1], atol=1e-4, rtol=1e-4)
+    with pytest.raises(InputsError, match="the state is not one of 1 sequences"):
+        model.write_state(0, readable_model.new_state(2))
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])

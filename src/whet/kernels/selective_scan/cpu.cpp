@@ -18,7 +18,7 @@ WHET_EXPORT void whet_selective_scan(const whet::selective_scan::Problem* proble
                                      const whet::selective_scan::Results* results) {
   using namespace whet;
   const auto& p = *problem;
-  const int num_strips = p.num_strips(), items_of_threads = 2 * pool()->size();
+  const int num_strips = p.num_strips(), items_of_threads = 2 * num_threads();
   // Strips of an item: as many as leave work for each thread. The results do not depend on it.
   const int size = std::clamp(p.batch * num_strips / items_of_threads, 1, std::min(MOST_STRIPS, num_strips));
   const int num_items = (num_strips + size - 1) / size;

@@ -21,6 +21,7 @@ from whet.kernels.build import Library
 from whet.kernels.linear.packed import LANES, Kind, PackedWeights, large_pages
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
 from whet.models.selective.config import SelectiveConfig
+from whet.models.selective.state import LayerState, SelectiveState, check_state
 from whet.models.step import StepBatch
 
 LONGEST = 2**20
@@ -70,6 +71,7 @@ class NativeSelective:
             self._fill_layer(index, weights)
         self._struct = self._whole(weights)
         self._handle: ctypes.c_void_p | None = None
+        self._views: list[tuple[Tensor, Tensor]] = []  # of each layer: [rows, strips, N, lanes] and [rows, K - 1, C]
         self._logits_RV = torch.empty(0, config.vocab_size)
 
     @property
@@ -82,9 +84,15 @@ class NativeSelective:
         scan, conv = 4 * num_states * self._scan_numbers, 4 * num_states * self._conv_numbers
         conv = -(-conv // 64) * 64
         self._states = large_pages(len(self._layers) * (scan + conv))  # zeros; pages take memory once they are used
+        taps, channels = self.config.conv_kernel - 1, self.config.conv_size
+        self._views = []
         for index, layer in enumerate(self._layers):
             layer.scan_state = self._states.data_ptr() + index * (scan + conv)
             layer.conv_state = layer.scan_state + scan
+            of_layer = self._states[index * (scan + conv) : (index + 1) * (scan + conv)].view(torch.float32)
+            of_scan, of_conv = of_layer[: scan // 4], of_layer[scan // 4 :][: num_states * taps * channels]
+            in_lanes = of_scan.view(num_states, -1, self.config.state_size, LANES)
+            self._views.append((in_lanes, of_conv.view(num_states, taps, channels)))
         functions = self._library.functions
         handle = functions.whet_selective_new(ctypes.byref(self._struct))
         weakref.finalize(self, functions.whet_selective_free, handle)
@@ -113,6 +121,36 @@ class NativeSelective:
         if failed:
             raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
         return self._logits_RV[:num_logits]
+
+    def read_state(self, row: int, num_tokens: int) -> SelectiveState:
+        """Return a copy of a row's state, as the readable model has it, to be saved or to go on from.
+
+        Args:
+            row: The row.
+            num_tokens: The tokens that its sequence has read.
+        """
+        heads = self.config.num_heads if self.config.has_heads else 1
+        width = self.config.head_dim if self.config.has_heads else self.config.intermediate_size
+        layers = []
+        for in_lanes, conv in self._views:
+            strips = in_lanes[row].unflatten(0, (heads, -1)).transpose(2, 3).flatten(1, 2)[:, :width]
+            scan = strips if self.config.has_heads else strips[0]
+            layers.append(LayerState(conv[row][None].clone(), scan[None].clone()))
+        return SelectiveState(layers, num_tokens)
+
+    def write_state(self, row: int, state: SelectiveState) -> None:
+        """Put the state of one sequence into a row, whose next step then goes on from it.
+
+        Raises:
+            InputsError: The state does not fit the model.
+        """
+        check_state(state, self.config, 1)
+        for (in_lanes, conv), layer in zip(self._views, state.layers, strict=True):
+            conv[row] = layer.conv_BSC[0]
+            scan = layer.scan[0] if self.config.has_heads else layer.scan
+            padded = torch.zeros(scan.shape[0], -(-scan.shape[1] // LANES) * LANES, scan.shape[2])
+            padded[:, : scan.shape[1]] = scan
+            in_lanes[row] = padded.unflatten(1, (-1, LANES)).transpose(2, 3).flatten(0, 1)
 
     def _fill_layer(self, index: int, weights: Mapping[str, Tensor]) -> None:
         config, layer = self.config, self._layers[index]
