@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operator_tables import loss_kernel_lines
+from scan_tables import model_lines, scan_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
 """Returns a section's heading, then its lines."""
@@ -214,8 +215,10 @@ SECTIONS: dict[str, Lines] = {
     "foreign_scripts": _foreign_scripts,
     "latentwire": _latentwire,
     "tokenising": _tokenising,
+    "selective_scan": scan_lines,
+    "selective_models": model_lines,
 }
-"""Hold the section of each file of docs/results about training."""
+"""Hold the section of each file of docs/results about training and its operators."""
 
 
 def ladder_plot(report: dict[str, Any]) -> str:
