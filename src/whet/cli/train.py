@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from whet.cli import INTERRUPTED
 from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.figures import duration
@@ -48,14 +49,21 @@ def train(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    result = train_model(
-        config,
-        changes or [],
-        resume=resume,
-        tune=tune,  # type: ignore[arg-type]
-        tune_budget_s=seconds("--tune-budget", tune_budget),
-        say=say,
-    )
+    try:
+        result = train_model(
+            config,
+            changes or [],
+            resume=resume,
+            tune=tune,  # type: ignore[arg-type]
+            tune_budget_s=seconds("--tune-budget", tune_budget),
+            say=say,
+        )
+    except KeyboardInterrupt:  # the second Ctrl-C: the first one ends a run with a checkpoint
+        say(
+            f"interrupted within a step. Go on from the newest checkpoint, if there is one, with: whet train {config} "
+            "--resume"
+        )
+        sys.exit(INTERRUPTED)
     say(_sentence(result, config))
     if as_json:
         print(json.dumps(dataclasses.asdict(result), default=str))

@@ -231,7 +231,10 @@ def _tokenizer(section: DataSection, model: Path | None) -> LoadedTokenizer | No
     if section.tokenizer == CHARACTERS:
         if any(path.suffix in _TOKENS for path in section.train):
             raise OptionError("data.tokenizer is characters, and files of tokens have none; name their tokenizer")
-        return load_tokenizer(CHARACTERS, characters_of(section.train, **_of_text(section)))
+        characters = characters_of(section.train, **_of_text(section))
+        if not characters:
+            raise TargetError(f"{', '.join(map(str, section.train))}: there is no text in data.train; give some")
+        return load_tokenizer(CHARACTERS, characters)
     if section.tokenizer is not None:
         return load_tokenizer(section.tokenizer)
     if model is not None:

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,8 @@ class _Run:
             is_scored = self._step % config.evaluation.eval_interval == 0 or self._step == config.steps
             if is_scored or self._ends() or self._step % config.log.log_interval == 0:
                 rate = line_tokens / max(now - line_began, 1e-9)
-                self._write_line(rate, scores=is_scored)
+                with self._saving():
+                    self._write_line(rate, scores=is_scored)
                 line_began, line_tokens = time.monotonic(), 0
             ends = self._ends()
             if self._step % config.checkpoints.save_interval == 0 or ends:
@@ -188,9 +189,14 @@ class _Run:
         return ""
 
     def _next_batches(self) -> list[Any]:
-        """Return the batches of the next step. Where they cannot be read, the state of now is saved first."""
-        try:
+        with self._saving():
             return self._trainer.next_batches()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Save the state of now where a block between two steps fails: reading a batch, or writing the log."""
+        try:
+            yield
         except WhetError:
             try:
                 if self._step > self._saved:

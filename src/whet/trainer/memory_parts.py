@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-import psutil
 from torch.optim import Optimizer
 
 from whet.errors import TargetError, WhetError, is_out_of_memory, memory_shortage, reason
 from whet.figures import num_bytes
-from whet.measure.cgroup import memory_limit
 from whet.trainer.data import batch_of
+from whet.trainer.free_memory import free_bytes
 from whet.trainer.setup import ACCUMULATION, SetUp
 from whet.training.memory import step_memory
 from whet.training.saved_activations import saved_activations
@@ -96,19 +95,12 @@ def check_memory(setup: SetUp) -> None:
     """
     if any(step.technique != ACCUMULATION for step in setup.steps):
         return
-    found, free = memory_parts(setup), _free_bytes()
+    found, free = memory_parts(setup), free_bytes()
     needed = found.total - found.parts[_WEIGHTS]  # which are there already
     if needed > free:
         raise TargetError(
             f"a step needs {num_bytes(needed)} more memory, and {num_bytes(free)} are free: {found.sentence}"
         )
-
-
-def _free_bytes() -> int:
-    """Return the memory that this process may still take, the swap included."""
-    free: int = psutil.virtual_memory().available + psutil.swap_memory().free
-    limit = memory_limit()
-    return free if limit is None else min(free, limit - psutil.Process().memory_info().rss)
 
 
 @contextmanager
