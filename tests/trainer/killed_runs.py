@@ -89,12 +89,15 @@ def killed(
         resume = ["--resume"] if _checkpoints(out) else []
         running = start(["train", str(config), *resume], errors)
         later = _newest(out) + moments.randint(0, 5)
-        in_a_checkpoint = moments.random() < 0.5
-        _until(lambda later=later: _logged(out) > later, errors)
-        if in_a_checkpoint:
-            _until(lambda: any(".partial-" in name for name in _names(out)), errors)
+        moment = moments.choice(["any", "in a step", "in a checkpoint", "in a checkpoint"])
+        if moment == "any":  # also while it starts, or takes up its state
+            time.sleep(moments.uniform(0.0, 1.0))
         else:
+            _until(lambda later=later: _logged(out) > later, errors)
+        if moment == "in a step":
             time.sleep(moments.uniform(0.0, 0.05))
+        if moment == "in a checkpoint":
+            _until(lambda: any(".partial-" in name for name in _names(out)), errors)
         os.kill(running.pid, signal.SIGKILL)
         assert running.wait() == -signal.SIGKILL, "it was still running: " + errors.read_text()
         seen["kills"] += 1

@@ -10,7 +10,7 @@ import torch
 from killed_runs import Forks, killed, left, started, whole
 from tiny_run import tables
 
-STEPS = 60
+STEPS = 120
 
 
 def configuration(place: Path, out: str, **changes: Any) -> Path:
@@ -32,7 +32,7 @@ def configuration(place: Path, out: str, **changes: Any) -> Path:
         steps=STEPS,
         data={"tokenizer": "bytes", "separator": "\n", "pack": True, "num_workers": 2},
         batch={"global_batch_size": 8, "micro_batch_size": 4},
-        evaluation={"eval_interval": 20},
+        evaluation={"eval_interval": 40},
         checkpoints={"save_interval": 3, "keep": 2},
         log={"log_interval": 2},
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -64,6 +65,8 @@ def train(
             "--resume"
         )
         sys.exit(INTERRUPTED)
+    if result.exit_code:  # everything is saved, and another Ctrl-C would only interrupt the interpreter's end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     say(_sentence(result, config))
     if as_json:
         print(json.dumps(dataclasses.asdict(result), default=str))
