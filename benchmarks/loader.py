@@ -26,7 +26,6 @@ the computation alone, or as far as the cores allow.
 import argparse
 import io
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -67,13 +66,11 @@ CONTENDERS: dict[str, tuple[Step, ...]] = {
     "loader and prefetch": (LOADER, PREFETCH),
     "loader, 8 workers": (Step(technique="loader", options={"num_workers": 8}),),
     "loader, one thread": (ONE_THREAD, LOADER),
-    "loader, threads that sleep": (LOADER,),
+    "prefetch, one thread": (ONE_THREAD, PREFETCH),
     COMPUTE: (),
     COMPUTE_1: (ONE_THREAD,),
     READING: (),
 }
-# Threads that wait for each other at the end of an operator spin on their core, unless this is set.
-ENVIRONMENTS = {"loader, threads that sleep": {"OMP_WAIT_POLICY": "PASSIVE"}}
 
 
 class Photographs(Dataset[tuple[Tensor, int]]):
@@ -226,10 +223,7 @@ def _one_set(arguments: argparse.Namespace, seed: int) -> dict[str, list[float]]
         asked = ["--worker", name, "--steps", str(arguments.steps), "--wait-ms", str(arguments.wait_ms)]
         asked += ["--width", str(arguments.width)]
         command = [sys.executable, __file__, *asked]
-        environment = {**os.environ, **ENVIRONMENTS.get(name, {})}
-        workers[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         _answer(name, workers[name])
     times: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(arguments.rounds):

@@ -18,7 +18,7 @@ import pickle
 import signal
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Self
@@ -59,7 +59,8 @@ class WorkerBatches:
                 process = context.Process(
                     target=_work, args=(read, writer, start + number, num_workers), name="whet-data", daemon=True
                 )
-                process.start()
+                with _signals_held():
+                    process.start()
                 self._processes.append(process)
                 writer.close()
         except BaseException:
@@ -104,6 +105,16 @@ class WorkerBatches:
         atexit.unregister(self._end)
 
 
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold signals back in the block, so that a process that starts in it can ignore them before they arrive."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end(processes: list[BaseProcess], readers: list[Connection], pid: int) -> None:
     """Kill workers, which only read, and close their pipes. A forked process leaves those of its parent alone."""
     if os.getpid() != pid:
@@ -120,6 +131,7 @@ def _work(read: Callable[[int], Batch], writer: Connection, first: int, stride: 
     """Send the batches of every stride-th step until nobody takes them. This is all that a worker does."""
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
     for reader in list(_READERS):
         reader.close()
     torch.set_num_threads(1)  # a forked process has none of the threads that operators would wait for
