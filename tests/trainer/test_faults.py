@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from full_disk import largest_file
 from test_loop import trained, weights
 from tiny_run import config, tables
 
 from whet.cli import main
 from whet.errors import ModelError, OutputError, TargetError
+from whet.models.decoder import load_decoder
 from whet.recipe import Step
 from whet.trainer import free_memory, memory_parts
 from whet.trainer.config import TrainConfig, checked_config
+from whet.trainer.export import write_model
 from whet.trainer.journal import Journal, Line
 from whet.trainer.loop import run
 from whet.trainer.model import TrainedModel
@@ -106,6 +109,18 @@ def test_a_log_that_cannot_be_written_ends_the_run_with_a_checkpoint(
     assert newest(made) == 4
     monkeypatch.undo()
     assert trained(made, resume=True).step == 12
+
+
+def test_a_model_that_cannot_be_written_leaves_the_older_one(tmp_path: Path) -> None:
+    made = config(tmp_path)
+    before = weights(trained(made))
+    (made.out / ".model-1234").mkdir()  # of a process that was killed
+    setup = set_up(made, lambda line: None)
+    with largest_file(10_000), pytest.raises(OutputError, match=r"cannot write .*model: .*large.*; free some space"):
+        write_model(setup, setup.model.module, made.out / "model")
+    assert sorted(path.name for path in made.out.iterdir()) == ["checkpoints", "log.jsonl", "model"]
+    for name, value in load_decoder(made.out / "model").state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
