@@ -136,6 +136,11 @@ def training(width: int, *, in_memory: bool, wait_s: float = 0.0) -> TrainingWor
     )
 
 
+def photographs() -> TrainingWorkload:
+    """Return the training for `whet tune benchmarks/loader.py:photographs`, which finds what fits it by itself."""
+    return training(48, in_memory=False)
+
+
 def main() -> None:
     arguments = _arguments()
     if arguments.worker is not None:
