@@ -4,10 +4,10 @@
 
 The model is the Llama of 34 million parameters of train_peers_model.py, on batches of 8 x 256 tokens. The bare loop is
 that of train_peers_worker.py: transformers' model, batches in memory, `whet.prepare` with the recipe, and nothing else.
-`whet train` opens the same model from a Hugging Face directory, reads its batches from a file of tokens, writes log.jsonl
-and TensorBoard's files every 5 steps and a checkpoint every 20, and serves the live page. Each run is a process of its
-own. A pair is one run of each, in the order ABBA. A run makes --steps steps after 20 that warm it up; its rate is all
-tokens over all seconds between, with logging and checkpoints.
+`whet train` opens the same model from a Hugging Face directory, reads its batches from a file of tokens, writes
+log.jsonl and TensorBoard's files every 5 steps and a checkpoint every 20, and serves the live page. Each run is a
+process of its own. A pair is one run of each, in the order ABBA. A run makes --steps steps after 20 that warm it up;
+its rate is all tokens over all seconds between, with logging and checkpoints.
 
 Writes docs/results/train_loop.MACHINE.json. --trial shows with a tiny model that everything runs, and writes nothing.
 """
