@@ -34,7 +34,7 @@ def test_a_search_in_which_all_failed_is_no_success(monkeypatch: pytest.MonkeyPa
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object, listener: whet.cli.tune.Listener, **__: object) -> None:
+    def interrupted(*_: object, listener: TuningProgress, **__: object) -> None:
         listener.tried(TrialRecord(number=0, steps=[], status="done"))
         raise KeyboardInterrupt
 
@@ -101,7 +101,7 @@ def test_the_plan_is_one_plain_line_and_the_end_says_how_to_go_on(
     untried = [UntriedTechnique(technique=name, bound=2.0, reason=TIME_UP) for name in ("bf16", "fp16")]
     untried.append(UntriedTechnique(technique="threads", bound=1.0, reason="it could not have won"))
 
-    def short(*_: object, listener: whet.cli.tune.Listener, **__: object) -> Result:
+    def short(*_: object, listener: TuningProgress, **__: object) -> Result:
         listener.planned(outlook)
         return no_gain().model_copy(
             update={"verdict": "inconclusive", "needed_s": 70.0, "untried": untried, "out": "some where"}
@@ -130,7 +130,7 @@ def test_a_search_that_reached_everything_does_not_say_how_to_go_on(
 
 
 def test_one_trial_is_one_trial(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object, listener: whet.cli.tune.Listener, **__: object) -> None:
+    def interrupted(*_: object, listener: TuningProgress, **__: object) -> None:
         listener.tried(TrialRecord(number=0, steps=[], status="done"))
         raise KeyboardInterrupt
 
