@@ -55,6 +55,7 @@ class DataSection(Section):
         end_id: The token that ends a document in files of tokens.
         cache: The directory of what was split into tokens; None for whet's own.
         shuffle: Whether each epoch has an order of its own.
+        num_workers: The processes that read batches ahead; 0 for none. The batches are the same.
     """
 
     train: tuple[Path, ...]
@@ -69,6 +70,7 @@ class DataSection(Section):
     end_id: Annotated[int, Field(ge=0)] | None = None
     cache: Path | None = None
     shuffle: bool = True
+    num_workers: Annotated[int, Field(ge=0, le=256)] = 0
 
     @model_validator(mode="before")
     @classmethod
