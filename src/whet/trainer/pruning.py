@@ -3,9 +3,10 @@
 from torch import nn
 
 from whet.errors import OptionError, TargetError
-from whet.trainer.config import PruneSection, TrainConfig
+from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData
 from whet.trainer.model import TrainedModel, cut_model
+from whet.trainer.prune_section import PruneSection
 from whet.trainer.workload import workload_of
 from whet.training.pruning.cost import cost_of
 from whet.training.pruning.decoders import refusal

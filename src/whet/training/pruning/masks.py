@@ -68,7 +68,7 @@ def pattern_masks(weights: Mapping[str, Tensor], kept: int, of: int) -> dict[str
 
 
 def _without_smallest(sizes: Mapping[str, Tensor], amount: float, scope: Scope) -> dict[str, Tensor]:
-    """Return masks that are false for the smallest sizes: of all tensors together, or of each.
+    """Return masks that are false for the smallest values of all tensors together, or of each tensor.
 
     Args:
         sizes: The sizes by name.

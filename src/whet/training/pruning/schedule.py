@@ -56,7 +56,7 @@ class CubicSchedule:
         return self.amount + (self.initial - self.amount) * left**3
 
     def cuts_after(self, step: int) -> bool:
-        """Return whether weights are cut after a step: every `interval` steps from the begin, and at the end."""
+        """Return whether weights are cut after a step, as every `interval` steps from the begin and at the end."""
         if not self.begin_step <= step <= self.end_step:
             return False
         return step == self.end_step or (step - self.begin_step) % self.interval == 0
