@@ -35,6 +35,7 @@ EXTRAS = {
     "monitor": "the page and the metrics of whet monitor",
     "serve": "whet serve, and whet bench-serve with a model",
     "train": "whet train: tokenizers, TensorBoard, and the live page",
+    "lora": "whet train with a [lora] table: peft, and transformers",
 }
 """Each extra, with what needs it."""
 

@@ -9,16 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from whet.errors import OptionError, TargetError
-
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(gt=0, lt=1)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """Hold one table of the configuration. Keys that it does not know are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from whet.trainer.fine_tuning import DistillSection, LoraSection
+from whet.trainer.section import Count, Rate, Section, Share
 
 
 class ModelSection(BaseModel):
@@ -216,6 +208,8 @@ class TrainConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     checkpoints: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+    distill: DistillSection | None = None
+    lora: LoraSection | None = None
 
     @model_validator(mode="after")
     def _warms_up(self) -> "TrainConfig":
@@ -224,7 +218,7 @@ class TrainConfig(Section):
         return self
 
 
-_PATHS = (("out",), ("recipe",), ("data", "cache"), ("model", "directory"))
+_PATHS = (("out",), ("recipe",), ("data", "cache"), ("model", "directory"), ("distill", "teacher"))
 _LISTS = (("data", "train"), ("data", "held_out"))
 
 

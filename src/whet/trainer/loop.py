@@ -280,7 +280,9 @@ class _Run:
             "largest_loss": self._largest,
             "held_out_loss": self._held_out,
         }
-        self._checkpoints.save(self._step, state_of(self._trainer, values), wait=wait)
+        self._checkpoints.save(
+            self._step, state_of(self._trainer, values, saves_frozen=self._config.lora is None), wait=wait
+        )
 
     def _result(self, ended: str) -> TrainResult:
         config = self._config

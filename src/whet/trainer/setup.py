@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -12,13 +12,17 @@ from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
+from whet.trainer.lora import with_lora
 from whet.trainer.model import Batch, TrainedModel, new_model, open_model
+from whet.trainer.teacher import Teacher, open_teacher
 from whet.trainer.workload import workload_of
+from whet.training.tokens.file_digests import tokens_cache, weights_digest
 from whet.workload import TrainingWorkload
 
 ACCUMULATION = "accumulation"
 # What must not change between two starts of a run: it would be another training.
 _FIXED = ("seed", "model", "batch", "optimizer")  # besides the recipe and the data
+_FIXED_IF_THERE = ("distill", "lora")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class SetUp:
         data: The data.
         steps: The techniques that are applied.
         notes: What people should know before it begins.
+        teacher: What the model learns from beside the data; None for nothing.
+        files: Digests of other models that the run depends on, by their names in messages.
     """
 
     config: TrainConfig
@@ -38,16 +44,19 @@ class SetUp:
     data: RunData
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
+    teacher: Teacher | None = None
+    files: dict[str, str] = field(default_factory=dict)
 
     def workload(self, begin: int = 0) -> TrainingWorkload:
         """Return the training run whose first step is the one after `begin` steps."""
-        return workload_of(
+        found = workload_of(
             self.config,
             self.model,
             self.data.batches(begin),
             self.held_out,
             self.config.out.name or "training",
         )
+        return found if self.teacher is None else self.teacher.distilled(found)
 
     @cached_property
     def held_out(self) -> list[Batch]:
@@ -58,8 +67,11 @@ class SetUp:
     def identity(self) -> dict[str, str]:
         """Return a digest of each part of the configuration that must stay as it is while a run goes on."""
         found = {name: _digest(getattr(self.config, name)) for name in _FIXED}
+        for name in _FIXED_IF_THERE:
+            if (section := getattr(self.config, name)) is not None:
+                found[name] = _digest(section)
         recipe = _digest([step.model_dump(mode="json") for step in self.steps])
-        return {**found, "recipe": recipe, "data": self.data.digest}
+        return {**found, **self.files, "recipe": recipe, "data": self.data.digest}
 
 
 def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
@@ -83,7 +95,16 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
     model = opened or new_model(config.model.config, data.vocab_size, config.seed)
     _check(config, model, data)
     steps, notes = _techniques(config)
-    return SetUp(config, model, data, steps, notes)
+    files: dict[str, str] = {}
+    if config.lora is not None:
+        if directory is None:
+            raise OptionError("[lora] goes on from a trained model; name its directory as model.directory")
+        model = with_lora(model, config.lora, directory, config.seed)
+        files["the base model"] = weights_digest(directory, tokens_cache(config.data.cache))
+    teacher = None if config.distill is None else open_teacher(config, model, data, steps)
+    if teacher is not None:
+        files["the teacher"] = teacher.digest
+    return SetUp(config, model, data, steps, notes, teacher, files)
 
 
 def _check(config: TrainConfig, model: TrainedModel, data: RunData) -> None:
@@ -148,11 +169,12 @@ def check_same(known: dict[str, str], setup: SetUp) -> None:
         OptionError: Something has changed that would make it another training.
     """
     now = setup.identity
-    changed = [name for name in sorted(now) if known.get(name) != now[name]]
+    changed = [name for name in sorted(now.keys() | known.keys()) if known.get(name) != now.get(name)]
     if not changed:
         return
     told = {"data": "the data", "recipe": "the recipe", "seed": "seed"}
-    names = " and ".join(told.get(name, f"[{name}]") for name in changed)
+    tables = (*_FIXED, *_FIXED_IF_THERE)
+    names = " and ".join(told.get(name, f"[{name}]" if name in tables else name) for name in changed)
     raise OptionError(
         f"{names} changed since this run began, so that going on would be another training; take the change back, or "
         "begin a new run in another out"
