@@ -47,6 +47,9 @@ class DataSection(Section):
         end_id: The token that ends a document in files of tokens.
         cache: The directory of what was split into tokens; None for whet's own.
         shuffle: Whether each epoch has an order of its own.
+        label_key: The key of the label in JSON lines, for a classification.
+        second_text_key: The key of the second text of a pair, for a classification; None where there are no pairs.
+        group_by_length: Whether texts of similar length share a batch, for a classification.
     """
 
     train: tuple[Path, ...]
@@ -61,6 +64,9 @@ class DataSection(Section):
     end_id: Annotated[int, Field(ge=0)] | None = None
     cache: Path | None = None
     shuffle: bool = True
+    label_key: str = "label"
+    second_text_key: str | None = None
+    group_by_length: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -186,6 +192,7 @@ class TrainConfig(Section):
     """Hold a whole configuration.
 
     Attributes:
+        task: "language" trains a model to go on with text, "classification" to give a text one of some labels.
         out: The directory of the run.
         steps: The optimiser steps of the run.
         max_minutes: Minutes after which the run ends with the step that it is in; the schedule goes by the steps.
@@ -194,6 +201,7 @@ class TrainConfig(Section):
         threads: PyTorch's threads; None for its own choice.
     """
 
+    task: Literal["language", "classification"] = "language"
     out: Path
     steps: Count
     max_minutes: Rate | None = None
@@ -217,7 +225,27 @@ class TrainConfig(Section):
             raise ValueError(f"schedule.warmup_steps is {self.schedule.warmup_steps}, the run only {self.steps} steps")
         return self
 
+    @model_validator(mode="after")
+    def _fits_task(self) -> "TrainConfig":
+        is_other = self.task == "language"
+        given = [f"data.{key}" for key in _OF_DATA[not is_other] if key in self.data.model_fields_set]
+        if not is_other:
+            given += [name for name in ("distill", "lora") if getattr(self, name) is not None]
+            if self.evaluation.prompt is not None:
+                given.append("evaluation.prompt")
+            if self.model.directory is None:
+                raise ValueError(
+                    "task is classification, and model.directory is missing: name a directory that transformers' "
+                    "save_pretrained wrote; it gets a head for the labels of the data"
+                )
+        if given:
+            needed = "classification" if is_other else "language"
+            raise ValueError(f"{given[0]} is for task = {needed}, and task is {self.task}; leave it out")
+        return self
 
+
+# The keys of [data] that are for a classification, and for a language model.
+_OF_DATA = (("label_key", "second_text_key", "group_by_length"), ("pack", "separator", "dtype", "end_id"))
 _PATHS = (("out",), ("recipe",), ("data", "cache"), ("model", "directory"), ("distill", "teacher"))
 _LISTS = (("data", "train"), ("data", "held_out"))
 

@@ -10,6 +10,7 @@ import torch
 from whet.errors import OptionError, RecipeError, TargetError
 from whet.machine import describe
 from whet.recipe import Recipe, Step
+from whet.trainer.classification import ClassificationData, open_classification
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
 from whet.trainer.lora import with_lora
@@ -41,7 +42,7 @@ class SetUp:
 
     config: TrainConfig
     model: TrainedModel
-    data: RunData
+    data: RunData | ClassificationData
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
     teacher: Teacher | None = None
@@ -90,9 +91,7 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
     if directory is not None and config.model.config:
         key = sorted(config.model.config)[0]
         raise OptionError(f"model.directory names a model, so that model.{key} changes nothing; leave one of them out")
-    opened = None if directory is None else open_model(directory, config.seed)
-    data = open_data(config, directory, say)
-    model = opened or new_model(config.model.config, data.vocab_size, config.seed)
+    model, data = open_classification(config) if config.task == "classification" else _language(config, say)
     _check(config, model, data)
     steps, notes = _techniques(config)
     files: dict[str, str] = {}
@@ -101,13 +100,23 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
             raise OptionError("[lora] goes on from a trained model; name its directory as model.directory")
         model = with_lora(model, config.lora, directory, config.seed)
         files["the base model"] = weights_digest(directory, tokens_cache(config.data.cache))
-    teacher = None if config.distill is None else open_teacher(config, model, data, steps)
-    if teacher is not None:
+    teacher = None
+    if config.distill is not None:
+        assert isinstance(data, RunData)
+        teacher = open_teacher(config, model, data, steps)
         files["the teacher"] = teacher.digest
-    return SetUp(config, model, data, steps, notes, teacher, files)
+    return SetUp(config, model, data, steps, (*notes, *data.notes), teacher, files)
 
 
-def _check(config: TrainConfig, model: TrainedModel, data: RunData) -> None:
+def _language(config: TrainConfig, say: Callable[[str], None]) -> tuple[TrainedModel, RunData]:
+    """Return the language model of a configuration, and its data."""
+    directory = config.model.directory
+    opened = None if directory is None else open_model(directory, config.seed)
+    data = open_data(config, directory, say)
+    return opened or new_model(config.model.config, data.vocab_size, config.seed), data
+
+
+def _check(config: TrainConfig, model: TrainedModel, data: RunData | ClassificationData) -> None:
     """Check that the model takes the rows and knows the tokens.
 
     Raises:
