@@ -125,6 +125,8 @@ def test_it_goes_on_bit_for_bit_with_dropout(tmp_path: Path, kind: str) -> None:
 def test_another_base_does_not_go_on(tmp_path: Path) -> None:
     base = opened(tmp_path, "llama")
     trained(with_lora(tmp_path, base), stop_at=4)
+    ended = trained(with_lora(tmp_path, base, lora={"r": 4, "merge": False}), stop_at=6, resume=True)
+    assert ended.step == 6, "how it is written is no part of the training"
     with pytest.raises(OptionError, match=r"\[lora\] changed"):
         trained(with_lora(tmp_path, base, lora={"r": 2}), resume=True)
     shutil.rmtree(base)

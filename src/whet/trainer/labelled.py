@@ -84,7 +84,7 @@ def labels_of(examples: Sequence[Example]) -> list[Label]:
     Raises:
         TargetError: There is only one.
     """
-    found = sorted({example.label for example in examples})  # type: ignore[type-var]
+    found = sorted({example.label for example in examples})
     if len(found) < 2:
         raise TargetError(
             f"all {len(examples)} texts have the label {found[0]!r}; a classifier needs two labels or more"

@@ -245,7 +245,7 @@ class _Run:
                 lr=float(self._trainer.optimizer.param_groups[0]["lr"]),
                 gradient_norm=None if norm is None else float(norm),
                 tokens_per_s=rate,
-                **(self._scores if scores else {}),  # type: ignore[arg-type]
+                **(self._scores if scores else {}),
                 sample=sample,
             )
         )

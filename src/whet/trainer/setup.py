@@ -68,9 +68,9 @@ class SetUp:
     def identity(self) -> dict[str, str]:
         """Return a digest of each part of the configuration that must stay as it is while a run goes on."""
         found = {name: _digest(getattr(self.config, name)) for name in _FIXED}
-        for name in _FIXED_IF_THERE:
-            if (section := getattr(self.config, name)) is not None:
-                found[name] = _digest(section)
+        lora = self.config.lora  # how it is written may change
+        sections = {"distill": self.config.distill, "lora": lora and lora.model_copy(update={"merge": True})}
+        found |= {name: _digest(section) for name, section in sections.items() if section is not None}
         recipe = _digest([step.model_dump(mode="json") for step in self.steps])
         return {**found, **self.files, "recipe": recipe, "data": self.data.digest}
 
