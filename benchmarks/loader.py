@@ -1,6 +1,6 @@
 """Measure how far whet's techniques bring a training that waits for its data to the speed of its computation.
 
-    python benchmarks/loader.py [--wait-ms 0] [--sets 3] [--rounds 8] [--steps 12] [--json FILE]
+    python benchmarks/loader.py [--wait-ms 0] [--width 48] [--sets 3] [--rounds 8] [--steps 12] [--json FILE]
 
 The planted slow loader decodes photographs (JPEG), turns, cuts, scales and flips them, in the loop's own thread. What
 is drawn for a photograph comes from a generator that is seeded by its number, so the data set draws nothing and every
@@ -8,7 +8,12 @@ contender sees the same batches. With `--wait-ms`, each photograph waits as well
 loader takes no core from the computation.
 
 The contenders: the loop as it is; with the technique `loader`; with `prefetch`; with both; with eight workers; with one
-worker and one thread for the computation; and the computation alone, on batches that lie in memory.
+worker and one thread for the computation; and, for the limits, the computation alone, on batches that lie in memory,
+with all threads and with one, and the reading alone.
+
+What the cores allow follows from these three. Reading takes D of one core. The computation takes C on all n cores, and
+C1 on one; its least time of cores is the smaller of C1 and n C. So no division of the work among the cores is faster
+than (D + min(C1, n C)) / n, nor than C. A worker beside one thread takes max(C1, D) at least.
 
 Each contender lives in a process of its own and makes a burst of steps in its turn, round after round, in random order.
 The first steps of a burst are not timed: they use up what was read ahead while others had their turn. A pair is two
@@ -51,7 +56,8 @@ from whet.workload.training import Trainer
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "images" / "sign_digits.tar"
 SIZE, BATCH, NUM_PHOTOGRAPHS = 64, 32, 1024
 UNTIMED = 20  # steps: more than any contender reads ahead
-COMPUTE = "computation alone"
+COMPUTE, COMPUTE_1, READING = "computation alone", "computation alone, one thread", "reading alone"
+ONE_THREAD = Step(technique="threads", options={"num_threads": 1})
 LOADER, PREFETCH = Step(technique="loader"), Step(technique="prefetch", options={"depth": 4})
 CONTENDERS: dict[str, tuple[Step, ...]] = {
     "as it is": (),
@@ -59,8 +65,11 @@ CONTENDERS: dict[str, tuple[Step, ...]] = {
     "prefetch": (PREFETCH,),
     "loader and prefetch": (LOADER, PREFETCH),
     "loader, 8 workers": (Step(technique="loader", options={"num_workers": 8}),),
-    "loader, one thread": (Step(technique="threads", options={"num_threads": 1}), LOADER),
+    "loader, one thread": (ONE_THREAD, LOADER),
+    "prefetch, one thread": (ONE_THREAD, PREFETCH),
     COMPUTE: (),
+    COMPUTE_1: (ONE_THREAD,),
+    READING: (),
 }
 
 
@@ -97,19 +106,25 @@ def _bytes(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-def training(*, in_memory: bool, wait_s: float = 0.0) -> TrainingWorkload:
-    """Return a small network of convolutions on photographs, read while it trains or before."""
+def training(width: int, *, in_memory: bool, wait_s: float = 0.0) -> TrainingWorkload:
+    """Return a small network of convolutions on photographs, read while it trains or before.
+
+    Args:
+        width: The channels of its first convolution.
+        in_memory: Whether the batches are read before.
+        wait_s: What each photograph waits.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 48, 3, stride=2, padding=1),
+        nn.Conv2d(3, width, 3, stride=2, padding=1),
         nn.ReLU(),
-        nn.Conv2d(48, 96, 3, stride=2, padding=1),
+        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
         nn.ReLU(),
-        nn.Conv2d(96, 192, 3, stride=2, padding=1),
+        nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(192, 10),
+        nn.Linear(4 * width, 10),
     )
     loader = DataLoader(Photographs(ARCHIVE, wait_s), batch_size=BATCH, shuffle=True, drop_last=True)
     return TrainingWorkload(
@@ -119,6 +134,11 @@ def training(*, in_memory: bool, wait_s: float = 0.0) -> TrainingWorkload:
         batches=list(loader) if in_memory else loader,
         num_samples=BATCH,
     )
+
+
+def photographs() -> TrainingWorkload:
+    """Return the training for `whet tune benchmarks/loader.py:photographs`, which finds what fits it by itself."""
+    return training(48, in_memory=False)
 
 
 def main() -> None:
@@ -140,22 +160,45 @@ def main() -> None:
             f"{row['contender']:<22} {row['step_ms']:8.1f} ms a step   over the original {_told(row['over_original'])}"
             f"   share of the computation's speed {_told(row['share_of_compute'])}"
         )
+    limits = _limits({row["contender"]: row["step_ms"] for row in rows}, describe().cores, arguments.wait_ms)
+    print(
+        f"a step takes {limits['cores_ms']:.1f} ms at least on these cores, and {limits['beside_ms']:.1f} ms with one "
+        "worker beside one thread"
+    )
     if arguments.json is not None:
-        command = f"python benchmarks/loader.py --wait-ms {arguments.wait_ms:g} --sets {arguments.sets}"
-        command += f" --rounds {arguments.rounds} --steps {arguments.steps}"
-        report = {**circumstances(command), "wait_ms": arguments.wait_ms, "contenders": rows}
+        command = f"python benchmarks/loader.py --wait-ms {arguments.wait_ms:g} --width {arguments.width}"
+        command += f" --sets {arguments.sets} --rounds {arguments.rounds} --steps {arguments.steps}"
+        sizes = {"wait_ms": arguments.wait_ms, "width": arguments.width}
+        report = {**circumstances(command), **sizes, "limits": limits, "contenders": rows}
         write_whole(arguments.json, json.dumps(report, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wait-ms", type=float, default=0.0, help="what each photograph waits, in milliseconds")
+    parser.add_argument("--width", type=int, default=48, help="channels of the first convolution")
     parser.add_argument("--sets", type=int, default=3, help="groups of fresh processes")
     parser.add_argument("--rounds", type=int, default=8, help="bursts of each contender in a set")
     parser.add_argument("--steps", type=int, default=12, help="timed steps of a burst")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _limits(step_ms: dict[str, float], cores: int, wait_ms: float) -> dict[str, float]:
+    """Return the least times of a step, in milliseconds, that the cores allow.
+
+    Args:
+        step_ms: The time of a step of each contender.
+        cores: The cores.
+        wait_ms: What a photograph waits, which takes no core.
+    """
+    reading = step_ms[READING] - BATCH * wait_ms
+    least = min(step_ms[COMPUTE_1], cores * step_ms[COMPUTE])
+    return {
+        "cores_ms": max(step_ms[COMPUTE], (reading + least) / cores),
+        "beside_ms": max(step_ms[COMPUTE_1], step_ms[READING]),
+    }
 
 
 def _row(name: str, times: dict[str, list[float]]) -> dict[str, Any]:
@@ -183,6 +226,7 @@ def _one_set(arguments: argparse.Namespace, seed: int) -> dict[str, list[float]]
     workers = {}
     for name in order.sample(list(CONTENDERS), len(CONTENDERS)):
         asked = ["--worker", name, "--steps", str(arguments.steps), "--wait-ms", str(arguments.wait_ms)]
+        asked += ["--width", str(arguments.width)]
         command = [sys.executable, __file__, *asked]
         workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         _answer(name, workers[name])
@@ -210,18 +254,20 @@ def _answer(name: str, worker: subprocess.Popen[str]) -> str:
 def _serve(arguments: argparse.Namespace) -> None:
     """Make bursts of steps whenever asked, and answer with the seconds of a step."""
     num_steps, steps = arguments.steps, CONTENDERS[arguments.worker]
-    workload = training(in_memory=arguments.worker == COMPUTE, wait_s=arguments.wait_ms / 1e3)
+    in_memory = arguments.worker in (COMPUTE, COMPUTE_1)
+    workload = training(arguments.width, in_memory=in_memory, wait_s=arguments.wait_ms / 1e3)
     trainer = Trainer(workload, keeps_losses=False, change=lambda m, o, b: _changed(Parts(m, o, b), steps))
-    trainer.step()
+    step = trainer.next_batches if arguments.worker == READING else trainer.step
+    step()
     print("answer ready", flush=True)
     for line in sys.stdin:
         if line.strip() != "go":
             return
         for _ in range(UNTIMED):
-            trainer.step()
+            step()
         began = time.perf_counter()
         for _ in range(num_steps):
-            trainer.step()
+            step()
         print(f"answer {(time.perf_counter() - began) / num_steps:.9f}", flush=True)
 
 

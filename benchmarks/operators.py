@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from circumstances import circumstances
+from kept_pages import keep_pages
 from operator_cases import EPS, FFN, HIDDEN, LAYER, OPERATORS, VOCAB, Call, Case, cases
 from quietly import quiet_machine
 from rich.console import Console
@@ -41,8 +42,6 @@ from whet.machine import Limits, describe, measure_limits
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "operators.json"
 OURS = ("whet", "kernel")
-# Of glibc: pages of large results stay where they are. Else page faults cost more than what is computed.
-_KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 _ROUNDS = 5
 _OTHERS_SLEEP_S = 0.01  # OpenMP's threads spin for some milliseconds after torch's work, on the cores of the next way
 _NUM_LAYERS = 16
@@ -54,8 +53,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.05, help="of each way of each case")
     parser.add_argument("--step-ms", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if not _KEEP_PAGES.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_KEEP_PAGES})
+    keep_pages()
     if arguments.step_ms:
         print(_step_ms())
         return

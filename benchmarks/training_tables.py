@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operator_tables import loss_kernel_lines
+from scan_tables import model_lines, scan_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
 """Returns a section's heading, then its lines."""
@@ -111,6 +112,7 @@ def _loader(report: dict[str, Any]) -> list[str]:
     lines = [
         f"## A training that waits for its photographs{waits}",
         "The goal is 95% of the speed of the computation alone, or as far as the cores allow.",
+        *_what_cores_allow(report),
         "",
         "| loop | ms a step | times the original's speed (95%) | share of the computation's speed (95%) |",
         "|---|---|---|---|",
@@ -119,6 +121,18 @@ def _loader(report: dict[str, Any]) -> list[str]:
         told = [ratio_with_interval(row["over_original"]), ratio_with_interval(row["share_of_compute"], "")]
         lines.append(f"| {row['contender']} | {row['step_ms']:.1f} | {' | '.join(told)} |")
     return lines
+
+
+def _what_cores_allow(report: dict[str, Any]) -> list[str]:
+    """Return the limits of the machine, where they were measured."""
+    if (limits := report.get("limits")) is None:
+        return []
+    alone = next(row["step_ms"] for row in report["contenders"] if row["contender"] == "computation alone")
+    return [
+        f"However the work is divided among the cores, a step takes {limits['cores_ms']:.1f} ms at least, which is "
+        f"{alone / limits['cores_ms']:.2f} of that speed. One worker beside one thread for the computation takes "
+        f"{limits['beside_ms']:.1f} ms at least."
+    ]
 
 
 def _foreign_scripts(report: dict[str, Any]) -> list[str]:
@@ -214,8 +228,10 @@ SECTIONS: dict[str, Lines] = {
     "foreign_scripts": _foreign_scripts,
     "latentwire": _latentwire,
     "tokenising": _tokenising,
+    "selective_scan": scan_lines,
+    "selective_models": model_lines,
 }
-"""Hold the section of each file of docs/results about training."""
+"""Hold the section of each file of docs/results about training and its operators."""
 
 
 def ladder_plot(report: dict[str, Any]) -> str:

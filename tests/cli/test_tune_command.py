@@ -10,7 +10,8 @@ from rich.console import Console
 
 import whet.cli.tune
 from whet.cli import INTERRUPTED, main
-from whet.cli.tune import _directory, _Live
+from whet.cli.tune import _directory
+from whet.cli.tuning_progress import TuningProgress
 from whet.tuner.outlook import Costs, Outlook
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Diagnosed, Result, UntriedTechnique
@@ -33,7 +34,7 @@ def test_a_search_in_which_all_failed_is_no_success(monkeypatch: pytest.MonkeyPa
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object, listener: whet.cli.tune.Listener, **__: object) -> None:
+    def interrupted(*_: object, listener: TuningProgress, **__: object) -> None:
         listener.tried(TrialRecord(number=0, steps=[], status="done"))
         raise KeyboardInterrupt
 
@@ -73,7 +74,7 @@ def test_brackets_in_a_name_are_no_markup(target: str, capsys: pytest.CaptureFix
     said = capsys.readouterr()
     assert not said.out, "what is refused has no first line"
     assert "Traceback" not in said.err
-    with _Live(Console(), target, 1.0) as live:
+    with TuningProgress(Console(), target, 1.0) as live:
         live.begins()
         live.begins()
     assert capsys.readouterr().out.count(f"{target}: looking at") == 1
@@ -81,7 +82,7 @@ def test_brackets_in_a_name_are_no_markup(target: str, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("name", ["error [/100]", "loss [nats]"])
 def test_brackets_in_the_name_of_a_quality_are_no_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with _Live(Console(), "x", 1.0) as live:
+    with TuningProgress(Console(), "x", 1.0) as live:
         diagnosis = Diagnosed(sentence="overhead [50 %]", bound="overhead", shares={}, share_of_limit=0.1)
         live.looked(facts(diagnosis=diagnosis, score=0.5, quality_name=name))
     said = capsys.readouterr().out
@@ -100,7 +101,7 @@ def test_the_plan_is_one_plain_line_and_the_end_says_how_to_go_on(
     untried = [UntriedTechnique(technique=name, bound=2.0, reason=TIME_UP) for name in ("bf16", "fp16")]
     untried.append(UntriedTechnique(technique="threads", bound=1.0, reason="it could not have won"))
 
-    def short(*_: object, listener: whet.cli.tune.Listener, **__: object) -> Result:
+    def short(*_: object, listener: TuningProgress, **__: object) -> Result:
         listener.planned(outlook)
         return no_gain().model_copy(
             update={"verdict": "inconclusive", "needed_s": 70.0, "untried": untried, "out": "some where"}
@@ -129,7 +130,7 @@ def test_a_search_that_reached_everything_does_not_say_how_to_go_on(
 
 
 def test_one_trial_is_one_trial(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object, listener: whet.cli.tune.Listener, **__: object) -> None:
+    def interrupted(*_: object, listener: TuningProgress, **__: object) -> None:
         listener.tried(TrialRecord(number=0, steps=[], status="done"))
         raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ import pytest
 from fake_search import facts
 from rich.console import Console
 
-from whet.cli.tune import _Live
+from whet.cli.tuning_progress import TuningProgress
 from whet.machine import Limits, describe
 
 
@@ -24,7 +24,7 @@ from whet.machine import Limits, describe
 def test_the_gpu_is_pointed_out(gpu: str, device: str, target: str, hint: str) -> None:
     shown = StringIO()
     found = facts(machine=replace(describe(), gpu=gpu), limits=Limits(1e10, device=device), score=None)
-    with _Live(Console(file=shown, width=200), target, 1.0) as live:
+    with TuningProgress(Console(file=shown, width=200), target, 1.0) as live:
         live.looked(found)
     assert hint in shown.getvalue()
     assert ("this model is on the CPU" in shown.getvalue()) == bool(hint)

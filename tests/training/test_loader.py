@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,15 @@ def test_the_bound_shares_the_reading_among_the_workers() -> None:
     for num_workers, bound in ((1, 10 / 8), (2, 10 / 4), (4, 10 / 2), (8, 10 / 2)):
         options = technique.options(num_workers=num_workers)
         assert technique.predict(profile, None, options) == pytest.approx(bound)  # type: ignore[arg-type]
+
+
+def test_fewer_threads_may_leave_a_core_to_the_reading() -> None:
+    technique = TRAINING_TABLE["threads"]
+    limits: Any = SimpleNamespace(operator_s=0.0)
+    waiting = StepProfile(total_s=10.0, data_s=5.0, products_s=5.0)
+    assert technique.predict(waiting, limits, technique.options(num_threads=1)) == pytest.approx(2.0)
+    at_work = StepProfile(total_s=10.0, products_s=10.0)
+    assert technique.predict(at_work, limits, technique.options(num_threads=1)) == 1.0
 
 
 def test_a_trainer_sees_the_same_data_with_both_techniques() -> None:

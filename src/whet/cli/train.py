@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from whet.cli import INTERRUPTED
+from whet.cli.tuning_progress import TuningProgress
 from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.figures import duration
@@ -49,14 +52,25 @@ def train(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    result = train_model(
-        config,
-        changes or [],
-        resume=resume,
-        tune=tune,  # type: ignore[arg-type]
-        tune_budget_s=seconds("--tune-budget", tune_budget),
-        say=say,
-    )
+    budget_s = seconds("--tune-budget", tune_budget)
+    try:
+        result = train_model(
+            config,
+            changes or [],
+            resume=resume,
+            tune=tune,  # type: ignore[arg-type]
+            tune_budget_s=budget_s,
+            tune_progress=TuningProgress(console, str(config), budget_s),
+            say=say,
+        )
+    except KeyboardInterrupt:  # the second Ctrl-C: the first one ends a run with a checkpoint
+        say(
+            f"interrupted within a step. Go on from the newest checkpoint, if there is one, with: whet train {config} "
+            "--resume"
+        )
+        sys.exit(INTERRUPTED)
+    if result.exit_code:  # everything is saved, and another Ctrl-C would only interrupt the interpreter's end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     say(_sentence(result, config))
     if as_json:
         print(json.dumps(dataclasses.asdict(result), default=str))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,24 +10,18 @@ from urllib.parse import urlencode
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.auditor.report import count
 from whet.cli import tables, training_tables, tune_script
-from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, show_waiting
+from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption
+from whet.cli.tuning_progress import TuningProgress
 from whet.cli.units import fraction, num_bytes, seconds
 from whet.errors import OptionError
 from whet.measure.quiet import OnBusy
 from whet.tuner.command import command_line
-from whet.tuner.facts import TargetFacts
-from whet.tuner.figures import one_line
 from whet.tuner.goal import MAX_SLOWDOWN
-from whet.tuner.listener import Listener
-from whet.tuner.outlook import Outlook, going_on
-from whet.tuner.records import TrialRecord
+from whet.tuner.outlook import going_on
 from whet.tuner.result import Objective, Result
-from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.tuning import tune as run_tune
 from whet.tuner.verdict import out_of_reach
 
@@ -195,7 +188,7 @@ def _tuned(
         resume: Whether to go on with an earlier search.
         busy: The options of `whet.tune` for a busy machine.
     """
-    with _Live(console, target, options["budget_s"]) as listener:
+    with TuningProgress(console, target, options["budget_s"]) as listener:
         try:
             return run_tune(target, **options, out=out, resume=resume, **busy, listener=listener)
         except KeyboardInterrupt:
@@ -257,81 +250,3 @@ def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> P
         directory = Path("whet-out") / f"{name}-{number}"
         number += 1
     return directory
-
-
-class _Live(Listener):
-    """Show progress on the terminal: a line for every trial, and a bar of the budget with the time left."""
-
-    def __init__(self, console: Console, target: str, budget_s: float) -> None:
-        self.num_trials = 0
-        self._console = console
-        self._budget_s = budget_s
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self._target = target
-        self._began = time.monotonic()
-        self._task = self._progress.add_task("looking", total=self._budget_s)
-        self._has_begun = False
-
-    def __enter__(self) -> "_Live":
-        return self
-
-    def begins(self) -> None:
-        if self._has_begun:  # a function of the user's turned out to describe a training run
-            return
-        self._has_begun = True
-        self._console.print(f"[bold]{escape(one_line(self._target))}[/bold]: looking at the model and the machine")
-        self._progress.start()
-
-    def __exit__(self, *exception: object) -> None:
-        if self._has_begun:
-            self._progress.stop()
-
-    def looked(self, facts: TargetFacts) -> None:
-        self._console.print(facts.diagnosis.sentence, markup=False)
-        if hint := _gpu_hint(self._target, facts):
-            self._console.print(hint, markup=False, highlight=False, soft_wrap=True)
-        if facts.no_graph:
-            why = f"refused: every technique that makes a graph of the model: {facts.no_graph}"
-            self._console.print(why, markup=False)
-        if facts.score is not None:
-            self._console.print(f"{one_line(facts.quality_name)} of the original: {facts.score:.4g}", markup=False)
-        self._advance("searching")
-
-    def looked_at_training(self, facts: TrainingFacts) -> None:
-        self._console.print(facts.diagnosis.sentence, markup=False)
-        self._console.print(training_tables.memory_line(facts.memory), markup=False, highlight=False)
-        self._advance("searching")
-
-    def proved(self, num_pairs: int) -> None:
-        self._advance(f"comparing losses, {count(num_pairs, 'pair')} of runs")
-
-    def planned(self, outlook: Outlook) -> None:
-        self._console.print(outlook.sentence, markup=False, highlight=False)
-
-    def tried(self, record: TrialRecord) -> None:
-        self.num_trials += record.status != "stopped"
-        tables.show_trial(self._console, record)
-        self._advance(f"searching, {count(self.num_trials, 'trial')} ended")
-
-    def waiting(self, text: str) -> None:
-        show_waiting(self._console, text)
-
-    def measured(self, rounds_done: int, rounds: int) -> None:
-        self._advance(f"finals, round {rounds_done} of {rounds}")
-
-    def _advance(self, description: str) -> None:
-        self._progress.update(self._task, completed=time.monotonic() - self._began, description=description)
-
-
-def _gpu_hint(target: str, facts: TargetFacts) -> str:
-    """Say how to put a model on the GPU, where the machine has one and the model is on the CPU unasked; else ""."""
-    gpu = facts.machine.gpu
-    if not gpu or "device=" in target or facts.limits.device != "cpu":
-        return ""
-    return f"this model is on the CPU; on the {gpu}: whet tune '{target}{'&' if '?' in target else '?'}device=cuda'"

@@ -16,6 +16,9 @@ namespace whet {
 // a region, since another thread may ask for another number of threads meanwhile.
 std::shared_ptr<Pool> pool();
 
+// The threads that it has or would have; a call that may be small asks this, and makes no pool.
+int num_threads();
+
 // What a call has to do at least: bytes that it reads and writes, and multiplications and additions.
 struct Work {
   double num_bytes, num_ops;

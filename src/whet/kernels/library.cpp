@@ -30,6 +30,11 @@ std::shared_ptr<Pool> pool() {
   return the_pool;
 }
 
+int num_threads() {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  return wanted_threads;
+}
+
 OpenMp openmp() { return the_openmp.load(std::memory_order_relaxed); }
 
 }  // namespace whet
@@ -53,3 +58,6 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "decoder/cpu.cpp"
 #include "cross_entropy/cpu.cpp"
 #include "chance_rounding/cpu.cpp"
+#include "selective_scan/cpu.cpp"
+#include "causal_conv/cpu.cpp"
+#include "selective_model/cpu.cpp"

@@ -1,13 +1,17 @@
 """Read the config.json of a Hugging Face directory, before the kind of model is known."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from whet.errors import TargetError
 
 FILE = "config.json"
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 def read_json(directory: Path | str) -> dict[str, Any]:
@@ -26,3 +30,18 @@ def read_json(directory: Path | str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise TargetError(f"{path} is not a model's config: it holds {type(raw).__name__}, not an object")
     return raw
+
+
+def validated(directory: Path | str, kind: type[Config], raw: Mapping[str, Any]) -> Config:
+    """Return the content of a directory's config.json as a family's own type.
+
+    Raises:
+        TargetError: It does not fit the type.
+    """
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "config"
+        said = first["msg"].removeprefix("Value error, ")
+        raise TargetError(f"{Path(directory) / FILE} cannot be used: {where}: {said}") from error

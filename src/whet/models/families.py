@@ -9,6 +9,8 @@ from whet.models.config_file import FILE, read_json
 from whet.models.decoder import config as decoder_config
 from whet.models.decoder.serving import open_decoder
 from whet.models.options import Dtype, KvBits, ServingOptions, WeightBits
+from whet.models.selective import config as selective_config
+from whet.models.selective.serving import open_selective
 from whet.models.step import ServedModel
 
 
@@ -26,7 +28,10 @@ class Family:
     open: Callable[[Path | str, ServingOptions], ServedModel]
 
 
-FAMILIES: dict[str, Family] = {name: Family(models, open_decoder) for name, models in decoder_config.FAMILIES.items()}
+FAMILIES: dict[str, Family] = {
+    **{name: Family(models, open_decoder) for name, models in decoder_config.FAMILIES.items()},
+    **{name: Family(models, open_selective) for name, models in selective_config.FAMILIES.items()},
+}
 """The family of each `model_type`. Add a line here for a new family."""
 
 
@@ -58,10 +63,11 @@ def open_model(
     ):
         if value not in choices:
             raise OptionError(f"{name}={value}: write {', '.join(choices)}")
-    model_type = read_json(directory).get("model_type")
+    raw = read_json(directory)
+    model_type = "mamba" if selective_config.is_original(raw) else raw.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
         known = ", ".join(f"{name} ({one.models})" for name, one in FAMILIES.items())
         path = Path(directory) / FILE
-        raise TargetError(f"{path}: model_type is {model_type!r}; whet's decoder runs the families {known}")
+        raise TargetError(f"{path}: model_type is {model_type!r}; whet runs the families {known}")
     return family.open(directory, ServingOptions(dtype, weights, kv, max_model_len))

@@ -140,6 +140,13 @@ class ClassificationData:
         """Return the numbers of the rows that a step sees, counted from 0."""
         return [int(row) for row in self.order.rows_of(step)]
 
+    def one_row(self) -> Batch:
+        """Return a batch of one row."""
+        return self.learnt.batch([0])
+
+    def close(self) -> None:
+        """Do nothing: no processes read the batches, which are in memory."""
+
     def tokens_of(self, step: int) -> int:
         """Return the tokens that a step sees, without padding."""
         return int(self.learnt.lengths[self.order.rows_of(step)].sum())

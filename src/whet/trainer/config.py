@@ -50,6 +50,7 @@ class DataSection(Section):
         label_key: The key of the label in JSON lines, for a classification.
         second_text_key: The key of the second text of a pair, for a classification; None where there are no pairs.
         group_by_length: Whether texts of similar length share a batch, for a classification.
+        num_workers: The processes that read batches ahead; 0 for none. The batches are the same.
     """
 
     train: tuple[Path, ...]
@@ -67,6 +68,7 @@ class DataSection(Section):
     label_key: str = "label"
     second_text_key: str | None = None
     group_by_length: bool = False
+    num_workers: Annotated[int, Field(ge=0, le=256)] = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -245,7 +247,10 @@ class TrainConfig(Section):
 
 
 # The keys of [data] that are for a classification, and for a language model.
-_OF_DATA = (("label_key", "second_text_key", "group_by_length"), ("pack", "separator", "dtype", "end_id"))
+_OF_DATA = (
+    ("label_key", "second_text_key", "group_by_length"),
+    ("pack", "separator", "dtype", "end_id", "num_workers"),
+)
 _PATHS = (("out",), ("recipe",), ("data", "cache"), ("model", "directory"), ("distill", "teacher"))
 _LISTS = (("data", "train"), ("data", "held_out"))
 

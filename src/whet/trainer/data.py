@@ -1,20 +1,24 @@
 """Open the data of a run: its tokenizer, its tokens, and the batches of each step."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from whet.errors import OptionError, TargetError
+from whet.errors import OptionError, TargetError, foreign
 from whet.trainer.config import DataSection, TrainConfig
 from whet.trainer.model import Batch
 from whet.training.packing import TokenBatch
 from whet.training.tokens.batches import PackedRows, Rows, TokenBatches, Windows, split
+from whet.training.tokens.file_digests import check_untouched, file_identity
 from whet.training.tokens.store import TokenStore, open_raw
 from whet.training.tokens.tokenise import characters_of, tokenised
 from whet.training.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
+from whet.training.tokens.worker_batches import WorkerBatches
 
 _TOKENS = (".bin", ".npy")
 
@@ -27,18 +31,45 @@ class StepBatches:
         rows: The batches by step.
         begin: The steps that are made already.
         is_packed: Whether rows hold several documents.
+        num_workers: The processes that read them ahead; 0 for none.
+        mapped: The files of tokens that are mapped while they are read, each with its identity.
     """
 
     rows: TokenBatches
     begin: int
     is_packed: bool
+    num_workers: int = 0
+    mapped: tuple[tuple[Path, dict[str, int]], ...] = ()
+    _open: list[WorkerBatches] = field(default_factory=list, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches."""
-        step = self.begin
-        while True:
-            yield batch_of(self.rows.batch_at(step), is_packed=self.is_packed)
-            step += 1
+        """Yield the batches.
+
+        Raises:
+            TargetError: A batch cannot be read.
+        """
+        if not self.num_workers:
+            yield from map(self.read, itertools.count(self.begin))
+            return
+        with closing(WorkerBatches(self.read, self.num_workers, self.begin)) as batches:
+            self._open.append(batches)
+            yield from batches
+
+    def read(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0.
+
+        Raises:
+            TargetError: It cannot be read, or a file was written to since it was mapped.
+        """
+        for path, identity in self.mapped:
+            check_untouched(path, identity)
+        with foreign(TargetError, f"the batch of step {step + 1} cannot be read"):
+            return batch_of(self.rows.batch_at(step), is_packed=self.is_packed)
+
+    def close(self) -> None:
+        """End all processes that read batches."""
+        while self._open:
+            self._open.pop().close()
 
 
 def batch_of(tokens: TokenBatch, *, is_packed: bool) -> Batch:
@@ -65,6 +96,7 @@ class RunData:
         held: The tokens that are scored.
         learnt: The rows to learn from.
         scored: The rows that are scored.
+        mapped: The files of tokens that are mapped, each with its identity.
     """
 
     config: TrainConfig
@@ -73,6 +105,8 @@ class RunData:
     held: TokenStore
     learnt: Rows
     scored: Rows
+    mapped: tuple[tuple[Path, dict[str, int]], ...] = ()
+    _given: list[StepBatches] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -109,12 +143,24 @@ class RunData:
 
     def batches(self, begin: int) -> StepBatches:
         """Return the batches of the steps after `begin` steps."""
-        return StepBatches(self._batches, begin, self.config.data.pack)
+        section = self.config.data
+        found = StepBatches(self._batches, begin, section.pack, section.num_workers, self.mapped)
+        self._given.append(found)
+        return found
+
+    def close(self) -> None:
+        """End all processes that read batches."""
+        while self._given:
+            self._given.pop().close()
 
     def rows_of(self, step: int) -> list[int]:
         """Return the numbers of the rows that a step sees, counted from 0."""
         size = self.config.batch.global_batch_size
         return [int(item) for item in self._batches.order.items(step * size, size)]
+
+    def one_row(self) -> Batch:
+        """Return a batch of one row."""
+        return batch_of(self.learnt.batch([0]), is_packed=self.config.data.pack)
 
     def tokens_of(self, step: int) -> int:
         """Return the tokens that a step sees."""
@@ -180,13 +226,15 @@ def open_data(config: TrainConfig, model: Path | None, say: Callable[[str], None
         WhetError: The data cannot be read, or is too little.
     """
     section = config.data
+    files = (*section.train, *(section.held_out or ()))
+    mapped = tuple((path, file_identity(path)) for path in files if path.suffix in _TOKENS)
     tokenizer = _tokenizer(section, model)
     store = _opened(section, section.train, tokenizer, say)
     if section.held_out is not None:
         learnt, held = store, _opened(section, section.held_out, tokenizer, say)
     else:
         learnt, held = split(store, section.held_out_share)
-    data = RunData(config, tokenizer, learnt, held, _rows(section, learnt), _rows(section, held))
+    data = RunData(config, tokenizer, learnt, held, _rows(section, learnt), _rows(section, held), mapped)
     if config.evaluation.prompt is not None:
         data.encode(config.evaluation.prompt)
     return data
@@ -196,7 +244,10 @@ def _tokenizer(section: DataSection, model: Path | None) -> LoadedTokenizer | No
     if section.tokenizer == CHARACTERS:
         if any(path.suffix in _TOKENS for path in section.train):
             raise OptionError("data.tokenizer is characters, and files of tokens have none; name their tokenizer")
-        return load_tokenizer(CHARACTERS, characters_of(section.train, **_of_text(section)))
+        characters = characters_of(section.train, **_of_text(section))
+        if not characters:
+            raise TargetError(f"{', '.join(map(str, section.train))}: there is no text in data.train; give some")
+        return load_tokenizer(CHARACTERS, characters)
     if section.tokenizer is not None:
         return load_tokenizer(section.tokenizer)
     if model is not None:

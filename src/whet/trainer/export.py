@@ -5,9 +5,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import nn
 
-from whet.errors import OutputError
+from whet.errors import OutputError, reason
 from whet.files import replace_directory
 from whet.trainer.setup import SetUp
 from whet.training.distillation import MAPS
@@ -24,6 +25,8 @@ def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
     Raises:
         OutputError: It cannot be written.
     """
+    for left in directory.parent.glob(f".{directory.name}-*"):  # by a process that was killed while it wrote
+        shutil.rmtree(left, ignore_errors=True)
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     except OSError as error:
@@ -36,10 +39,9 @@ def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
         (partial / "training.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         partial.chmod(0o755)
         replace_directory(partial, directory)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {directory}: {error.strerror or error}; free some space, and write it with --resume"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or reason(error)
+        raise OutputError(f"cannot write {directory}: {why}; free some space, and write it with --resume") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return directory

@@ -1,5 +1,6 @@
 """Write the figures of a run: lines of JSON, TensorBoard, and lines for people."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -116,10 +117,11 @@ class Journal:
             self._board.flush()
 
     def close(self) -> None:
-        """Close the files."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Close the files. Where the disk is full, `write` has said so."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._file.fileno())
+        with contextlib.suppress(OSError):
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

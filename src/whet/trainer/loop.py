@@ -6,27 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from whet.errors import (
-    ModelError,
-    OptionError,
-    RecipeError,
-    TargetError,
-    WhetError,
-    is_out_of_memory,
-    memory_shortage,
-    reason,
-)
+from whet.errors import ModelError, OptionError, RecipeError, WhetError
 from whet.files import usable_directory
 from whet.machine import describe
 from whet.monitor.monitor import Monitor
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
-from whet.trainer.config import TrainConfig
 from whet.trainer.export import write_model
 from whet.trainer.journal import Journal, Line
+from whet.trainer.memory_parts import check_memory, memory_told
 from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
@@ -95,7 +87,7 @@ def run(setup: SetUp, *, resume: bool, say: Callable[[str], None]) -> TrainResul
         WhetError: Something cannot be read or written, or memory is out.
     """
     directory = usable_directory(setup.config.out)
-    with RunLock(directory), stopping() as stop:
+    with RunLock(directory), stopping() as stop, closing(setup.data):
         sections = setup.config.checkpoints
         with Checkpoints(directory / CHECKPOINTS, keep=sections.keep, keep_every=sections.keep_every) as checkpoints:
             found = _found(checkpoints, directory, resume=resume, say=say)
@@ -122,7 +114,7 @@ class _Run:
     ) -> None:
         self._setup, self._config, self._checkpoints = setup, setup.config, checkpoints
         self._stop, self._say, self._found = stop, say, found
-        self._step = self._tokens = 0
+        self._step = self._tokens = self._saved = 0
         self._seconds, self._largest = 0.0, 0.0
         self._scores: dict[str, float] = {}
         self._losses: list[float] = []  # of the steps since the latest line
@@ -138,8 +130,10 @@ class _Run:
             check_same(kept["identity"], self._setup)
             self._step, self._tokens = kept["step"], kept["tokens"]
             self._seconds, self._largest = kept["seconds"], kept["largest_loss"]
-            self._scores = kept.get("scores", {})
-        with _memory_told("to set the training up", self._config):
+            self._scores, self._losses = kept.get("scores", {}), list(kept.get("losses", []))
+            self._saved = self._step
+        with memory_told("to set the training up", self._setup):
+            check_memory(self._setup)
             workload = self._setup.workload(self._step)
             prepared = PreparedTrainer(workload, _fitting(workload, self._setup.steps))
         self._trainer = prepared.trainer
@@ -167,9 +161,9 @@ class _Run:
         began, before, first = time.monotonic(), self._seconds, self._step
         line_began, line_tokens = began, 0
         while self._step < config.steps:
-            with _memory_told(f"in step {self._step + 1}", config):
+            with memory_told(f"in step {self._step + 1}", self._setup, self._trainer.optimizer):
                 step_began = time.perf_counter()
-                loss = float(self._trainer.step())
+                loss = float(self._trainer.step_on(self._next_batches()))
                 self._pure_s += time.perf_counter() - step_began
                 tokens = self._setup.data.tokens_of(self._step)
             self._step += 1
@@ -186,7 +180,8 @@ class _Run:
             is_scored = self._step % config.evaluation.eval_interval == 0 or self._step == config.steps
             if is_scored or self._ends() or self._step % config.log.log_interval == 0:
                 rate = line_tokens / max(now - line_began, 1e-9)
-                self._write_line(rate, scores=is_scored)
+                with self._saving():
+                    self._write_line(rate, scores=is_scored)
                 line_began, line_tokens = time.monotonic(), 0
             ends = self._ends()
             if self._step % config.checkpoints.save_interval == 0 or ends:
@@ -195,6 +190,23 @@ class _Run:
                 return self._stop.name or "max_minutes"
         self._checkpoints.wait()
         return ""
+
+    def _next_batches(self) -> list[Any]:
+        with self._saving():
+            return self._trainer.next_batches()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Save the state of now where a block between two steps fails: reading a batch, or writing the log."""
+        try:
+            yield
+        except WhetError:
+            try:
+                if self._step > self._saved:
+                    self._save(wait=True)
+            except WhetError as failed:
+                self._say(str(failed))
+            raise
 
     def _tell(self) -> None:
         """Say what the techniques have found out so far."""
@@ -218,15 +230,19 @@ class _Run:
             if self._step <= _FIRST:
                 self._largest = max(self._largest, abs(loss))
             return
+        why = f"is {loss}" if not math.isfinite(loss) else f"is {loss:.4g}, more than {FAR:g} times the first ones"
+        raise self._unsound(f"the loss of step {self._step} {why}")
+
+    def _unsound(self, what: str) -> ModelError:
+        """Return the error that ends a training with what it saw and what is kept of it."""
         self._checkpoints.wait()
         rows = self._setup.data.rows_of(self._step - 1)
         shown = ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
         found = self._checkpoints.newest()
         kept = "there is no checkpoint yet" if found is None else f"{found.path} is kept"
-        why = f"is {loss}" if not math.isfinite(loss) else f"is {loss:.4g}, more than {FAR:g} times the first ones"
-        raise ModelError(
-            f"the loss of step {self._step} {why}, on the rows {shown} of the training data; {kept}. Look at these "
-            "rows, or train with a lower optimizer.lr or a lower optimizer.max_norm"
+        return ModelError(
+            f"{what}, on the rows {shown} of the training data; {kept}. Look at these rows, or train with a lower "
+            "optimizer.lr or a lower optimizer.max_norm"
         )
 
     def _write_line(self, rate: float, *, scores: bool) -> None:
@@ -257,7 +273,8 @@ class _Run:
         model.eval()
         try:
             batches = self._setup.held_out
-            found = self._setup.model.scores(model, batches) if batches else {}
+            with memory_told("while held-out rows were scored", self._setup, self._trainer.optimizer):
+                found = self._setup.model.scores(model, batches) if batches else {}
             sample = None
             if section.prompt is not None:
                 ids = self._setup.data.encode(section.prompt)
@@ -275,6 +292,10 @@ class _Run:
         return found, sample
 
     def _save(self, *, wait: bool) -> None:
+        """Save the state, unless its weights are not finite: a sound checkpoint must not give way to such a one."""
+        norms = torch._foreach_norm([p.detach() for p in self._trainer.model.parameters()], math.inf)
+        if not all(torch.isfinite(norm) for norm in norms):
+            raise self._unsound(f"the weights are not finite after step {self._step}")
         values = {
             "identity": self._setup.identity,
             "step": self._step,
@@ -282,10 +303,11 @@ class _Run:
             "seconds": self._seconds,
             "largest_loss": self._largest,
             "scores": self._scores,
+            "losses": self._losses,
         }
-        self._checkpoints.save(
-            self._step, state_of(self._trainer, values, saves_frozen=self._config.lora is None), wait=wait
-        )
+        state = state_of(self._trainer, values, saves_frozen=self._config.lora is None)
+        self._checkpoints.save(self._step, state, wait=wait)
+        self._saved = self._step
 
     def _result(self, ended: str) -> TrainResult:
         config = self._config
@@ -326,20 +348,3 @@ def _fitting(workload: TrainingWorkload, steps: Sequence[Step]) -> list[Step]:
                 "out of the recipe, or set optimizer.max_norm to 0"
             )
     return changing
-
-
-@contextmanager
-def _memory_told(when: str, config: TrainConfig) -> Iterator[None]:
-    """Say what to do where memory runs out in the block."""
-    try:
-        yield
-    except WhetError:
-        raise
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        rows = config.batch.micro_batch_size or config.batch.global_batch_size
-        raise TargetError(
-            f"memory ran out {when} ({memory_shortage(reason(error))}); compute fewer than {rows} rows at once with "
-            "batch.micro_batch_size, or find a smaller recipe with --tune memory"
-        ) from error

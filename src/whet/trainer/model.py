@@ -15,6 +15,7 @@ from whet.models.config_file import read_json
 from whet.models.decoder.config import FAMILIES, DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder, write_decoder
 from whet.models.decoder.reference import Decoder, load_decoder
+from whet.trainer.free_memory import check_room
 from whet.training.packed_attention import Documents
 from whet.training.packing import IGNORED
 
@@ -104,6 +105,7 @@ def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedMo
         first: Any = error.errors()[0]
         key = ".".join(["model", *map(str, first["loc"])])
         raise OptionError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
+    check_room(config)
     return _of_decoder(fresh_decoder(config, torch.Generator().manual_seed(seed)), given)
 
 

@@ -8,7 +8,7 @@
 #include <cfloat>
 #include <type_traits>
 
-#include "../simd/lanes.h"
+#include "../simd/parts.h"
 
 namespace whet {
 namespace cross_entropy {
@@ -17,15 +17,6 @@ constexpr int UNROLLED = 4;
 constexpr int BLOCK = UNROLLED * LANES;
 constexpr int SUMMED = 1024;  // exponentials that are summed in float32, in 64 lanes; these sums in float64
 
-inline F load_wide(const float* x) { return load(x); }
-inline F load_wide(const uint16_t* x) { return load_bf16(x); }
-inline float widen(float x) { return x; }
-inline float widen(uint16_t x) { return bf16_to_float(x); }
-inline void store_narrow(float* x, F value) { store(x, value); }
-inline void store_narrow(uint16_t* x, F value) { store_bf16(x, value); }
-inline void store_narrow(float* x, float value) { *x = value; }
-inline void store_narrow(uint16_t* x, float value) { *x = float_to_bf16(value); }
-
 // Call part(i, count, j) for lanes i..i+count-1 of n; j is the number of the register among UNROLLED.
 template <typename Part>
 inline void each_part(int begin, int end, Part part) {
@@ -33,22 +24,6 @@ inline void each_part(int begin, int end, Part part) {
   for (; i + BLOCK <= end; i += BLOCK)
     for (int j = 0; j < UNROLLED; j++) part(i + LANES * j, LANES, j);
   for (; i < end; i += LANES) part(i, end - i < LANES ? end - i : LANES, 0);
-}
-
-template <typename T>
-inline F load_part(const T* x, int count, float other) {
-  if (count == LANES) return load_wide(x);
-  T lanes[LANES] = {};
-  std::memcpy(lanes, x, sizeof(T) * count);
-  return keep(load_wide(lanes), 0, count, other);
-}
-
-template <typename T>
-inline void store_part(T* x, F value, int count) {
-  if (count == LANES) return store_narrow(x, value);
-  T lanes[LANES];
-  store_narrow(lanes, value);
-  std::memcpy(x, lanes, sizeof(T) * count);
 }
 
 inline F sum_of(const F (&parts)[UNROLLED]) { return add(add(parts[0], parts[1]), add(parts[2], parts[3])); }

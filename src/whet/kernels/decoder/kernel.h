@@ -10,7 +10,7 @@
 #include "../linear/store.h"
 #include "../paged_attention/kernel.h"
 #include "../qkv_rope/kernel.h"
-#include "../rms_norm/kernel.h"
+#include "rows.h"
 
 namespace whet {
 
@@ -110,32 +110,6 @@ struct Workspace {
   }
 };
 
-inline void embed(const Decoder& d, int32_t token, float* x) {
-  if (!d.embedding_is_bf16) {
-    std::memcpy(x, d.embedding + 4ul * d.hidden * token, 4ul * d.hidden);
-    return;
-  }
-  const uint16_t* row = reinterpret_cast<const uint16_t*>(d.embedding) + size_t(d.hidden) * token;
-  int i = 0;
-  for (; i + LANES <= d.hidden; i += LANES) store(x + i, load_bf16(row + i));
-  for (; i < d.hidden; i++) x[i] = bf16_to_float(row[i]);
-}
-
-// Make rows ready for a matrix: prepared row i is row `source(i)` of x, normalised where there is a norm. A row is
-// normalised in the buffer of the thread that does it.
-template <typename Source>
-void prepare(Team& team, const Weights& weights, const float* x, int stride, int size, const float* norm, float eps,
-             int num_rows, const Rows& rows, Source source) {
-  team.each(num_rows, [&](int i) {
-    const float* row = x + static_cast<size_t>(stride) * source(i);
-    if (norm == nullptr) return prepare_row(weights.kind, row, size, weights.k, rows, i);
-    static thread_local std::vector<float> normalised;
-    normalised.resize(size);
-    rms_norm_row(row, norm, size, eps, normalised.data());
-    prepare_row(weights.kind, normalised.data(), size, weights.k, rows, i);
-  });
-}
-
 // x [T][hidden] of a part gets what attention adds.
 inline void attend(Team& team, const Decoder& d, const Layer& layer, Part& part, float* x, Workspace& ws) {
   const auto same = [](int row) { return row; };
@@ -165,7 +139,9 @@ inline void mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens
 // logits [R][vocab] of the tokens `logit_rows`.
 inline void decode_step(Team& team, const Decoder& d, const Ragged& batch, const int32_t* token_ids,
                         const int32_t* logit_rows, int num_logits, Workspace& ws, float* logits) {
-  team.each(batch.num_tokens, [&](int t) { embed(d, token_ids[t], ws.x.data() + size_t(d.hidden) * t); });
+  team.each(batch.num_tokens, [&](int t) {
+    embed(d.embedding, d.embedding_is_bf16, d.hidden, token_ids[t], ws.x.data() + size_t(d.hidden) * t);
+  });
   for (int i = 0; i < d.num_layers; i++)
     for (int j = 0; j < ws.num_parts; j++) {
       Part& part = ws.parts[j];

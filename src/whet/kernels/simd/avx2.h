@@ -21,6 +21,7 @@ inline F sub(F a, F b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, 
 inline F mul(F a, F b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline F div(F a, F b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 inline F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+inline F fms(F a, F b, F c) { return {_mm256_fmsub_ps(a.lo, b.lo, c.lo), _mm256_fmsub_ps(a.hi, b.hi, c.hi)}; }
 inline F max(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 inline F min(F a, F b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline F abs(F a) {
@@ -60,6 +61,26 @@ inline F keep(F x, int from, int to, float other) {
 }
 
 inline F scale_down(F x, F n) { return scale_by_power(x, n); }
+inline __m256 times_power(__m256 x, __m256 n) {
+  n = _mm256_min_ps(_mm256_max_ps(n, _mm256_set1_ps(-127.0f)), _mm256_set1_ps(128.0f));  // the ends are 0 and infinity
+  const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(x, _mm256_castsi256_ps(power));
+}
+inline F times_power(F x, F n) { return {times_power(x.lo, n.lo), times_power(x.hi, n.hi)}; }
+// the sums of eight vectors of sixteen lanes
+inline __m256 sums_of_eight(const float* vectors) {
+  __m256 two[2];
+  for (int i = 0; i < 2; i++) {
+    __m256 v[4];
+    for (int j = 0; j < 4; j++) {
+      const F x = load(vectors + LANES * (4 * i + j));
+      v[j] = _mm256_add_ps(x.lo, x.hi);
+    }
+    two[i] = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  }
+  return _mm256_add_ps(_mm256_permute2f128_ps(two[0], two[1], 0x20), _mm256_permute2f128_ps(two[0], two[1], 0x31));
+}
+inline F sums_of_sixteen(const float* vectors) { return {sums_of_eight(vectors), sums_of_eight(vectors + 8 * LANES)}; }
 
 inline I set1_i(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline __m256i load_half(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }

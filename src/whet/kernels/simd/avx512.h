@@ -17,6 +17,7 @@ inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F fms(F a, F b, F c) { return _mm512_fmsub_ps(a, b, c); }  // a b - c
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F abs(F a) { return _mm512_abs_ps(a); }
@@ -36,6 +37,24 @@ inline F keep(F x, int from, int to, float other) {
 
 // x * 2^n for whole n; 0 or next to it where that is below the normal numbers
 inline F scale_down(F x, F n) { return _mm512_scalef_ps(x, n); }
+// x * 2^n for whole n of any size: 0 or next to it below the normal numbers, infinite above them
+inline F times_power(F x, F n) { return _mm512_scalef_ps(x, n); }
+// lane i is the sum of the i-th of sixteen vectors, which lie side by side
+inline F sums_of_sixteen(const float* vectors) {
+  F four[4];
+  for (int i = 0; i < 4; i++) {
+    const float* at = vectors + 4 * LANES * i;
+    const F a = load(at), b = load(at + LANES), c = load(at + 2 * LANES), d = load(at + 3 * LANES);
+    const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+    four[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  }
+  const auto halved = [](F a, F b) {
+    return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return halved(halved(four[0], four[1]), halved(four[2], four[3]));
+}
 
 inline I set1_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }

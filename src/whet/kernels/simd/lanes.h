@@ -65,4 +65,34 @@ inline F exp(F x) {
 
 inline F silu(F x) { return div(x, add(set1(1.0f), exp(sub(set1(0.0f), x)))); }
 
+inline F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(set1(0.0f), x)))); }
+
+// 2^(a b), with a relative error of at most 2e-7; 0 below the normal numbers. 2^r = 1 + r p(r) for a remainder r within
+// +-1/2; p is the minimax polynomial of degree 5 for the relative error of 2^r, which is 2e-9 without rounding.
+inline F exp2_of_product(F a, F b) {
+  const F magic = set1(12582912.0f);  // 1.5 * 2^23: a sum with it has no fraction left
+  const F n = sub(fma(a, b, magic), magic), r = fms(a, b, n);
+  F p = set1(0.00015353362f);
+  p = fma(p, r, set1(0.0013398875f));
+  p = fma(p, r, set1(0.00961843692f));
+  p = fma(p, r, set1(0.0555033237f));
+  p = fma(p, r, set1(0.240226477f));
+  p = fma(p, r, set1(0.693147182f));
+  p = fma(p, r, set1(1.0f));
+  return times_power(p, n);
+}
+
+// log(1 + e^x), with a relative error of at most 4e-7. log(1 + w) = 2 atanh(s) with s = w / (2 + w), and atanh(s) =
+// s + s^3 p(s^2) with a minimax polynomial p of degree 3 for s^2 in [0, 1/9] (error 5e-9). A NaN stays one.
+inline F softplus(F x) {
+  const F w = exp(sub(set1(0.0f), abs(x)));
+  const F s = div(w, add(set1(2.0f), w)), q = mul(s, s);
+  F p = set1(0.140122309f);
+  p = fma(p, q, set1(0.139995709f));
+  p = fma(p, q, set1(0.200108498f));
+  p = fma(p, q, set1(0.333332062f));
+  const F half = fma(mul(s, q), p, s);
+  return add(max(set1(0.0f), x), add(half, half));
+}
+
 }  // namespace whet

@@ -28,6 +28,7 @@ inline F sub(F a, F b) { return each<F>([&](int i) { return a.v[i] - b.v[i]; });
 inline F mul(F a, F b) { return each<F>([&](int i) { return a.v[i] * b.v[i]; }); }
 inline F div(F a, F b) { return each<F>([&](int i) { return a.v[i] / b.v[i]; }); }
 inline F fma(F a, F b, F c) { return each<F>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
+inline F fms(F a, F b, F c) { return each<F>([&](int i) { return a.v[i] * b.v[i] - c.v[i]; }); }
 inline F max(F a, F b) { return each<F>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
 inline F min(F a, F b) { return each<F>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
 inline F abs(F a) { return each<F>([&](int i) { return std::fabs(a.v[i]); }); }
@@ -50,6 +51,18 @@ inline F keep(F x, int from, int to, float other) {
 }
 
 inline F scale_down(F x, F n) { return scale_by_power(x, n); }
+inline F times_power(F x, F n) {
+  return each<F>([&](int i) {
+    const float whole = n.v[i] >= -127.0f ? (n.v[i] <= 128.0f ? n.v[i] : 128.0f) : -127.0f;
+    const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    return x.v[i] * power;
+  });
+}
+inline F sums_of_sixteen(const float* vectors) {
+  return each<F>([=](int i) { return reduce_add(load(vectors + LANES * i)); });
+}
 
 inline I set1_i(int32_t x) { return each<I>([=](int) { return x; }); }
 inline I load_i(const int32_t* p) { return each<I>([=](int i) { return p[i]; }); }

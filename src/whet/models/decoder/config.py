@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from whet.errors import TargetError
-from whet.models.config_file import FILE, read_json
+from whet.models.config_file import FILE, read_json, validated
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -179,13 +179,7 @@ def read_config(directory: Path | str) -> DecoderConfig:
     if str(raw.get("model_type")) not in FAMILIES:
         known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
         raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet's decoder runs the families {known}")
-    try:
-        return DecoderConfig.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "config"
-        said = first["msg"].removeprefix("Value error, ")
-        raise TargetError(f"{path} cannot be used: {where}: {said}") from error
+    return validated(directory, DecoderConfig, raw)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> object:

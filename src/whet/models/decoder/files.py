@@ -1,28 +1,14 @@
-"""Read a decoder's weights from a Hugging Face directory: model.safetensors, or shards with an index.
-
-Only safetensors are read, since a pickle can run any code.
-"""
+"""Read a decoder's weights from a Hugging Face directory."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from whet.errors import TargetError
 from whet.models.decoder.config import DecoderConfig
-
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-STORED_AS = ("F32", "BF16", "F16")
-
-Shape = tuple[int, ...]
-
-
-class _Index(BaseModel):
-    weight_map: dict[str, str]
+from whet.models.tensor_files import Shape, compare_shapes, stored_tensors
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
@@ -74,66 +60,14 @@ def read_weights(directory: Path | str, config: DecoderConfig) -> dict[str, Tens
     """
     directory = Path(directory)
     weights: dict[str, Tensor] = {}
-    for file, names in _files(directory).items():
-        for stored_name, tensor in _tensors(file, names):
-            name = stored_name.removeprefix("model.")
-            if name in weights:
-                raise TargetError(f"{directory} holds {name} twice")
-            weights[name] = tensor
+    for stored_name, tensor in stored_tensors(directory):
+        name = stored_name.removeprefix("model.")
+        if name in weights:
+            raise TargetError(f"{directory} holds {name} twice")
+        weights[name] = tensor
     _drop_what_is_not_needed(weights, directory, config)
-    _compare(weights, directory, weight_shapes(config))
+    compare_shapes(weights, directory, weight_shapes(config))
     return weights
-
-
-def _files(directory: Path) -> dict[Path, set[str] | None]:
-    """Return the files to read, with the names of their tensors by the index; None for all, if there is no index."""
-    if (directory / WEIGHTS).is_file():
-        return {directory / WEIGHTS: None}
-    index = directory / INDEX
-    if not index.is_file():
-        raise TargetError(_no_weights(directory))
-    try:
-        weight_map = _Index.model_validate_json(index.read_bytes()).weight_map
-    except (OSError, ValidationError) as error:
-        raise TargetError(f"{index} is damaged or lacks weight_map: download or copy it again") from error
-    files: dict[Path, set[str] | None] = {}
-    for file_name in sorted(set(weight_map.values())):
-        if Path(file_name).name != file_name or not file_name.endswith(".safetensors"):
-            raise TargetError(f"{index} names {file_name!r}, which is not a safetensors file in the same directory")
-        files[directory / file_name] = {name for name, where in weight_map.items() if where == file_name}
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise TargetError(f"{directory} lacks {_first_of(missing)}, named in {INDEX}: download or copy it again")
-    return files
-
-
-def _no_weights(directory: Path) -> str:
-    message = f"{directory} has no {WEIGHTS} and no {INDEX}"
-    pickle = next((p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in sorted(directory.glob(pattern))), None)
-    if pickle:
-        return (
-            f"{message}, only {pickle}, and whet reads no pickles: convert it with transformers, "
-            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
-        )
-    other = next((p.name for p in sorted(directory.glob("*.safetensors"))), None)
-    return f"{message}; rename {other} if it holds all the weights" if other else message
-
-
-def _tensors(file: Path, indexed: set[str] | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of one file, which is mapped into memory."""
-    try:
-        with safe_open(file, framework="pt") as opened:
-            names = set(opened.keys())
-            if indexed is not None and (wrong := sorted(indexed ^ names)):
-                where = "has no" if wrong[0] in indexed else "also has"
-                raise TargetError(f"{file} {where} {_first_of(wrong)}, contrary to {INDEX}: download both again")
-            for name in sorted(names):
-                stored_as = opened.get_slice(name).get_dtype()
-                if stored_as not in STORED_AS:
-                    raise TargetError(f"{file}: {name} is stored as {stored_as}; whet reads {', '.join(STORED_AS)}")
-                yield name, opened.get_tensor(name)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise TargetError(f"{file} cannot be read: {error}") from error
 
 
 def _drop_what_is_not_needed(weights: dict[str, Tensor], directory: Path, config: DecoderConfig) -> None:
@@ -148,22 +82,3 @@ def _drop_what_is_not_needed(weights: dict[str, Tensor], directory: Path, config
             f"{directory}: config.json says tie_word_embeddings, but lm_head.weight is not embed_tokens.weight: "
             "set tie_word_embeddings to false"
         )
-
-
-def _compare(weights: dict[str, Tensor], directory: Path, shapes: dict[str, Shape]) -> None:
-    """Raise TargetError unless the tensors are exactly those that the config implies."""
-    wrong = {
-        "missing": [name for name in shapes if name not in weights],
-        "unexpected": [name for name in weights if name not in shapes],
-        "of another shape": [
-            f"{name} is {list(weights[name].shape)} where {list(shape)} is wanted"
-            for name, shape in shapes.items()
-            if name in weights and weights[name].shape != shape
-        ],
-    }
-    if found := [f"{said}: {_first_of(names)}" for said, names in wrong.items() if names]:
-        raise TargetError(f"the weights in {directory} do not fit its config.json: {'; '.join(found)}")
-
-
-def _first_of(names: list[str]) -> str:
-    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from whet.models.config_file import FILE
 from whet.models.decoder.config import DecoderConfig
-from whet.models.decoder.files import WEIGHTS
 from whet.models.decoder.reference import Decoder
+from whet.models.tensor_files import WEIGHTS
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

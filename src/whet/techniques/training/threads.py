@@ -47,9 +47,12 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: threads wait for nobody any more, and products take what they take now."""
+    """Return the highest possible speedup: threads wait for nobody, and the cores left free read the data.
+
+    Products take what they take now.
+    """
     waits_s = max(0.0, profile.other_s - profile.num_operators * limits.operator_s)
-    return profile.bound(other_s=waits_s)
+    return profile.bound(other_s=waits_s, data_s=0.0)
 
 
 def apply(parts: Parts, options: Options) -> Parts:

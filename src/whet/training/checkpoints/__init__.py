@@ -3,7 +3,7 @@
 from whet.training.checkpoints.checkpoints import Checkpoints, Found, Saving, Written
 from whet.training.checkpoints.generators import generator_state, load_generators
 from whet.training.checkpoints.locks import RunLock
-from whet.training.checkpoints.manifest import SavedStep
+from whet.training.checkpoints.manifest import SavedStep, step_directories
 from whet.training.checkpoints.optimizer_state import load_optimizer, optimizer_tensors
 from whet.training.checkpoints.state import TrainingState, load_model, load_state_of, model_tensors, state_of
 
@@ -23,4 +23,5 @@ __all__ = [
     "model_tensors",
     "optimizer_tensors",
     "state_of",
+    "step_directories",
 ]

@@ -1,9 +1,11 @@
 """Hash the content of files, and remember it, so that a file is read once."""
 
+import contextlib
 import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,25 @@ def file_identity(path: Path) -> dict[str, int]:
         "ctime_ns": status.st_ctime_ns,
         "inode": status.st_ino,
     }
+
+
+def check_untouched(path: Path, before: Mapping[str, int]) -> None:
+    """Check that nothing was written into a file that is mapped. One that was removed or replaced stays mapped.
+
+    Args:
+        path: The file.
+        before: What `file_identity` returned when it was mapped.
+
+    Raises:
+        TargetError: Its size or time has changed.
+    """
+    with contextlib.suppress(OSError):
+        now = path.stat()
+        if now.st_ino == before["inode"] and (now.st_size, now.st_mtime_ns) != (before["size"], before["mtime_ns"]):
+            raise TargetError(
+                f"{path} was written to while it was trained on: it had {before['size']:,} bytes and has "
+                f"{now.st_size:,}; put back what it held, and go on with --resume"
+            )
 
 
 def cannot_be_read(path: Path, error: OSError) -> str:

@@ -1,0 +1,53 @@
+"""docs/results/selective_scan.MACHINE.json as lines of docs/results.md."""
+
+from typing import Any
+
+
+def scan_lines(report: dict[str, Any]) -> list[str]:
+    """Return the heading, and the lines that follow on what it was measured."""
+    lines = [
+        f"## Selective scans, on {report['machine']['chip']}",
+        f"float32, one thread, batch 1; build: {report['build']}. *Diagonal* scans have a rate for each channel and "
+        "state (Mamba-1), *scalar* ones a rate for each head (Mamba-2). Ratios over whet come from pairs in one "
+        "process. The limit is the time of the kernel's arithmetic without memory, at the "
+        f"{report['peak_gflops']:,.0f} GFLOP/s that torch's matrix product reached in the same run.",
+        "",
+        "| case | contender | ms | over whet (95%) | of the limit |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["cases"]:
+        for name, ms in row["ms"].items():
+            over = row["over"].get(name)
+            ratio = "" if over is None else f"{over['ratio']:.1f}x ({over['ci95'][0]:.1f}–{over['ci95'][1]:.1f})"
+            share = f"{row['limit_ms'] / ms:.0%}" if name == "whet" and row["limit_ms"] else ""
+            lines.append(f"| {row['case']} | {name} | {ms:,.2f} | {ratio} | {share} |")
+        lines += [f"| {row['case']} | {name} | failed | | |" for name in row["failed"]]
+    lines += ["", "How the time grows with the tokens L, as L to the power of the exponent:", ""]
+    lengths = [str(length) for length in report["lengths"]]
+    lines += [f"| whet | {' | '.join(lengths)} | exponent |", "|---" * (len(lengths) + 2) + "|"]
+    for name, row in report["growth"].items():
+        times = " | ".join(f"{ms:,.2f} ms" for ms in row["ms"])
+        lines.append(f"| {name} | {times} | **{row['exponent']:.3f}** |")
+    return lines
+
+
+def model_lines(report: dict[str, Any]) -> list[str]:
+    """Return the heading, and the lines that follow on docs/results/selective_models.MACHINE.json."""
+    steps = report["steps"]
+    lines = [
+        f"## State-space models, on {report['machine']['chip']}",
+        f"Tokens a second of models with random weights; build: {report['build']}. The limit of a decode step is the "
+        f"time to move its weights once, and its states twice, at {report['read_gb_s']:.1f} GB/s.",
+        "",
+        f"| model | way | weights | state | {' | '.join(steps)} |",
+        "|---" * (len(steps) + 4) + "|",
+    ]
+    for row in report["rows"]:
+        sizes = [f"{row[key] / 1e6:,.1f} MB" if key in row else "" for key in ("weight_bytes", "state_bytes")]
+        cells = [
+            f"{row['per_second'][step]:,.0f}"
+            + (f" ({row['of_limit'][step]:.0%} of the limit)" if step in row["of_limit"] else "")
+            for step in steps
+        ]
+        lines.append(f"| {row['model']} | {row['way']} | {' | '.join(sizes + cells)} |")
+    return lines

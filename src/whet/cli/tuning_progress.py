@@ -1,0 +1,107 @@
+"""Show on the terminal how a search goes: a line for every trial, and a bar of the budget."""
+
+import time
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from whet.auditor.report import count
+from whet.cli import tables, training_tables
+from whet.cli.busy import show_waiting
+from whet.tuner.facts import TargetFacts
+from whet.tuner.figures import one_line
+from whet.tuner.listener import Listener
+from whet.tuner.outlook import Outlook
+from whet.tuner.records import TrialRecord
+from whet.tuner.training.facts import TrainingFacts
+
+
+class TuningProgress(Listener):
+    """Show progress on the terminal: a line for every trial, and a bar of the budget with the time left.
+
+    Attributes:
+        num_trials: The trials that ended by themselves.
+    """
+
+    def __init__(self, console: Console, target: str, budget_s: float) -> None:
+        self.num_trials = 0
+        self._console = console
+        self._budget_s = budget_s
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._target = target
+        self._began = time.monotonic()
+        self._task = self._progress.add_task("looking", total=self._budget_s)
+        self._has_begun = False
+
+    def __enter__(self) -> "TuningProgress":
+        return self
+
+    def begins(self) -> None:
+        """Say what is tuned, and start the bar."""
+        if self._has_begun:  # a function of the user's turned out to describe a training run
+            return
+        self._has_begun = True
+        self._console.print(f"[bold]{escape(one_line(self._target))}[/bold]: looking at the model and the machine")
+        self._progress.start()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._has_begun:
+            self._progress.stop()
+
+    def looked(self, facts: TargetFacts) -> None:
+        """Say what bounds the target, and what was refused."""
+        self._console.print(facts.diagnosis.sentence, markup=False)
+        if hint := _gpu_hint(self._target, facts):
+            self._console.print(hint, markup=False, highlight=False, soft_wrap=True)
+        if facts.no_graph:
+            why = f"refused: every technique that makes a graph of the model: {facts.no_graph}"
+            self._console.print(why, markup=False)
+        if facts.score is not None:
+            self._console.print(f"{one_line(facts.quality_name)} of the original: {facts.score:.4g}", markup=False)
+        self._advance("searching")
+
+    def looked_at_training(self, facts: TrainingFacts) -> None:
+        """Say what bounds the training, and where its memory goes."""
+        self._console.print(facts.diagnosis.sentence, markup=False)
+        self._console.print(training_tables.memory_line(facts.memory), markup=False, highlight=False)
+        self._advance("searching")
+
+    def proved(self, num_pairs: int) -> None:
+        """Show how many pairs of training runs have ended."""
+        self._advance(f"comparing losses, {count(num_pairs, 'pair')} of runs")
+
+    def planned(self, outlook: Outlook) -> None:
+        """Say how the budget is divided."""
+        self._console.print(outlook.sentence, markup=False, highlight=False)
+
+    def tried(self, record: TrialRecord) -> None:
+        """Show a line for a trial."""
+        self.num_trials += record.status != "stopped"
+        tables.show_trial(self._console, record)
+        self._advance(f"searching, {count(self.num_trials, 'trial')} ended")
+
+    def waiting(self, text: str) -> None:
+        """Say that the machine is busy."""
+        show_waiting(self._console, text)
+
+    def measured(self, rounds_done: int, rounds: int) -> None:
+        """Show how far the final comparison is."""
+        self._advance(f"finals, round {rounds_done} of {rounds}")
+
+    def _advance(self, description: str) -> None:
+        self._progress.update(self._task, completed=time.monotonic() - self._began, description=description)
+
+
+def _gpu_hint(target: str, facts: TargetFacts) -> str:
+    """Say how to put a model on the GPU, where the machine has one and the model is on the CPU unasked; else ""."""
+    gpu = facts.machine.gpu
+    if not gpu or "device=" in target or facts.limits.device != "cpu":
+        return ""
+    return f"this model is on the CPU; on the {gpu}: whet tune '{target}{'&' if '?' in target else '?'}device=cuda'"

@@ -1,0 +1,236 @@
+"""Run a selective state-space model for an engine with whet's own kernels: weights are packed once, a step is one call.
+
+Matrices have float32, bf16, int8 or int4 weights; activations and states are float32. A sequence's logits are the same,
+bit for bit, whatever other sequences are in the step and however its tokens are divided into steps.
+
+Shape suffixes: D channels, H heads, P channels of a head, K taps, C convolved channels, N states, O outputs, I inputs,
+V vocabulary, R rows of logits.
+"""
+
+import ctypes
+import math
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.errors import OptionError
+from whet.kernels.build import Library
+from whet.kernels.linear.packed import LANES, Kind, PackedWeights, large_pages
+from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
+from whet.models.selective.config import SelectiveConfig
+from whet.models.selective.state import LayerState, SelectiveState, check_state
+from whet.models.step import StepBatch
+
+LONGEST = 2**20
+"""The most tokens of a sequence where none are named: the state has no limit of its own."""
+
+
+class NativeSelective:
+    """Run a selective state-space model as a ServedModel.
+
+    Args:
+        config: The config of the model.
+        weights: The tensors by name, from whet.models.selective.files.read_weights. They are copied.
+        library: The compiled kernels.
+        kind: The format of all matrices, including the head. Convolutions, rates and norms are float32.
+        max_model_len: The most tokens of a sequence.
+
+    Raises:
+        OptionError: max_model_len is out of range.
+    """
+
+    can_rewind = False
+    bytes_per_block = 0
+    block_size = 16
+
+    def __init__(
+        self,
+        config: SelectiveConfig,
+        weights: Mapping[str, Tensor],
+        library: Library,
+        *,
+        kind: Kind,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.max_model_len = LONGEST if max_model_len is None else max_model_len
+        if not 0 < self.max_model_len <= LONGEST:
+            raise OptionError(f"max_model_len {self.max_model_len} is not within 1 to {LONGEST} tokens")
+        self.kind = kind
+        self._library = library
+        self._kept: list[object] = []  # the memory that the structures below point to
+        self._conv_numbers = (config.conv_kernel - 1) * config.conv_size
+        self._scan_numbers = _num_strips(config) * config.state_size * LANES
+        self.bytes_per_state = 4 * config.num_hidden_layers * (self._conv_numbers + self._scan_numbers)
+        self._layers = (LayerStruct * config.num_hidden_layers)()
+        for index in range(config.num_hidden_layers):
+            self._fill_layer(index, weights)
+        self._struct = self._whole(weights)
+        self._handle: ctypes.c_void_p | None = None
+        self._views: list[tuple[Tensor, Tensor]] = []  # of each layer: [rows, strips, N, lanes] and [rows, K - 1, C]
+        self._logits_RV = torch.empty(0, config.vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
+        return sum(kept.num_bytes for kept in self._kept if isinstance(kept, PackedWeights))
+
+    def allocate(self, num_blocks: int, num_states: int) -> None:
+        """Allocate the rows of states. There are no blocks."""
+        scan, conv = 4 * num_states * self._scan_numbers, 4 * num_states * self._conv_numbers
+        conv = -(-conv // 64) * 64
+        self._states = large_pages(len(self._layers) * (scan + conv))  # zeros; pages take memory once they are used
+        taps, channels = self.config.conv_kernel - 1, self.config.conv_size
+        self._views = []
+        for index, layer in enumerate(self._layers):
+            layer.scan_state = self._states.data_ptr() + index * (scan + conv)
+            layer.conv_state = layer.scan_state + scan
+            of_layer = self._states[index * (scan + conv) : (index + 1) * (scan + conv)].view(torch.float32)
+            of_scan, of_conv = of_layer[: scan // 4], of_layer[scan // 4 :][: num_states * taps * channels]
+            in_lanes = of_scan.view(num_states, -1, self.config.state_size, LANES)
+            self._views.append((in_lanes, of_conv.view(num_states, taps, channels)))
+        functions = self._library.functions
+        handle = functions.whet_selective_new(ctypes.byref(self._struct))
+        weakref.finalize(self, functions.whet_selective_free, handle)
+        self._handle = ctypes.c_void_p(handle)
+
+    def step(self, batch: StepBatch) -> Tensor:
+        """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
+        assert self._handle is not None, "allocate comes first"
+        num_logits = len(batch.logit_rows)
+        if len(self._logits_RV) < num_logits:
+            self._logits_RV = torch.empty(num_logits, self.vocab_size)
+        first, count = batch.query_start[:-1], np.diff(batch.query_start)
+        has_tokens = count > 0
+        first, count, rows = first[has_tokens], count[has_tokens], batch.state_rows[has_tokens]
+        columns = (rows, first, count, batch.positions[first] == 0)
+        segments = np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
+        tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
+        failed = self._library.functions.whet_selective_step(
+            self._handle,
+            ctypes.byref(tokens),
+            ctypes.c_void_p(batch.token_ids.ctypes.data),
+            ctypes.c_void_p(batch.logit_rows.ctypes.data),
+            num_logits,
+            ctypes.c_void_p(self._logits_RV.data_ptr()),
+        )
+        if failed:
+            raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
+        return self._logits_RV[:num_logits]
+
+    def read_state(self, row: int, num_tokens: int) -> SelectiveState:
+        """Return a copy of a row's state, as the readable model has it, to be saved or to go on from.
+
+        Args:
+            row: The row.
+            num_tokens: The tokens that its sequence has read.
+        """
+        heads = self.config.num_heads if self.config.has_heads else 1
+        width = self.config.head_dim if self.config.has_heads else self.config.intermediate_size
+        layers = []
+        for in_lanes, conv in self._views:
+            strips = in_lanes[row].unflatten(0, (heads, -1)).transpose(2, 3).flatten(1, 2)[:, :width]
+            scan = strips if self.config.has_heads else strips[0]
+            layers.append(LayerState(conv[row][None].clone(), scan[None].clone()))
+        return SelectiveState(layers, num_tokens)
+
+    def write_state(self, row: int, state: SelectiveState) -> None:
+        """Put the state of one sequence into a row, whose next step then goes on from it.
+
+        Raises:
+            InputsError: The state does not fit the model.
+        """
+        check_state(state, self.config, 1)
+        for (in_lanes, conv), layer in zip(self._views, state.layers, strict=True):
+            conv[row] = layer.conv_BSC[0]
+            scan = layer.scan[0] if self.config.has_heads else layer.scan
+            padded = torch.zeros(scan.shape[0], -(-scan.shape[1] // LANES) * LANES, scan.shape[2])
+            padded[:, : scan.shape[1]] = scan
+            in_lanes[row] = padded.unflatten(1, (-1, LANES)).transpose(2, 3).flatten(0, 1)
+
+    def _fill_layer(self, index: int, weights: Mapping[str, Tensor]) -> None:
+        config, layer = self.config, self._layers[index]
+
+        def of(name: str) -> Tensor | None:
+            return weights.get(f"layers.{index}.{name}")
+
+        def pack(name: str, biased: bool = True) -> ctypes.Structure:
+            bias = of(f"mixer.{name}.bias") if biased else None
+            return self._pack(weights[f"layers.{index}.mixer.{name}.weight"], bias)
+
+        layer.in_proj, layer.out_proj = pack("in_proj"), pack("out_proj")
+        layer.norm = self._floats(of("norm.weight"))
+        layer.conv_weight = self._floats(weights[f"layers.{index}.mixer.conv1d.weight"][:, 0].T)
+        layer.conv_bias = self._floats(of("mixer.conv1d.bias"))
+        layer.d = self._floats(of("mixer.D"))
+        rates = -torch.exp(weights[f"layers.{index}.mixer.A_log"].float())
+        if config.has_heads:
+            layer.rates, layer.delta_bias = self._floats(rates), self._floats(of("mixer.dt_bias"))
+            layer.gated_norm = self._floats(of("mixer.norm.weight"))
+            return
+        layer.x_proj, layer.dt_proj = pack("x_proj"), pack("dt_proj", biased=False)
+        layer.delta_bias = self._floats(of("mixer.dt_proj.bias"))
+        layer.rates = self._floats(_in_lanes(rates * math.log2(math.e)))
+
+    def _whole(self, weights: Mapping[str, Tensor]) -> ModelStruct:
+        config = self.config
+        limits = config.time_step_limit if config.has_heads else (-math.inf, math.inf)
+        struct = ModelStruct(
+            per_head=config.has_heads,
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            conv_size=config.conv_size,
+            taps=config.conv_kernel,
+            num_states=config.state_size,
+            rank=config.time_step_rank,
+            num_heads=config.num_heads,
+            head_dim=config.head_dim,
+            num_groups=config.n_groups,
+            vocab=config.vocab_size,
+            num_layers=config.num_hidden_layers,
+            eps=config.layer_norm_epsilon,
+            projection_eps=config.mixer_rms_eps if config.norms_projections else 0.0,
+            delta_min=limits[0],
+            delta_max=limits[1],
+        )
+        struct.layers = self._layers
+        struct.final_norm = self._floats(weights["norm_f.weight"])
+        struct.ones = self._floats(torch.ones(max(config.time_step_rank, config.state_size)))
+        embedding_VD = weights["embeddings.weight"]
+        struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
+        kept_VD = (embedding_VD if struct.embedding_is_bf16 else embedding_VD.float()).contiguous().clone()
+        self._kept.append(kept_VD)
+        struct.embedding = kept_VD.data_ptr()
+        struct.head = self._pack(weights.get("lm_head.weight", embedding_VD), None)
+        return struct
+
+    def _pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> ctypes.Structure:
+        packed = PackedWeights(self._library, self.kind, weight_OI, bias_O)
+        self._kept.append(packed)
+        return packed.struct
+
+    def _floats(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        kept = tensor.float().contiguous().clone()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+
+def _num_strips(config: SelectiveConfig) -> int:
+    if config.has_heads:
+        return config.num_heads * -(-config.head_dim // LANES)
+    return -(-config.intermediate_size // LANES)
+
+
+def _in_lanes(rates_DN: Tensor) -> Tensor:
+    """Return rates in the order of the scan's registers, [strips, N, lanes]; lanes beyond the channels are 0."""
+    D, N = rates_DN.shape
+    padded = torch.zeros(-(-D // LANES) * LANES, N)
+    padded[:D] = rates_DN
+    laned: Tensor = padded.unflatten(0, (-1, LANES)).transpose(1, 2)
+    return laned

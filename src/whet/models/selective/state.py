@@ -1,0 +1,133 @@
+"""Hold what a selective state-space model remembers of the tokens that it has read: a few numbers of fixed size.
+
+Shape suffixes: B batch, S = conv_kernel - 1 inputs, C convolved channels, H heads, P channels of a head, N states.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from whet.errors import InputsError, TargetError
+from whet.files import write_whole
+from whet.models.selective.config import SelectiveConfig
+
+_FORMAT = "whet selective state 1"
+
+
+@dataclass
+class LayerState:
+    """Hold the state of one layer.
+
+    Attributes:
+        conv_BSC: The last inputs of the convolution.
+        scan: The states of the scan, float32: [B, D, N] of Mamba-1, [B, H, P, N] of Mamba-2.
+    """
+
+    conv_BSC: Tensor
+    scan: Tensor
+
+
+@dataclass
+class SelectiveState:
+    """Hold the state of B sequences, one LayerState for each layer.
+
+    Attributes:
+        layers: The layers' states. A model replaces them as it reads tokens.
+        num_tokens: The tokens that have been read.
+    """
+
+    layers: list[LayerState]
+    num_tokens: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Return the number of sequences."""
+        return self.layers[0].scan.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(layer.conv_BSC.nbytes + layer.scan.nbytes for layer in self.layers)
+
+    def clone(self) -> "SelectiveState":
+        """Return a copy that shares no memory, to go on from here twice."""
+        layers = [LayerState(layer.conv_BSC.clone(), layer.scan.clone()) for layer in self.layers]
+        return SelectiveState(layers, self.num_tokens)
+
+    def rows(self, indices: list[int]) -> "SelectiveState":
+        """Return a copy that holds some of the sequences, in this order."""
+        layers = [LayerState(layer.conv_BSC[indices], layer.scan[indices]) for layer in self.layers]
+        return SelectiveState(layers, self.num_tokens)
+
+    def save(self, path: Path | str) -> None:
+        """Write the state to a safetensors file, which appears whole or not at all.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        tensors = {}
+        for index, layer in enumerate(self.layers):
+            tensors[f"layers.{index}.conv"] = layer.conv_BSC.detach().cpu().contiguous()
+            tensors[f"layers.{index}.scan"] = layer.scan.detach().cpu().contiguous()
+        metadata = {"format": _FORMAT, "layers": str(len(self.layers)), "num_tokens": str(self.num_tokens)}
+        write_whole(Path(path), save(tensors, metadata))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "SelectiveState":
+        """Read a state that `save` wrote. The model checks that it fits when it reads tokens.
+
+        Raises:
+            TargetError: The file is missing or damaged, or holds something else.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
+                    raise TargetError(f"{path} is not a state that whet saved")
+                layers = [
+                    LayerState(*(file.get_tensor(f"layers.{index}.{name}") for name in ("conv", "scan")))
+                    for index in range(int(metadata["layers"]))
+                ]
+                return cls(layers, int(metadata["num_tokens"]))
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise TargetError(f"{path} cannot be read as a state: {error}") from error
+
+
+def new_state(config: SelectiveConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> SelectiveState:
+    """Return the state before the first token: zeros.
+
+    Args:
+        config: The model's config.
+        batch_size: The number of sequences.
+        dtype: The type of the convolution's inputs. The scan's states are float32 (float64 for float64).
+        device: Where the state lies.
+    """
+    conv, scan = _shapes(config, batch_size)
+    wide = torch.promote_types(dtype, torch.float32)
+    layers = [
+        LayerState(torch.zeros(conv, dtype=dtype, device=device), torch.zeros(scan, dtype=wide, device=device))
+        for _ in range(config.num_hidden_layers)
+    ]
+    return SelectiveState(layers)
+
+
+def check_state(state: SelectiveState, config: SelectiveConfig, batch_size: int) -> None:
+    """Raise InputsError unless a state is of such a model and of so many sequences."""
+    conv, scan = _shapes(config, batch_size)
+    fits = all(layer.conv_BSC.shape == conv and layer.scan.shape == scan for layer in state.layers)
+    if len(state.layers) != config.num_hidden_layers or not fits:
+        raise InputsError(
+            f"the state is not one of {batch_size} sequences of this model, which has {config.num_hidden_layers} "
+            f"layers of {list(conv)} and {list(scan)}; make one with model.new_state(batch_size={batch_size})"
+        )
+
+
+def _shapes(config: SelectiveConfig, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    conv = (batch_size, config.conv_kernel - 1, config.conv_size)
+    if config.has_heads:
+        return conv, (batch_size, config.num_heads, config.head_dim, config.state_size)
+    return conv, (batch_size, config.intermediate_size, config.state_size)

@@ -1,0 +1,240 @@
+"""The native models against the readable ones, and against themselves: what shares a step must not show."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from driving import make_request, make_stepper, outputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive import naive_output
+from safetensors.torch import save_file
+from torch import Tensor
+
+from whet.errors import InputsError, OptionError, TargetError
+from whet.kernels import build
+from whet.kernels.build import Isa, library, supported
+from whet.kernels.linear.packed import Kind
+from whet.models.families import open_model
+from whet.models.selective import Selective, SelectiveConfig, SelectiveState
+from whet.models.selective.native import NativeSelective
+from whet.models.selective.rows import RowsOfStates
+from whet.models.step import StepBatch
+from whet.server.sampling_params import SamplingParams
+
+SMALL = {"vocab_size": 97, "hidden_size": 40, "state_size": 12, "num_hidden_layers": 3}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mamba": {**SMALL, "model_type": "mamba"},
+    "mamba biases, untied": {
+        **SMALL,
+        "model_type": "mamba",
+        "use_bias": True,
+        "tie_word_embeddings": False,
+        "expand": 3,
+        "conv_kernel": 3,
+    },
+    "falcon_mamba": {**SMALL, "model_type": "falcon_mamba", "use_conv_bias": False},
+    "mamba2": {**SMALL, "model_type": "mamba2", "num_heads": 5, "head_dim": 16, "n_groups": 1},
+    "mamba2 groups, limits": {
+        **SMALL,
+        "model_type": "mamba2",
+        "num_heads": 4,
+        "head_dim": 20,
+        "n_groups": 2,
+        "time_step_limit": [0.01, 0.05],
+        "use_bias": True,
+    },
+}
+Text = tuple[Tensor, int, int, int]  # token ids, start, end, row of state
+
+
+def readable(name: str) -> Selective:
+    torch.manual_seed(0)
+    model = Selective(SelectiveConfig.model_validate(CONFIGS[name])).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return model
+
+
+def native(model: Selective, kind: Kind = Kind.F32, isa: Isa | None = None, num_states: int = 4) -> NativeSelective:
+    weights = {key: value.detach() for key, value in model.state_dict().items()}
+    made = NativeSelective(model.config, weights, library(isa), kind=kind)
+    made.allocate(0, num_states)
+    return made
+
+
+def run(model: NativeSelective | RowsOfStates, texts: list[Text]) -> list[Tensor]:
+    """One step of some sequences: the logits of all their new tokens."""
+    news = [end - start for _, start, end, _ in texts]
+    starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
+    batch = StepBatch(
+        token_ids=np.concatenate([ids[start:end].numpy() for ids, start, end, _ in texts]).astype(np.int32),
+        positions=np.concatenate([np.arange(start, end) for _, start, end, _ in texts]).astype(np.int32),
+        query_start=starts,
+        context_len=np.array([end for _, _, end, _ in texts], np.int32),
+        block_tables=np.zeros((len(texts), 0), np.int32),
+        state_rows=np.array([row for *_, row in texts], np.int32),
+        logit_rows=np.arange(starts[-1], dtype=np.int32),
+    )
+    return [part.clone() for part in model.step(batch).split(news)]
+
+
+def random_ids(num: int, seed: int = 1) -> Tensor:
+    return torch.randint(0, 97, (num,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_float32_is_the_readable_model(name: str) -> None:
+    model, ids = readable(name), random_ids(450)  # three parts of a long step
+    with torch.no_grad():
+        wanted = model(ids[None])[0]
+    assert wanted.std() > 0.3
+    found = run(native(model), [(ids, 0, 450, 2)])[0]
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("isa", supported())
+@pytest.mark.parametrize("name", ["falcon_mamba", "mamba2 groups, limits"])
+def test_every_build_computes_the_same(isa: Isa, name: str) -> None:
+    model, ids = readable(name), random_ids(60)
+    with torch.no_grad():
+        wanted = model(ids[None])[0]
+    for kind, tolerance in ((Kind.F32, 1e-4), (Kind.BF16, 0.05), (Kind.S8, 0.1), (Kind.S4, 0.4)):
+        found = run(native(model, kind, isa), [(ids, 0, 60, 0)])[0]
+        assert (found - wanted).norm() / wanted.norm() < tolerance, kind
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.S8, Kind.S4])
+@pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "mamba2 groups, limits"])
+def test_what_shares_a_step_and_how_it_is_cut_does_not_show(name: str, kind: Kind) -> None:
+    model = native(readable(name), kind)
+    texts = [random_ids(num, seed) for seed, num in enumerate((260, 33, 70))]
+    alone = [run(model, [(ids, 0, len(ids), 3)])[0] for ids in texts]
+
+    @settings(max_examples=12)
+    @given(data=st.data())
+    def cut_at_random(data: st.DataObject) -> None:
+        done = [0] * len(texts)
+        parts: list[list[Tensor]] = [[] for _ in texts]
+        rows = data.draw(st.permutations(range(4)))
+        while any(num < len(ids) for num, ids in zip(done, texts, strict=True)):
+            waiting = [i for i, ids in enumerate(texts) if done[i] < len(ids)]
+            chosen = data.draw(st.lists(st.sampled_from(waiting), min_size=1, unique=True))
+            ends = {
+                i: min(len(texts[i]), done[i] + data.draw(st.sampled_from((1, 2, 15, 33, 40, 99, 230)))) for i in chosen
+            }
+            results = run(model, [(texts[i], done[i], ends[i], rows[i]) for i in chosen])
+            for i, result in zip(chosen, results, strict=True):
+                parts[i].append(result)
+                done[i] = ends[i]
+        for whole, pieces in zip(alone, parts, strict=True):
+            assert torch.equal(torch.cat(pieces), whole)
+
+    cut_at_random()
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_threads_do_not_show(num_threads: int) -> None:
+    for name in ("mamba", "mamba2"):
+        model, ids = readable(name), random_ids(100)
+        wanted = run(native(model), [(ids, 0, 100, 0)])[0]
+        try:
+            library().set_threads(num_threads)
+            assert torch.equal(run(native(model), [(ids, 0, 100, 0)])[0], wanted)
+        finally:
+            library().set_threads(torch.get_num_threads())
+
+
+def test_a_row_that_is_used_again_begins_anew() -> None:
+    model, ids, other = native(readable("mamba2")), random_ids(30), random_ids(30, 5)
+    wanted = run(model, [(ids, 0, 30, 1)])[0]
+    run(model, [(other, 0, 30, 1)])
+    first = run(model, [(ids, 0, 1, 1), (other, 0, 9, 2)])[0]
+    assert torch.equal(torch.cat((first, run(model, [(ids, 1, 30, 1)])[0])), wanted)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_states_pass_between_native_and_readable_models(tmp_path: Any, name: str) -> None:
+    readable_model, ids = readable(name), random_ids(60)
+    model, state = native(readable_model), readable_model.new_state()
+    wanted = run(model, [(ids, 0, 60, 1)])[0]
+    run(model, [(ids, 0, 40, 2)])
+    kept = model.read_state(2, 40)
+    readable_model.step(ids[None, :40], state)
+    assert kept.num_tokens == state.num_tokens
+    for one, other in zip(kept.layers, state.layers, strict=True):
+        torch.testing.assert_close(one.conv_BSC, other.conv_BSC, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(one.scan, other.scan, atol=1e-4, rtol=1e-4)
+    kept.save(tmp_path / "state.safetensors")
+    other_model = native(readable_model)
+    other_model.write_state(3, SelectiveState.load(tmp_path / "state.safetensors"))
+    assert torch.equal(run(other_model, [(ids, 40, 60, 3)])[0], wanted[40:])
+    logits = readable_model.step(ids[None, 40:], kept)
+    torch.testing.assert_close(logits[0], wanted[-1], atol=1e-4, rtol=1e-4)
+    with pytest.raises(InputsError, match="the state is not one of 1 sequences"):
+        model.write_state(0, readable_model.new_state(2))
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_an_engine_serves_it(name: str) -> None:
+    """Many requests in shared steps, in chunks, give the tokens of each alone."""
+    model, params = native(readable(name)), SamplingParams(temperature=0.8, seed=3, max_tokens=10)
+    prompts = [random_ids(length, length).tolist() for length in (1, 4, 9, 40, 17, 2)]
+
+    def logits_after(tokens: list[int]) -> Any:
+        return run(alone, [(torch.tensor(tokens), 0, len(tokens), 0)])[0][-1]
+
+    alone = native(readable(name))
+    expected = [naive_output(logits_after, prompt, params) for prompt in prompts]
+    stepper = make_stepper(model, max_num_seqs=4, max_batch_tokens=7)
+    done = outputs(stepper, [make_request(prompt, params) for prompt in prompts])
+    assert [one.token_ids for one in done] == expected
+
+
+def write(directory: Any, name: str) -> Selective:
+    model = readable(name)
+    (directory / "config.json").write_text(json.dumps(CONFIGS[name]))
+    tensors = {f"backbone.{key}": value.detach().clone() for key, value in model.state_dict().items()}
+    head = tensors.pop("backbone.lm_head.weight")
+    save_file(tensors if model.config.tie_word_embeddings else tensors | {"lm_head.weight": head},
+              directory / "model.safetensors")  # fmt: skip
+    return model
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_opened_from_a_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, off: bool) -> None:
+    if off:
+        monkeypatch.setenv("WHET_KERNELS", "off")
+        build.library.cache_clear()
+    try:
+        model, ids = write(tmp_path, "mamba2"), random_ids(30)
+        opened: Any = open_model(tmp_path, dtype="fp32", max_model_len=50)
+        assert isinstance(opened, RowsOfStates if off else NativeSelective)
+        assert (opened.max_model_len, opened.bytes_per_block, opened.can_rewind) == (50, 0, False)
+        assert opened.bytes_per_state == model.new_state().num_bytes
+        opened.allocate(0, 2)
+        with torch.no_grad():
+            wanted = model(ids[None])[0]
+        found = torch.cat([run(opened, [(ids, 0, 20, 1)])[0], run(opened, [(ids, 20, 30, 1)])[0]])
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        with pytest.raises(OptionError, match="kv=int8: a state-space model has no keys and values"):
+            open_model(tmp_path, kv="int8")
+        for length in (0, 2**20 + 1):
+            with pytest.raises(OptionError, match="max_model_len"):
+                open_model(tmp_path, max_model_len=length)
+        if off:
+            with pytest.raises(OptionError, match="weights=int8 needs whet's own kernels"):
+                open_model(tmp_path, weights="int8")
+        else:
+            assert open_model(tmp_path, weights="int4").weight_bytes < open_model(tmp_path).weight_bytes
+    finally:
+        build.library.cache_clear()
+
+
+def test_an_original_directory_is_of_the_family(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"d_model": 40, "n_layer": 2}))
+    with pytest.raises(TargetError, match=r"has no model\.safetensors"):
+        open_model(tmp_path)
