@@ -11,27 +11,16 @@ from pathlib import Path
 import pytest
 import tomli_w
 import torch
-from tiny_run import config, tables
+from tiny_run import config, tables, trained
 from torch import Tensor
 
 from whet.cli import main
 from whet.errors import ModelError, OptionError, TargetError
 from whet.models.decoder import load_decoder
 from whet.recipe import Recipe, Step
-from whet.trainer.config import TrainConfig
 from whet.trainer.loop import TrainResult, run
 from whet.trainer.setup import set_up
 from whet.trainer.stops import stopping
-
-
-def trained(made: TrainConfig, *, resume: bool = False, stop_at: int | None = None) -> TrainResult:
-    """Train, and ask for the end by a signal once a step is made."""
-
-    def say(line: str) -> None:
-        if stop_at is not None and line.startswith("step ") and int(line.split()[1].partition("/")[0]) == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return run(set_up(made, lambda line: None), resume=resume, say=say)
 
 
 def weights(result: TrainResult) -> dict[str, Tensor]:

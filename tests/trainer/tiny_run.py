@@ -1,10 +1,16 @@
 """A tiny run of whet train: a text that can be learnt, and a model that learns it in seconds."""
 
+import os
 import random
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 from whet.trainer.config import TrainConfig, checked_config
+from whet.trainer.loop import TrainResult, run
+from whet.trainer.setup import set_up
+from whet.training.tokens.tokenizer import load_tokenizer
 
 WORDS = "the sharp stone whets a blade and every edge holds until night falls over hills".split()
 
@@ -56,3 +62,49 @@ def tables(place: Path, **changes: Any) -> dict[str, Any]:
 def config(place: Path, **changes: Any) -> TrainConfig:
     """Return such a configuration."""
     return checked_config(tables(place, **changes), "test")
+
+
+def base_model(place: Path, **changes: Any) -> Path:
+    """Return the directory of a model of whet's own with drawn weights, and of its tokenizer of characters."""
+    return _written(place, "base", tables(place, **changes))
+
+
+def teacher_model(place: Path, **model: Any) -> Path:
+    """Return the directory of a wider and deeper model with the same tokenizer."""
+    sizes = {"hidden_size": 48, "num_hidden_layers": 4, **model}
+    return _written(place, "teacher", tables(place, model=sizes, data={"sequence_length": 16}))
+
+
+def _written(place: Path, name: str, raw: dict[str, Any]) -> Path:
+    directory = place / name
+    directory.mkdir()
+    setup = set_up(checked_config(raw, name), lambda line: None)
+    setup.model.write(directory, setup.model.module.state_dict(), {})
+    setup.data.write_tokenizer(directory)
+    return directory
+
+
+def gpt2(place: Path, tokenizer: Path) -> Path:
+    """Return the directory of a small GPT-2 of transformers with drawn weights, and the tokenizer of another model."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    found = place / "gpt2"
+    ids = load_tokenizer(tokenizer).num_ids
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    made = GPT2Config(vocab_size=ids, n_embd=32, n_layer=2, n_head=2, n_positions=64, **ends)  # type: ignore[arg-type]
+    GPT2LMHeadModel(made).save_pretrained(found)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, found / name)
+    return found
+
+
+def trained(made: TrainConfig, *, resume: bool = False, stop_at: int | None = None) -> TrainResult:
+    """Train, and ask for the end by a signal once a step is made."""
+
+    def say(line: str) -> None:
+        if stop_at is not None and line.startswith("step ") and int(line.split()[1].partition("/")[0]) == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return run(set_up(made, lambda line: None), resume=resume, say=say)

@@ -16,6 +16,7 @@ from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.figures import duration
 from whet.trainer.loop import TrainResult
+from whet.trainer.lora import ADAPTER
 from whet.trainer.train import train as train_model
 
 _Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="a TOML file; docs/train.md lists its keys")]
@@ -80,7 +81,19 @@ def _sentence(result: TrainResult, config: Path) -> str:
     """Return what came of a run, and what to do next."""
     told = f"{result.step} of {result.steps} steps, {result.tokens:,} tokens, {duration(result.seconds)}"
     if result.held_out_loss is not None:
-        told += f"; held-out loss {result.held_out_loss:.4f} nats a token"
+        unit = "text" if result.task == "classification" else "token"
+        told += f"; held-out loss {result.held_out_loss:.4f} nats a {unit}"
+    if "accuracy" in result.scores:
+        told += f", accuracy {result.scores['accuracy']:.4f}, macro F1 {result.scores['macro_f1']:.4f}"
     if result.model is not None:
-        return f"{told}. The model is in {result.model}: whet serve {result.model}"
+        return f"{told}. {_where(result, result.model)}"
     return f"stopped by {result.stopped_by} after {told}. Go on with: whet train {config} --resume"
+
+
+def _where(result: TrainResult, model: Path) -> str:
+    """Return where the model is, and what loads it."""
+    if result.task == "classification":
+        return f"The classifier is in {model}: transformers.AutoModelForSequenceClassification.from_pretrained loads it"
+    if (model / ADAPTER).is_file():
+        return f"The adapter is in {model}: peft.PeftModel.from_pretrained(BASE, {str(model)!r}) adds it to its base"
+    return f"The model is in {model}: whet serve {model}"

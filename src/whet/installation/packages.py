@@ -37,6 +37,7 @@ EXTRAS = {
     "serve": "whet serve, and whet bench-serve with a model",
     "train": "whet train: tokenizers, TensorBoard, and the live page",
     "compress": "the technique prune_channels",
+    "lora": "whet train with a [lora] table: peft, and transformers",
 }
 """Each extra, with what needs it."""
 

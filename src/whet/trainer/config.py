@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from whet.errors import OptionError, TargetError
+from whet.trainer.fine_tuning import DistillSection, LoraSection
 from whet.trainer.prune_section import PruneSection
 from whet.trainer.section import Count, Rate, Section, Share
 
@@ -47,6 +48,9 @@ class DataSection(Section):
         end_id: The token that ends a document in files of tokens.
         cache: The directory of what was split into tokens; None for whet's own.
         shuffle: Whether each epoch has an order of its own.
+        label_key: The key of the label in JSON lines, for a classification.
+        second_text_key: The key of the second text of a pair, for a classification; None where there are no pairs.
+        group_by_length: Whether texts of similar length share a batch, for a classification.
         num_workers: The processes that read batches ahead; 0 for none. The batches are the same.
     """
 
@@ -62,6 +66,9 @@ class DataSection(Section):
     end_id: Annotated[int, Field(ge=0)] | None = None
     cache: Path | None = None
     shuffle: bool = True
+    label_key: str = "label"
+    second_text_key: str | None = None
+    group_by_length: bool = False
     num_workers: Annotated[int, Field(ge=0, le=256)] = 0
 
     @model_validator(mode="before")
@@ -188,6 +195,7 @@ class TrainConfig(Section):
     """Hold a whole configuration.
 
     Attributes:
+        task: "language" trains a model to go on with text, "classification" to give a text one of some labels.
         out: The directory of the run.
         steps: The optimiser steps of the run.
         max_minutes: Minutes after which the run ends with the step that it is in; the schedule goes by the steps.
@@ -196,6 +204,7 @@ class TrainConfig(Section):
         threads: PyTorch's threads; None for its own choice.
     """
 
+    task: Literal["language", "classification"] = "language"
     out: Path
     steps: Count
     max_minutes: Rate | None = None
@@ -210,6 +219,8 @@ class TrainConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     checkpoints: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+    distill: DistillSection | None = None
+    lora: LoraSection | None = None
     prune: PruneSection | None = None
 
     @model_validator(mode="after")
@@ -220,6 +231,8 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _prunes_in_time(self) -> "TrainConfig":
+        if self.prune is not None and self.lora is not None:
+            raise ValueError("[prune] changes the weights that an adapter of [lora] stands on; leave one of them out")
         if self.prune is None or self.prune.kind != "unstructured":
             return self
         last = self.prune.last_cut(self.steps)
@@ -230,8 +243,31 @@ class TrainConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _fits_task(self) -> "TrainConfig":
+        is_other = self.task == "language"
+        given = [f"data.{key}" for key in _OF_DATA[not is_other] if key in self.data.model_fields_set]
+        if not is_other:
+            given += [name for name in ("distill", "lora", "prune") if getattr(self, name) is not None]
+            if self.evaluation.prompt is not None:
+                given.append("evaluation.prompt")
+            if self.model.directory is None:
+                raise ValueError(
+                    "task is classification, and model.directory is missing: name a directory that transformers' "
+                    "save_pretrained wrote; it gets a head for the labels of the data"
+                )
+        if given:
+            needed = "classification" if is_other else "language"
+            raise ValueError(f"{given[0]} is for task = {needed}, and task is {self.task}; leave it out")
+        return self
 
-_PATHS = (("out",), ("recipe",), ("data", "cache"), ("model", "directory"))
+
+# The keys of [data] that are for a classification, and for a language model.
+_OF_DATA = (
+    ("label_key", "second_text_key", "group_by_length"),
+    ("pack", "separator", "dtype", "end_id", "num_workers"),
+)
+_PATHS = (("out",), ("recipe",), ("data", "cache"), ("model", "directory"), ("distill", "teacher"))
 _LISTS = (("data", "train"), ("data", "held_out"))
 
 

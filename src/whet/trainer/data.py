@@ -158,6 +158,19 @@ class RunData:
         size = self.config.batch.global_batch_size
         return [int(item) for item in self._batches.order.items(step * size, size)]
 
+    def one_row(self) -> Batch:
+        """Return a batch of one row."""
+        return batch_of(self.learnt.batch([0]), is_packed=self.config.data.pack)
+
+    def tokens_of(self, step: int) -> int:
+        """Return the tokens that a step sees."""
+        return self.config.batch.global_batch_size * self.config.data.sequence_length
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what should be known of the data: nothing."""
+        return ()
+
     def held_out(self, num_rows: int) -> list[Batch]:
         """Return batches of the first held-out rows."""
         number = min(num_rows, len(self.scored))

@@ -11,6 +11,7 @@ from torch import nn
 from whet.errors import OutputError, reason
 from whet.files import replace_directory
 from whet.trainer.setup import SetUp
+from whet.training.distillation import MAPS
 
 
 def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
@@ -31,7 +32,8 @@ def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
     except OSError as error:
         raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
     try:
-        setup.model.write(partial, module.state_dict(), setup.data.special_tokens)
+        kept = {name: value for name, value in module.state_dict().items() if not name.startswith(f"{MAPS}.")}
+        setup.model.write(partial, kept, setup.data.special_tokens)
         setup.data.write_tokenizer(partial)
         made = {"config": json.loads(setup.config.model_dump_json()), "recipe": [str(step) for step in setup.steps]}
         (partial / "training.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

@@ -29,6 +29,8 @@ class Line(BaseModel):
         gradient_norm: The norm of the latest gradients before they were clipped.
         tokens_per_s: Tokens a second since the line before.
         held_out_loss: The held-out loss, where it was scored at this step.
+        accuracy: The part of the held-out texts whose label is right, where they were scored; of a classification.
+        macro_f1: The mean over the labels of F1, where they were scored; of a classification.
         sample: What the model went on with, where it was asked.
     """
 
@@ -40,6 +42,8 @@ class Line(BaseModel):
     gradient_norm: float | None = None
     tokens_per_s: float | None = None
     held_out_loss: float | None = None
+    accuracy: float | None = None
+    macro_f1: float | None = None
     sample: str | None = None
 
     def words(self, steps: int) -> str:
@@ -49,6 +53,10 @@ class Line(BaseModel):
             told.append(f"loss {self.loss:.4f}")
         if self.held_out_loss is not None:
             told.append(f"held-out {self.held_out_loss:.4f}")
+        if self.accuracy is not None:
+            told.append(f"accuracy {self.accuracy:.4f}")
+        if self.macro_f1 is not None:
+            told.append(f"macro F1 {self.macro_f1:.4f}")
         if self.lr is not None:
             told.append(f"lr {self.lr:.2e}")
         if self.gradient_norm is not None:
@@ -103,7 +111,7 @@ class Journal:
                 f"cannot write {self._path}: {error.strerror or error}; free some space and go on with --resume"
             ) from error
         if self._board is not None:
-            for name in ("loss", "held_out_loss", "lr", "gradient_norm", "tokens_per_s"):
+            for name in ("loss", "held_out_loss", "accuracy", "macro_f1", "lr", "gradient_norm", "tokens_per_s"):
                 if (value := getattr(line, name)) is not None:
                     self._board.add_scalar(name, value, line.step)
             self._board.flush()

@@ -24,7 +24,6 @@ from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
-from whet.trainer.workload import held_out_loss
 from whet.training.applied import still_to_apply
 from whet.training.checkpoints import Checkpoints, Found, RunLock
 from whet.training.divergence import FAR
@@ -52,6 +51,8 @@ class TrainResult:
         loss: The mean loss of the latest steps.
         held_out_loss: The latest held-out loss; None where nothing is held out.
         tokens_per_s: Tokens a second in the steps of this start, without scores and checkpoints.
+        scores: The latest held-out scores by name; of a classification, accuracy and macro_f1 too.
+        task: What was trained: "language" or "classification".
         stopped_by: The signal that stopped it, or "max_minutes"; "" where it came to its end.
         exit_code: 0, or 128 plus the signal's number.
         notes: What should be known.
@@ -69,6 +70,8 @@ class TrainResult:
     stopped_by: str = ""
     exit_code: int = 0
     notes: list[str] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)
+    task: str = "language"
 
 
 def run(setup: SetUp, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
@@ -114,7 +117,7 @@ class _Run:
         self._stop, self._say, self._found = stop, say, found
         self._step = self._tokens = self._saved = 0
         self._seconds, self._largest = 0.0, 0.0
-        self._held_out: float | None = None
+        self._scores: dict[str, float] = {}
         self._losses: list[float] = []  # of the steps since the latest line
         self._mean: float | None = None
         self._pure_s, self._pure_tokens = 0.0, 0
@@ -128,7 +131,7 @@ class _Run:
             check_same(kept["identity"], self._setup)
             self._step, self._tokens = kept["step"], kept["tokens"]
             self._seconds, self._largest = kept["seconds"], kept["largest_loss"]
-            self._held_out, self._losses = kept["held_out_loss"], list(kept.get("losses", []))
+            self._scores, self._losses = kept.get("scores", {}), list(kept.get("losses", []))
             self._saved = self._step
         with memory_told("to set the training up", self._setup):
             check_memory(self._setup)
@@ -159,12 +162,12 @@ class _Run:
         config = self._config
         began, before, first = time.monotonic(), self._seconds, self._step
         line_began, line_tokens = began, 0
-        tokens = config.batch.global_batch_size * config.data.sequence_length
         while self._step < config.steps:
             with memory_told(f"in step {self._step + 1}", self._setup, self._trainer.optimizer):
                 step_began = time.perf_counter()
                 loss = float(self._trainer.step_on(self._next_batches()))
                 self._pure_s += time.perf_counter() - step_began
+                tokens = self._setup.data.tokens_of(self._step)
             self._step += 1
             if self._pruning is not None:
                 self._pruning.after_step(self._step)
@@ -178,7 +181,7 @@ class _Run:
             self._monitor.step(num_tokens=tokens)
             now = time.monotonic()
             self._seconds = before + now - began
-            is_scored = self._step % config.evaluation.eval_interval == 0 or self._step == config.steps
+            is_scored = self._step % config.evaluation.eval_interval == 0 or self._is_over()
             if is_scored or self._ends() or self._step % config.log.log_interval == 0:
                 rate = line_tokens / max(now - line_began, 1e-9)
                 with self._saving():
@@ -217,9 +220,12 @@ class _Run:
 
     def _ends(self) -> bool:
         """Return whether the run ends with the latest step."""
+        return self._is_over() or bool(self._stop.name)
+
+    def _is_over(self) -> bool:
+        """Return whether all steps are made, or the time is up."""
         minutes = self._config.max_minutes
-        is_over = minutes is not None and self._seconds >= 60 * minutes
-        return self._step == self._config.steps or bool(self._stop.name) or is_over
+        return self._step == self._config.steps or (minutes is not None and self._seconds >= 60 * minutes)
 
     def _check(self, loss: float) -> None:
         """Check that the loss of the latest step is one of a sound training.
@@ -252,7 +258,7 @@ class _Run:
         norm = self._trainer.gradient_norm
         sample = None
         if scores:
-            self._held_out, sample = self._scored()
+            self._scores, sample = self._scored()
         self._journal.write(
             Line(
                 step=self._step,
@@ -262,24 +268,24 @@ class _Run:
                 lr=float(self._trainer.optimizer.param_groups[0]["lr"]),
                 gradient_norm=None if norm is None else float(norm),
                 tokens_per_s=rate,
-                held_out_loss=self._held_out if scores else None,
+                **(self._scores if scores else {}),
                 sample=sample,
             )
         )
 
     @torch.no_grad()
-    def _scored(self) -> tuple[float | None, str | None]:
-        """Return the held-out loss and a sample, in evaluation mode."""
+    def _scored(self) -> tuple[dict[str, float], str | None]:
+        """Return the held-out scores and a sample, in evaluation mode."""
         section, model = self._config.evaluation, self._trainer.model
         model.eval()
         try:
             batches = self._setup.held_out
             with memory_told("while held-out rows were scored", self._setup, self._trainer.optimizer):
-                loss = held_out_loss(self._setup.model, model, batches) if batches else None
+                found = self._setup.model.scores(model, batches) if batches else {}
             sample = None
             if section.prompt is not None:
                 ids = self._setup.data.encode(section.prompt)
-                found = go_on(
+                drawn = go_on(
                     self._setup.model,
                     model,
                     ids,
@@ -287,10 +293,10 @@ class _Run:
                     temperature=section.temperature,
                     seed=self._config.seed,
                 )
-                sample = section.prompt + self._setup.data.decode(found)
+                sample = section.prompt + self._setup.data.decode(drawn)
         finally:
             model.train()
-        return loss, sample
+        return found, sample
 
     def _save(self, *, wait: bool) -> None:
         """Save the state, unless its weights are not finite: a sound checkpoint must not give way to such a one."""
@@ -303,10 +309,11 @@ class _Run:
             "tokens": self._tokens,
             "seconds": self._seconds,
             "largest_loss": self._largest,
-            "held_out_loss": self._held_out,
+            "scores": self._scores,
             "losses": self._losses,
         }
-        self._checkpoints.save(self._step, state_of(self._trainer, values, self._pruning), wait=wait)
+        state = state_of(self._trainer, values, self._pruning, saves_frozen=self._config.lora is None)
+        self._checkpoints.save(self._step, state, wait=wait)
         self._saved = self._step
 
     def _result(self, ended: str) -> TrainResult:
@@ -326,11 +333,13 @@ class _Run:
             tokens=self._tokens,
             seconds=self._seconds,
             loss=self._mean,
-            held_out_loss=self._held_out,
+            held_out_loss=self._scores.get("held_out_loss"),
             tokens_per_s=self._pure_tokens / self._pure_s if self._pure_s else None,
             stopped_by=ended,
             exit_code=self._stop.exit_code,
             notes=self._notes,
+            scores=self._scores,
+            task=config.task,
         )
 
 

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from whet.errors import TargetError, WhetError, is_out_of_memory, memory_shortage, reason
 from whet.figures import num_bytes
-from whet.trainer.data import batch_of
 from whet.trainer.free_memory import free_bytes
 from whet.trainer.setup import ACCUMULATION, SetUp
 from whet.training.memory import step_memory
@@ -76,7 +75,8 @@ def memory_parts(setup: SetUp, optimizer: Optimizer | None = None) -> MemoryPart
         _GRADIENTS: gradients,
         _OPTIMIZER: moments * gradients if known is None else known.optimizer_bytes,
     }
-    if not any(step.technique == "chunked_loss" for step in setup.steps):
+    has_logits = config.task == "language"  # those of a classification are small
+    if has_logits and not any(step.technique == "chunked_loss" for step in setup.steps):
         # The loss keeps the logarithms of the probabilities, and backward makes a gradient of the same size.
         found[_LOGITS] = 2 * rows * config.data.sequence_length * model.vocab_size * _FLOAT_BYTES
     return MemoryParts(rows, found)
@@ -131,5 +131,4 @@ def memory_told(when: str, setup: SetUp, optimizer: Optimizer | None = None) -> 
 
 def _kept_by_a_row(setup: SetUp) -> int:
     """Return the bytes that the blocks of the model keep for the backward of one row."""
-    row = batch_of(setup.data.learnt.batch([0]), is_packed=setup.config.data.pack)
-    return sum(saved_activations(setup.model.module, setup.model.loss, row).blocks)
+    return sum(saved_activations(setup.model.module, setup.model.loss, setup.data.one_row()).blocks)

@@ -1,6 +1,6 @@
 """Make or open the model that is trained, compute its loss, and write it as a Hugging Face directory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,20 @@ class TrainedModel:
             mask = Documents(batch["documents"]).mask
         logits_BTV = self.logits(module, batch["ids"], positions, mask)
         return F.cross_entropy(logits_BTV.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
+
+    def scores(self, module: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
+        """Return the mean cross-entropy of held-out batches, in nats a token.
+
+        Args:
+            module: The model, or what computes in its place.
+            batches: The held-out batches.
+        """
+        total, count = 0.0, 0
+        for batch in batches:
+            num = int((batch["targets"] >= 0).sum())
+            total += num * float(self.loss(module, batch))
+            count += num
+        return {"held_out_loss": total / max(1, count)}
 
 
 def open_model(directory: Path, seed: int) -> TrainedModel:

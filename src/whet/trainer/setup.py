@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -10,16 +10,21 @@ import torch
 from whet.errors import OptionError, RecipeError, TargetError
 from whet.machine import describe
 from whet.recipe import Recipe, Step
+from whet.trainer.classification import ClassificationData, open_classification
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
+from whet.trainer.lora import with_lora
 from whet.trainer.model import Batch, TrainedModel, new_model, open_model
 from whet.trainer.pruning import check_structured, cut_to_size
+from whet.trainer.teacher import Teacher, open_teacher
 from whet.trainer.workload import workload_of
+from whet.training.tokens.file_digests import tokens_cache, weights_digest
 from whet.workload import TrainingWorkload
 
 ACCUMULATION = "accumulation"
 # What must not change between two starts of a run: it would be another training.
 _FIXED = ("seed", "model", "batch", "optimizer")  # besides the recipe and the data
+_FIXED_IF_THERE = ("distill", "lora")
 
 
 @dataclass(frozen=True)
@@ -32,23 +37,28 @@ class SetUp:
         data: The data.
         steps: The techniques that are applied.
         notes: What people should know before it begins.
+        teacher: What the model learns from beside the data; None for nothing.
+        files: Digests of other models that the run depends on, by their names in messages.
     """
 
     config: TrainConfig
     model: TrainedModel
-    data: RunData
+    data: RunData | ClassificationData
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
+    teacher: Teacher | None = None
+    files: dict[str, str] = field(default_factory=dict)
 
     def workload(self, begin: int = 0) -> TrainingWorkload:
         """Return the training run whose first step is the one after `begin` steps."""
-        return workload_of(
+        found = workload_of(
             self.config,
             self.model,
             self.data.batches(begin),
             self.held_out,
             self.config.out.name or "training",
         )
+        return found if self.teacher is None else self.teacher.distilled(found)
 
     @cached_property
     def held_out(self) -> list[Batch]:
@@ -59,10 +69,13 @@ class SetUp:
     def identity(self) -> dict[str, str]:
         """Return a digest of each part of the configuration that must stay as it is while a run goes on."""
         found = {name: _digest(getattr(self.config, name)) for name in _FIXED}
+        lora = self.config.lora  # how it is written may change
+        sections = {"distill": self.config.distill, "lora": lora and lora.model_copy(update={"merge": True})}
+        found |= {name: _digest(section) for name, section in sections.items() if section is not None}
         recipe = _digest([step.model_dump(mode="json") for step in self.steps])
         # Runs of versions that did not prune have no such part.
         pruned = {} if self.config.prune is None else {"prune": _digest(self.config.prune)}
-        return {**found, **pruned, "recipe": recipe, "data": self.data.digest}
+        return {**found, **pruned, **self.files, "recipe": recipe, "data": self.data.digest}
 
 
 def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
@@ -81,18 +94,37 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
     if directory is not None and config.model.config:
         key = sorted(config.model.config)[0]
         raise OptionError(f"model.directory names a model, so that model.{key} changes nothing; leave one of them out")
+    model, data = open_classification(config) if config.task == "classification" else _language(config, say)
+    _check(config, model, data)
+    steps, notes = _techniques(config)
+    if isinstance(data, RunData):
+        model, pruned = cut_to_size(config, model, data)
+        notes = (*notes, *pruned)
+    files: dict[str, str] = {}
+    if config.lora is not None:
+        if directory is None:
+            raise OptionError("[lora] goes on from a trained model; name its directory as model.directory")
+        model = with_lora(model, config.lora, directory, config.seed)
+        files["the base model"] = weights_digest(directory, tokens_cache(config.data.cache))
+    teacher = None
+    if config.distill is not None:
+        assert isinstance(data, RunData)
+        teacher = open_teacher(config, model, data, steps)
+        files["the teacher"] = teacher.digest
+    return SetUp(config, model, data, steps, (*notes, *data.notes), teacher, files)
+
+
+def _language(config: TrainConfig, say: Callable[[str], None]) -> tuple[TrainedModel, RunData]:
+    """Return the language model of a configuration, and its data."""
+    directory = config.model.directory
     opened = None if directory is None else open_model(directory, config.seed)
     if opened is not None:
         check_structured(config, opened)
     data = open_data(config, directory, say)
-    model = opened or new_model(config.model.config, data.vocab_size, config.seed)
-    _check(config, model, data)
-    steps, notes = _techniques(config)
-    model, pruned = cut_to_size(config, model, data)
-    return SetUp(config, model, data, steps, (*notes, *pruned))
+    return opened or new_model(config.model.config, data.vocab_size, config.seed), data
 
 
-def _check(config: TrainConfig, model: TrainedModel, data: RunData) -> None:
+def _check(config: TrainConfig, model: TrainedModel, data: RunData | ClassificationData) -> None:
     """Check that the model takes the rows and knows the tokens.
 
     Raises:
@@ -158,7 +190,8 @@ def check_same(known: dict[str, str], setup: SetUp) -> None:
     if not changed:
         return
     told = {"data": "the data", "recipe": "the recipe", "seed": "seed"}
-    names = " and ".join(told.get(name, f"[{name}]") for name in changed)
+    tables = (*_FIXED, *_FIXED_IF_THERE)
+    names = " and ".join(told.get(name, f"[{name}]" if name in tables else name) for name in changed)
     raise OptionError(
         f"{names} changed since this run began, so that going on would be another training; take the change back, or "
         "begin a new run in another out"

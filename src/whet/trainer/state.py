@@ -11,6 +11,7 @@ from whet.training.checkpoints import (
     model_tensors,
     optimizer_tensors,
 )
+from whet.training.checkpoints.state import MODEL
 from whet.training.pruning.gradual import GradualPruning
 from whet.workload.training import Trainer
 
@@ -19,21 +20,38 @@ _SCHEDULE = "schedule"
 _OF_SCHEDULE = ("last_epoch", "base_lrs", "_last_lr", "_step_count")
 
 
-def state_of(trainer: Trainer, values: dict[str, Any], pruning: GradualPruning | None = None) -> TrainingState:
+def state_of(
+    trainer: Trainer,
+    values: dict[str, Any],
+    pruning: GradualPruning | None = None,
+    *,
+    saves_frozen: bool = True,
+) -> TrainingState:
     """Return the state of a training between two steps. Tensors are not copied.
 
     Args:
         trainer: The training.
         values: What the loop keeps: numbers, texts, and lists and dicts of these.
         pruning: What holds weights at zero; None where nothing does.
+        saves_frozen: Whether parameters are saved that are not trained. `restore` needs none of them.
     """
     kept: dict[str, Any] = {RUN: values}
     if trainer.scheduler is not None:
         known = trainer.scheduler.state_dict()
         kept[_SCHEDULE] = {name: known[name] for name in _OF_SCHEDULE}
-    found = TrainingState(values=kept) | model_tensors(trainer.model)
+    model = model_tensors(trainer.model)
+    if not saves_frozen:
+        frozen = _frozen(trainer)
+        model = TrainingState({name: x for name, x in model.tensors.items() if name not in frozen})
+    found = TrainingState(values=kept) | model
     found = found | optimizer_tensors(trainer.model, trainer.optimizer) | generator_state()
     return found if pruning is None else found | pruning.state()
+
+
+def _frozen(trainer: Trainer) -> set[str]:
+    """Return the names, in a checkpoint, of the parameters that are not trained."""
+    parameters = trainer.model.named_parameters(remove_duplicate=False)
+    return {f"{MODEL}.{name}" for name, p in parameters if not p.requires_grad}
 
 
 def restore(trainer: Trainer, state: TrainingState, pruning: GradualPruning | None = None) -> None:
@@ -47,7 +65,10 @@ def restore(trainer: Trainer, state: TrainingState, pruning: GradualPruning | No
     Raises:
         CheckpointError: The state is another training's.
     """
-    load_model(trainer.model, state)
+    # A checkpoint without the parameters that are not trained is completed with the model's own.
+    own = model_tensors(trainer.model).tensors
+    frozen = {name: own[name] for name in _frozen(trainer) if name not in state.tensors}
+    load_model(trainer.model, TrainingState({**state.tensors, **frozen}, state.values))
     if pruning is not None:
         pruning.restore(state)
     load_optimizer(trainer.model, trainer.optimizer, state)

@@ -67,22 +67,6 @@ class MakesOptimizer:
         return kind(groups, lr=section.lr, betas=section.betas, eps=section.eps)
 
 
-def held_out_loss(model: TrainedModel, module: nn.Module, batches: Iterable[Batch]) -> float:
-    """Return the mean cross-entropy of held-out batches, in nats a token.
-
-    Args:
-        model: What the module is.
-        module: The model, or what computes in its place.
-        batches: The held-out batches.
-    """
-    total, count = 0.0, 0
-    for batch in batches:
-        num = int((batch["targets"] >= 0).sum())
-        total += num * float(model.loss(module, batch))
-        count += num
-    return total / max(1, count)
-
-
 def workload_of(
     config: TrainConfig, model: TrainedModel, batches: Iterable[Batch], held_out: list[Batch], name: str
 ) -> TrainingWorkload:
@@ -97,8 +81,9 @@ def workload_of(
     """
 
     def nats(predict: Predict) -> float:
-        return held_out_loss(model, _Called(predict), held_out)
+        return model.scores(_Called(predict), held_out)["held_out_loss"]
 
+    is_of_texts = config.task == "classification"
     return TrainingWorkload(
         model=model.module,
         loss=model.loss,
@@ -108,7 +93,7 @@ def workload_of(
         clip_norm=config.optimizer.max_norm or None,
         schedule=lambda optimizer: LambdaLR(optimizer, Schedule(config.schedule, config.steps)),
         seed=config.seed,
-        num_samples=float(config.batch.global_batch_size * config.data.sequence_length),
+        num_samples=float(config.batch.global_batch_size * (1 if is_of_texts else config.data.sequence_length)),
         name=name,
     )
 

@@ -197,8 +197,8 @@ def check_directory(directory: Path) -> None:
 
 def load_model(directory: Path) -> nn.Module:
     """Return the model, in fp32 and eval mode, without a cache."""
-    with _quiet():
-        transformers = _transformers()
+    with quiet():
+        transformers = transformers_package()
         with foreign(TargetError, f"transformers cannot load {directory}"):
             config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             for part in {id(c): c for c in (config, config.get_text_config())}.values():
@@ -227,7 +227,12 @@ def _class_of(transformers: Any, config: Any) -> Any:
     return getattr(transformers, name, None) or transformers.AutoModel
 
 
-def _transformers() -> Any:
+def transformers_package() -> Any:
+    """Return the package transformers.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     try:
         import transformers
     except ImportError as error:
@@ -236,12 +241,12 @@ def _transformers() -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Switch off progress bars and log lines of transformers and what it imports, and restore them afterwards."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        bars = _transformers().utils.logging
+        bars = transformers_package().utils.logging
         had_bars = bars.is_progress_bar_enabled()
         bars.disable_progress_bar()
         try:

@@ -5,6 +5,7 @@ config_sentence_transformers.json) and its CrossEncoder's default activation.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +132,16 @@ def _dimensions(config: dict[str, Any]) -> tuple[int, ...] | None:
     return None if config.get("is_matryoshka") else ()
 
 
-def _max_tokens(directory: Path, config: dict[str, Any], settings: dict[str, Any]) -> int:
+def position_limit(config: Mapping[str, Any]) -> int | None:
+    """Return the most tokens for which a model has positions, from its config.json; None where it does not say."""
     positions = config.get("max_position_embeddings")
-    if isinstance(positions, int) and config.get("model_type") in _OFFSET:
-        positions -= (config.get("pad_token_id") or 0) + 1
+    if not isinstance(positions, int):
+        return None
+    return positions - (config.get("pad_token_id") or 0) - 1 if config.get("model_type") in _OFFSET else positions
+
+
+def _max_tokens(directory: Path, config: dict[str, Any], settings: dict[str, Any]) -> int:
+    positions = position_limit(config)
     tokenizer = read_object(directory / "tokenizer_config.json", required=False)
     stated = [positions, settings.get("max_seq_length"), tokenizer.get("model_max_length")]
     known = [size for size in stated if isinstance(size, int) and 0 < size < _SMALL]

@@ -44,6 +44,11 @@ def initialise(model: Decoder, generator: torch.Generator) -> None:
             nn.init.zeros_(weight)
 
 
+def file_name(name: str) -> str:
+    """Return the name that transformers gives a weight of a decoder, as it stands in files."""
+    return name if name.startswith("lm_head.") else f"model.{name}"
+
+
 def write_decoder(
     model: Decoder, directory: Path, given: Mapping[str, Any], weights: Mapping[str, Tensor], tokens: Mapping[str, int]
 ) -> None:
@@ -60,7 +65,7 @@ def write_decoder(
     config["architectures"] = [_ARCHITECTURES[model.config.model_type]]
     config["dtype"] = "float32"
     kept = {
-        f"{'' if name.startswith('lm_head.') else 'model.'}{name}": value.detach().float().contiguous()
+        file_name(name): value.detach().float().contiguous()
         for name, value in weights.items()
         if name != "lm_head.weight" or not model.config.tie_word_embeddings
     }

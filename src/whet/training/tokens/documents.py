@@ -125,6 +125,26 @@ class Sources:
         )
 
 
+def records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the objects of a file of JSON lines, each with its place for messages.
+
+    Raises:
+        TargetError: The file is missing, cannot be read, or holds something else.
+    """
+    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if kind not in _LINES:
+        raise TargetError(
+            f"{path} is no file of JSON lines: give one that ends in {', '.join(_LINES)}, or in these with .gz"
+        )
+    try:
+        with _opened(path) as file:
+            yield from _records(path, file)
+    except OSError as error:
+        raise TargetError(cannot_be_read(path, error)) from error
+    except (EOFError, zlib.error) as error:
+        raise TargetError(f"{path} cannot be read: {reason(error)}") from error
+
+
 def _closed(segments: Sequence[Segment], *, has_end: bool) -> list[Part]:
     """Return the segments of a document as its parts."""
     last = len(segments) - 1

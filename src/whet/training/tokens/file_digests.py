@@ -54,6 +54,22 @@ def file_digest(path: Path, cache: Path) -> str:
     return digest
 
 
+def weights_digest(directory: Path, cache: Path) -> str:
+    """Return a digest of a Hugging Face directory's model: its config.json and its weights in safetensors.
+
+    Args:
+        directory: The directory.
+        cache: The directory of cached tokens, where the digests of files are remembered.
+
+    Raises:
+        TargetError: A file cannot be read.
+        OutputError: The cache cannot be written.
+    """
+    files = [directory / "config.json", *sorted(directory.glob("*.safetensors"))]
+    found = "".join(f"{file.name} {file_digest(file, cache)}\n" for file in files)
+    return hashlib.sha256(found.encode()).hexdigest()[:16]
+
+
 def file_identity(path: Path) -> dict[str, int]:
     """Return the size, times and inode of a file. Where they stay, so does its content.
 

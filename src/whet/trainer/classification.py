@@ -1,0 +1,288 @@
+"""Train a classifier of texts: task = "classification" of `whet train`."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whet.errors import OptionError
+from whet.trainer.config import DataSection, TrainConfig
+from whet.trainer.labelled import (
+    Example,
+    Label,
+    LabelledOrder,
+    LabelledRows,
+    check_known,
+    divided,
+    encoded_rows,
+    labels_of,
+    read_examples,
+)
+from whet.trainer.model import Batch, TrainedModel
+from whet.training.tokens.order import Order
+from whet.training.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
+from whet.workload.micro_batches import counted
+from whet.workloads.huggingface_classifier import OpenedClassifier, load_classifier
+from whet.workloads.text_encoder import position_limit
+
+
+@dataclass(frozen=True)
+class ClassifierModel(TrainedModel):
+    """Hold a classifier that is trained. `logits` maps ids, types and a mask [B, T] to logits [B, C].
+
+    Attributes:
+        labels: The label of each class.
+    """
+
+    labels: tuple[str, ...] = ()
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of a batch, in nats a text."""
+        logits_BC = self.logits(module, batch["ids"], batch.get("types"), batch["mask"]).float()
+        # It is counted here, since torch's loss cannot be told from one that compares the texts of a batch where there
+        # are as many texts as classes.
+        return counted(lambda: F.cross_entropy(logits_BC, batch["targets"]), len(logits_BC))
+
+    def scores(self, module: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
+        """Return the mean cross-entropy of held-out batches in nats a text, the accuracy, and the macro F1."""
+        total, found, wanted = 0.0, [], []
+        for batch in batches:
+            logits_BC = self.logits(module, batch["ids"], batch.get("types"), batch["mask"]).float()
+            total += float(F.cross_entropy(logits_BC, batch["targets"], reduction="sum"))
+            found.append(logits_BC.argmax(-1).cpu())
+            wanted.append(batch["targets"].cpu())
+        classes, right = torch.cat(found).numpy(), torch.cat(wanted).numpy()
+        return {
+            "held_out_loss": total / len(right),
+            "accuracy": float((classes == right).mean()),
+            "macro_f1": macro_f1(right, classes),
+        }
+
+
+def macro_f1(right: Any, found: Any) -> float:
+    """Return the mean over classes of F1, 2 TP / (2 TP + FP + FN), of the classes that occur in either.
+
+    Args:
+        right: The right classes. [n]
+        found: The classes that a model gives. [n]
+    """
+    values = []
+    for one in np.union1d(right, found):
+        hits = ((right == one) & (found == one)).sum()
+        values.append(2 * hits / ((right == one).sum() + (found == one).sum()))
+    return float(np.mean(values))
+
+
+@dataclass(frozen=True)
+class ClassificationData:
+    """Hold the data of a classification.
+
+    Attributes:
+        config: The configuration.
+        tokenizer: What the texts were split with.
+        learnt: The texts to learn from.
+        scored: The texts that are scored.
+        notes: What should be known of them.
+    """
+
+    config: TrainConfig
+    tokenizer: LoadedTokenizer
+    learnt: LabelledRows
+    scored: LabelledRows
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return what is said of the data."""
+        return f"{len(self.learnt):,} texts to learn from, {len(self.scored):,} held out"
+
+    @property
+    def num_rows(self) -> int:
+        """Return the texts of an epoch."""
+        return len(self.learnt)
+
+    @property
+    def vocab_size(self) -> int:
+        """Return how many tokens the tokenizer has."""
+        return self.tokenizer.num_ids
+
+    @property
+    def largest_id(self) -> int:
+        """Return the largest token."""
+        return int(max(self.learnt.ids.max(), self.scored.ids.max()))
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of the rows and of their order: everything that decides what a step sees."""
+        section = self.config.data
+        told = f"{self.learnt.digest} {self.scored.digest} {section.group_by_length} {section.shuffle}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    @cached_property
+    def order(self) -> LabelledOrder:
+        """Return which rows a step sees."""
+        config, section = self.config, self.config.data
+        size = config.batch.global_batch_size
+        return LabelledOrder(self.learnt.lengths, size, config.seed, section.shuffle, section.group_by_length)
+
+    def batches(self, begin: int) -> "LabelledBatches":
+        """Return the batches of the steps after `begin` steps."""
+        return LabelledBatches(self, begin)
+
+    def rows_of(self, step: int) -> list[int]:
+        """Return the numbers of the rows that a step sees, counted from 0."""
+        return [int(row) for row in self.order.rows_of(step)]
+
+    def one_row(self) -> Batch:
+        """Return a batch of one row."""
+        return self.learnt.batch([0])
+
+    def close(self) -> None:
+        """Do nothing: no processes read the batches, which are in memory."""
+
+    def tokens_of(self, step: int) -> int:
+        """Return the tokens that a step sees, without padding."""
+        return int(self.learnt.lengths[self.order.rows_of(step)].sum())
+
+    def held_out(self, num_rows: int) -> list[Batch]:
+        """Return batches of held-out rows, at most so many, chosen the same way each time."""
+        number = min(num_rows, len(self.scored))
+        size = min(self.config.batch.micro_batch_size or self.config.batch.global_batch_size, number)
+        rows = Order(len(self.scored), 0).items(0, number)
+        return [self.scored.batch(rows[i : i + size]) for i in range(0, number, size)]
+
+    def encode(self, text: str) -> list[int]:
+        """Refuse a prompt.
+
+        Raises:
+            OptionError: In any case: a classifier goes on with no text.
+        """
+        raise OptionError(f"evaluation.prompt {text!r} is for language models; leave it out")
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of tokens."""
+        text: str = self.tokenizer.tokenizer.decode(ids)
+        return text
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Return the ids of special tokens that go into a config.json: none, since the model's own stay."""
+        return {}
+
+    def write_tokenizer(self, directory: Path) -> None:
+        """Write the tokenizer beside a model."""
+        save_tokenizer(self.tokenizer, directory)
+
+
+@dataclass(frozen=True)
+class LabelledBatches:
+    """Give the batches of optimiser steps, from a step on, without an end. Each is a function of its step alone.
+
+    Attributes:
+        data: The data.
+        begin: The steps that are made already.
+    """
+
+    data: ClassificationData
+    begin: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches."""
+        step = self.begin
+        while True:
+            yield self.data.learnt.batch(self.data.order.rows_of(step))
+            step += 1
+
+
+def open_classification(config: TrainConfig) -> tuple[ClassifierModel, ClassificationData]:
+    """Open the data of a classification, and its model with a head for the labels of the data.
+
+    Raises:
+        WhetError: The data or the model cannot be read, or do not fit each other.
+    """
+    section, directory = config.data, config.model.directory
+    assert directory is not None
+    examples = read_examples(section.train, section)
+    labels = labels_of(examples)
+    if section.held_out is None:
+        learnt, held = divided(examples, section.held_out_share)
+    else:
+        learnt, held = examples, read_examples(section.held_out, section)
+        check_known(held, labels)
+    tokenizer = _tokenizer(section, directory, learnt)
+    torch.manual_seed(config.seed)
+    opened = load_classifier(directory, labels, tokenizer.end_id)
+    model = _model(opened)
+    class_of = dict(zip(labels, opened.classes, strict=True))
+    if model.max_tokens is not None and section.sequence_length > model.max_tokens:
+        raise OptionError(
+            f"data.sequence_length is {section.sequence_length}, and the model takes {model.max_tokens} tokens; give "
+            "fewer"
+        )
+    pad_id = opened.model.config.pad_token_id
+    if pad_id is None:
+        raise OptionError(
+            f"the config.json in {directory} names no pad_token_id, and the tokenizer no end of text, so that short "
+            "texts cannot be padded; write pad_token_id into it"
+        )
+    rows = [_rows(part, tokenizer, section, class_of, pad_id) for part in (learnt, held)]
+    cut = sum(part.num_cut for part in rows)
+    told = f"{cut:,} of {sum(map(len, rows)):,} texts have more than {section.sequence_length} tokens, and were cut"
+    data = ClassificationData(config, tokenizer, rows[0], rows[1], (told,) if cut else ())
+    if config.evaluation.prompt is not None:
+        data.encode(config.evaluation.prompt)
+    return model, data
+
+
+def _rows(
+    examples: list[Example],
+    tokenizer: LoadedTokenizer,
+    section: DataSection,
+    class_of: Mapping[Label, int],
+    pad_id: int,
+) -> LabelledRows:
+    return encoded_rows(examples, tokenizer.tokenizer, section.sequence_length, class_of.__getitem__, pad_id)
+
+
+def _tokenizer(section: DataSection, directory: Path, examples: list[Example]) -> LoadedTokenizer:
+    if section.tokenizer == CHARACTERS:
+        return load_tokenizer(CHARACTERS, (text for one in examples for text in (one.text, one.second or "")))
+    return load_tokenizer(section.tokenizer or directory)
+
+
+def _model(opened: OpenedClassifier) -> ClassifierModel:
+    """Return a classifier of transformers as a model to train."""
+    model = opened.model
+    config = model.config
+    text = config.get_text_config()
+    takes_types = getattr(text, "type_vocab_size", 0) > 1
+
+    def logits(module: nn.Module, ids: Tensor, types: Tensor | None, mask: Tensor | None) -> Tensor:
+        given = {} if types is None or not takes_types else {"token_type_ids": types}
+        found: Tensor = module(input_ids=ids, attention_mask=mask, **given).logits
+        return found
+
+    def write(out: Path, weights: Mapping[str, Tensor], tokens: Mapping[str, int]) -> None:
+        model.save_pretrained(out, state_dict=dict(weights))
+
+    labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    count = sum(p.numel() for p in model.parameters())
+    kept = "a new head" if opened.is_new else "the head that is there"
+    shown = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
+    limits = {**text.to_dict(), "max_position_embeddings": getattr(text, "max_position_embeddings", None)}
+    return ClassifierModel(
+        module=model,
+        name=f"{text.model_type}, {count / 1e6:.3g} million parameters, {kept} for {len(labels)} labels ({shown})",
+        vocab_size=text.vocab_size,
+        max_tokens=position_limit(limits),
+        logits=logits,
+        write=write,
+        labels=labels,
+    )
