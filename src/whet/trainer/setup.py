@@ -24,7 +24,7 @@ from whet.workload import TrainingWorkload
 ACCUMULATION = "accumulation"
 # What must not change between two starts of a run: it would be another training.
 _FIXED = ("seed", "model", "batch", "optimizer")  # besides the recipe and the data
-_FIXED_IF_THERE = ("distill", "lora")
+_FIXED_IF_THERE = ("distill", "lora", "prune")
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,11 @@ class SetUp:
         """Return a digest of each part of the configuration that must stay as it is while a run goes on."""
         found = {name: _digest(getattr(self.config, name)) for name in _FIXED}
         lora = self.config.lora  # how it is written may change
-        sections = {"distill": self.config.distill, "lora": lora and lora.model_copy(update={"merge": True})}
+        merged = lora and lora.model_copy(update={"merge": True})
+        sections = {"distill": self.config.distill, "lora": merged, "prune": self.config.prune}
         found |= {name: _digest(section) for name, section in sections.items() if section is not None}
         recipe = _digest([step.model_dump(mode="json") for step in self.steps])
-        # Runs of versions that did not prune have no such part.
-        pruned = {} if self.config.prune is None else {"prune": _digest(self.config.prune)}
-        return {**found, **pruned, **self.files, "recipe": recipe, "data": self.data.digest}
+        return {**found, **self.files, "recipe": recipe, "data": self.data.digest}
 
 
 def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
