@@ -200,3 +200,9 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_that_its_time_ends_is_scored(tmp_path: Path) -> None:
+    result = trained(config(tmp_path, max_minutes=1e-6))
+    assert result.stopped_by == "max_minutes" and result.step < result.steps
+    assert result.held_out_loss is not None and result.model is not None
