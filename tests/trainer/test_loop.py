@@ -8,16 +8,18 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomli_w
 import torch
-from tiny_run import config, tables, trained
+from tiny_run import base_model, config, tables, trained
 from torch import Tensor
 
 from whet.cli import main
 from whet.errors import ModelError, OptionError, TargetError
 from whet.models.decoder import load_decoder
 from whet.recipe import Recipe, Step
+from whet.trainer.config import checked_config
 from whet.trainer.loop import TrainResult, run
 from whet.trainer.setup import set_up
 from whet.trainer.stops import stopping
@@ -206,3 +208,15 @@ def test_a_run_that_its_time_ends_is_scored(tmp_path: Path) -> None:
     result = trained(config(tmp_path, max_minutes=1e-6))
     assert result.stopped_by == "max_minutes" and result.step < result.steps
     assert result.held_out_loss is not None and result.model is not None
+
+
+def test_tokens_and_a_model_need_no_tokenizer(tmp_path: Path) -> None:
+    base = base_model(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (base / name).unlink(missing_ok=True)
+    (np.arange(4000) % 20).astype(np.uint16).tofile(tmp_path / "tokens.bin")
+    raw = tables(tmp_path, steps=3, data={"train": [str(tmp_path / "tokens.bin")], "dtype": "uint16"})
+    del raw["data"]["tokenizer"]
+    raw["model"] = {"directory": str(base)}
+    result = trained(checked_config(raw, "test"))
+    assert result.model is not None and not (result.model / "tokenizer.json").exists()
