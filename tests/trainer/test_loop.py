@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -220,3 +222,28 @@ def test_tokens_and_a_model_need_no_tokenizer(tmp_path: Path) -> None:
     raw["model"] = {"directory": str(base)}
     result = trained(checked_config(raw, "test"))
     assert result.model is not None and not (result.model / "tokenizer.json").exists()
+
+
+def test_the_live_page_and_prometheus_follow_a_run(tmp_path: Path) -> None:
+    """The page takes the steps once a second."""
+    said: list[str] = []
+    seen: dict[str, float] = {}
+
+    def say(line: str) -> None:
+        said.append(line)
+        if not line.startswith("step") or "12/12" not in line:
+            return
+        (url,) = [one.removeprefix("live page: ") for one in said if one.startswith("live page: ")]
+        end = time.monotonic() + 60
+        while seen.get("whet_steps_total") != 12 and time.monotonic() < end:
+            time.sleep(0.1)
+            with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+            pairs = [one.rsplit(" ", 1) for one in lines if not one.startswith("#")]
+            seen.update({name: float(value) for name, value in pairs})
+
+    run(set_up(config(tmp_path, log={"port": 0}), lambda line: None), resume=False, say=say)
+    assert seen["whet_steps_total"] == 12
+    assert seen["whet_samples_total"] == 12 * 8
+    assert seen["whet_tokens_total"] == 12 * 8 * 32
+    assert any(name.startswith("whet_phase_seconds_total") and "data" in name for name in seen)

@@ -151,9 +151,11 @@ class _Run:
         )
         with (
             closing(journal),
-            Monitor(config.out.name, port=config.log.port, show=config.log.port is not None, watch=False) as monitor,
+            Monitor(config.out.name, port=config.log.port, show=False, watch=False) as monitor,
         ):
             self._journal, self._monitor = journal, monitor
+            if monitor.url is not None:
+                self._say(f"live page: {monitor.url}")
             ended = self._loop()
         return self._result(ended)
 
@@ -178,7 +180,7 @@ class _Run:
             self._losses.append(loss)
             if self._step == first + NUM_STEPS:
                 self._tell()
-            self._monitor.step(num_tokens=tokens)
+            self._monitor.step(config.batch.global_batch_size, tokens)
             now = time.monotonic()
             self._seconds = before + now - began
             is_scored = self._step % config.evaluation.eval_interval == 0 or self._is_over()
@@ -196,7 +198,7 @@ class _Run:
         return ""
 
     def _next_batches(self) -> list[Any]:
-        with self._saving():
+        with self._monitor.data_wait(), self._saving():
             return self._trainer.next_batches()
 
     @contextmanager
