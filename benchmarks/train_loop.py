@@ -1,11 +1,11 @@
 """What the loop of `whet train` costs beside a bare loop with the same recipe, in pairs.
 
-    python benchmarks/train_loop.py --recipe DIR [--pairs 6] [--steps 60]
+    python benchmarks/train_loop.py --recipe DIR [--pairs 6] [--steps 50]
 
 The model is the Llama of 34 million parameters of train_peers_model.py, on batches of 8 x 256 tokens. The bare loop is
 that of train_peers_worker.py: transformers' model, batches in memory, `whet.prepare` with the recipe, and nothing else.
 `whet train` opens the same model from a Hugging Face directory, reads its batches from a file of tokens, writes
-log.jsonl and TensorBoard's files every 5 steps and a checkpoint every 20, and serves the live page. Each run is a
+log.jsonl and TensorBoard's files every 5 steps and a checkpoint every 50, and serves the live page. Each run is a
 process of its own. A pair is one run of each, in the order ABBA. A run makes --steps steps after 20 that warm it up;
 its rate is all tokens over all seconds between, with logging and checkpoints.
 
@@ -39,7 +39,7 @@ from whet.recipe import Recipe
 
 AIM = 0.98
 WARM_UP = 20
-SAVE_INTERVAL, LOG_INTERVAL = 20, 5
+SAVE_INTERVAL, LOG_INTERVAL = 50, 5
 BARE, TRAIN = "bare loop", "whet train"
 
 
@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", type=Path, required=True, help="what whet tune found for train_peers_model.py")
     parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=60, help="of a run, after the warm-up")
+    parser.add_argument("--steps", type=int, default=50, help="of a run, after the warm-up")
     parser.add_argument("--trial", action="store_true", help="a tiny model on a busy machine; write nothing")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -259,6 +259,24 @@ def _train_loop(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _tinyshakespeare(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Shakespeare, character by character",
+        f"`whet train examples/tinyshakespeare.toml` ends after {report['seconds'] / 60:.1f} minutes with a held-out "
+        f"loss of **{report['held_out_loss']:.4f}** nats a character; at most {report['goal']:.2f} within 15 minutes "
+        f"is {report['verdict']}.",
+        "",
+        "| step | tokens | minutes | training loss | held-out loss |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['step']} | {row['tokens']:,} | {row['seconds'] / 60:.1f} | {row['loss']:.4f} "
+        f"| {row['held_out_loss']:.4f} |"
+        for row in report["scores"]
+    ]
+    return lines
+
+
 SECTIONS: dict[str, Lines] = {
     "train_peers": _train_peers,
     "loss_kernel": _loss_kernel,
@@ -267,6 +285,7 @@ SECTIONS: dict[str, Lines] = {
     "prepare_overhead": _prepare_overhead,
     "checkpointing": _checkpointing,
     "train_loop": _train_loop,
+    "tinyshakespeare": _tinyshakespeare,
     "foreign_scripts": _foreign_scripts,
     "latentwire": _latentwire,
     "tokenising": _tokenising,
