@@ -119,7 +119,7 @@ class HiddenStates:
 
 @dataclass(frozen=True, eq=False)
 class Distillation:
-    """Compute the loss of a training with a teacher: called as loss(model, batch).
+    """Compute the loss of a training that has a teacher. It is called as loss(model, batch).
 
     The cross-entropy that the training's own loss takes is replaced by the distillation's, whatever comes before it:
     shifts, masks, several documents in a row. So both models need logits of the same shape.
