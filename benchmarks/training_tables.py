@@ -1,5 +1,6 @@
 """Write the tables of the benchmark scripts for training, and draw the ladder of techniques."""
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,29 @@ def _latentwire(report: dict[str, Any]) -> list[str]:
 
 def _loss_kernel(report: dict[str, Any]) -> list[str]:
     return ["## The last layer and its cross-entropy", *loss_kernel_lines(report, ratio_with_interval)]
+
+
+def _compression(report: dict[str, Any]) -> list[str]:
+    goal = report["goal"]
+    lines = [
+        "## Pruned and trained further",
+        f"The goal is {goal['flops']:.0%} of the operations at most, at a drop in quality of {goal['drop']:.0%} at "
+        "most. Both models are timed as they are, without other techniques.",
+        "",
+        "| model | operations | parameters | size on disk | quality | times as fast (95%) | goal | recipe |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        share = row["flops"][1] / row["flops"][0]
+        is_reached = share <= goal["flops"] and row["drop"] <= goal["drop"]
+        lines.append(
+            f"| {row['target']} | {row['flops'][0] / 1e6:,.0f} → {row['flops'][1] / 1e6:,.0f} million ({share:.0%}) "
+            f"| {row['parameters'][0] / 1e6:.2f} → {row['parameters'][1] / 1e6:.2f} million "
+            f"| {row['bytes'][0] / 1e6:.1f} → {row['bytes'][1] / 1e6:.1f} MB "
+            f"| {row['quality_name']}: {row['quality'][0]:.4f} → {row['quality'][1]:.4f} (drop {row['drop']:.1%}) "
+            f"| {ratio_with_interval(row)} | {'reached' if is_reached else 'missed'} | {row['recipe']} |"
+        )
+    return lines
 
 
 def _packed_attention(report: dict[str, Any]) -> list[str]:
@@ -218,6 +242,23 @@ def _checkpointing(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _train_loop(report: dict[str, Any]) -> list[str]:
+    rates = report["tokens_per_s"]
+    lines = [
+        "## The loop of whet train",
+        "Tokens a second of `whet train` with data from a file, log, TensorBoard, live page, and a checkpoint every "
+        f"{report['save_interval']} steps, beside a bare loop around transformers' model with the same recipe: "
+        f"{report['recipe']}. The goal is {report['aim']:g} at least.",
+        "",
+        "| | tokens/s, median | whet train over the bare loop (95%) | |",
+        "|---|---|---|---|",
+    ]
+    for name, found in rates.items():
+        cells = f"{ratio_with_interval(report)} | {report['verdict']}" if name == "whet train" else " | "
+        lines.append(f"| {name} | {statistics.median(found):,.0f} | {cells} |")
+    return lines
+
+
 SECTIONS: dict[str, Lines] = {
     "train_peers": _train_peers,
     "loss_kernel": _loss_kernel,
@@ -225,9 +266,11 @@ SECTIONS: dict[str, Lines] = {
     "loader": _loader,
     "prepare_overhead": _prepare_overhead,
     "checkpointing": _checkpointing,
+    "train_loop": _train_loop,
     "foreign_scripts": _foreign_scripts,
     "latentwire": _latentwire,
     "tokenising": _tokenising,
+    "compression": _compression,
     "selective_scan": scan_lines,
     "selective_models": model_lines,
 }

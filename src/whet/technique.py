@@ -227,6 +227,7 @@ class Technique(AnyTechnique):
         dtype_of: Returns the dtype that it computes in, by its options. None where it leaves the dtype alone.
         weight_scale_of: Returns the size of its weights as a fraction of their size in float32. None where the dtype
             determines it.
+        work_scale_of: Returns the operations as a fraction of the original's. None where all of them stay.
     """
 
     stage: Stage
@@ -238,3 +239,4 @@ class Technique(AnyTechnique):
     in_process: bool = False
     dtype_of: Callable[[Any], str] | None = None
     weight_scale_of: Callable[[Any], float] | None = None
+    work_scale_of: Callable[[Any], float] | None = None

@@ -57,7 +57,7 @@ def _parts(document: Path) -> list[list[str] | File]:
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("whet tune"):
-                    names = ",".join(TRAINING_TABLE if "train" in line else TABLE)
+                    names = ",".join(TRAINING_TABLE if "train" in line and "--training" not in line else TABLE)
                     line = _BUDGET.sub(f"--budget 4m --on-busy go-on --exclude {names}", line)
                 line = _SIZES.sub(r"\1", _PROCESSES.sub("--processes 1", line))
                 if line.startswith("whet audit"):

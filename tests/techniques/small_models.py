@@ -1,14 +1,20 @@
 """Small models of each shape that techniques look for, with inputs, as subjects ready to be tuned."""
 
+import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.workload import ExaminedWorkload, Workload, examine
+from whet.models.decoder.config import DecoderConfig
+from whet.models.decoder.fresh import fresh_decoder
+from whet.workload import ExaminedWorkload, TrainingWorkload, Workload, examine
+from whet.workload.training import Loss, OutputLoss
 
 
 class ConvNet(nn.Module):
@@ -153,4 +159,45 @@ EXAMINED: dict[str, Callable[[], ExaminedWorkload]] = {
     "conv_net": conv_net,
     "encoder": encoder,
     "hugging_face_like": hugging_face_like,
+}
+
+
+def trained_conv_net() -> ExaminedWorkload:
+    """The network with the training that it came from."""
+    workload = conv_net().workload
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(8, 16, 12, 12, generator=generator), torch.randint(0, 32, (8,), generator=generator))
+        for _ in range(4)
+    ]
+    return examine(replace(workload, training=_training(workload.model, OutputLoss(F.cross_entropy), batches)))
+
+
+def trained_decoder() -> ExaminedWorkload:
+    """A decoder with the training that it came from."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    config = DecoderConfig.model_validate({"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, **sizes})
+    generator = torch.Generator().manual_seed(0)
+    model = fresh_decoder(config, generator).eval()
+    rows = [torch.randint(0, 32, (4, 12), generator=generator) for _ in range(4)]
+    workload = Workload(model=model, inputs=[rows[0]], name="trained_decoder")
+    return examine(replace(workload, training=_training(model, next_token_loss, rows)))
+
+
+def next_token_loss(model: nn.Module, ids_BT: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids_BT)[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
+
+
+def _training(model: nn.Module, loss: Loss, batches: list[Any]) -> TrainingWorkload:
+    return TrainingWorkload(
+        model=copy.deepcopy(model),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        batches=batches,
+    )
+
+
+TRAINED: dict[str, Callable[[], ExaminedWorkload]] = {
+    "trained_conv_net": trained_conv_net,
+    "trained_decoder": trained_decoder,
 }

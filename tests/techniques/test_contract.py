@@ -23,7 +23,7 @@ import pytest
 import torch
 from reloading import RELOAD
 from safetensors.torch import load_file, save_file
-from small_models import EXAMINED, branching
+from small_models import EXAMINED, TRAINED, branching
 from torch import Tensor
 
 import whet.techniques
@@ -42,6 +42,8 @@ HEADINGS = ("What", "When it helps", "When it hurts", "Numerics", "Composes", "S
 
 # The largest difference to the original, as a fraction of its largest output, that each technique's card allows for.
 TOLERANCES = {
+    "prune_channels": math.inf,  # another model: the quality decides
+    "prune_decoder": math.inf,
     "fuse_conv_bn": 1e-4,
     "sdpa_attention": 1e-4,
     "fuse_qkv": 1e-5,
@@ -63,7 +65,22 @@ TOLERANCES = {
 OPTION_TOLERANCES = {"bf16": 3e-2, "fp16": 5e-3, "int8": 0.2}  # where an option chooses a backend's precision
 
 # Techniques that take seconds to apply: their defaults only, and one model.
-COSTLY = frozenset({"torch_compile", "inductor", "openvino", "onnxruntime", "int8_static", "keep_precision"})
+COSTLY = frozenset(
+    {
+        "torch_compile",
+        "inductor",
+        "openvino",
+        "onnxruntime",
+        "int8_static",
+        "keep_precision",
+        "prune_channels",
+        "prune_decoder",
+    }
+)
+
+# Techniques that train a smaller model, on models that a training goes with, for a few steps.
+TRAINING = frozenset({"prune_channels", "prune_decoder"})
+FEW_STEPS = {"steps": 4}
 
 # Techniques for CPUs alone: on a GPU each refuses, and says that it is for the CPU.
 FOR_CPUS = frozenset(
@@ -148,6 +165,8 @@ def test_contract_on_a_gpu(name, gpu, machine, reload, tmp_path, monkeypatch) ->
 def _hold_to_contract(name: str, machine: Machine, reload: Reload, directory: Path, device: str) -> None:
     assert name in TOLERANCES, f"say in TOLERANCES how close {name} stays to the original"
     default = TABLE[name].options()
+    if name in TRAINING:
+        default = dataclasses.replace(default, **FEW_STEPS)
     applied: set[Any] = set()
     reasons = []
     for i, case in enumerate(_cases(TABLE[name], device)):
@@ -179,6 +198,10 @@ def _hold_to_contract(name: str, machine: Machine, reload: Reload, directory: Pa
 def _cases(technique: Technique, device: str) -> Iterator[Case]:
     """The default options on every model, then each option's other values, which need only one model that they fit."""
     defaults = {name: values[0] for name, values in technique.space.items()}
+    if technique.name in TRAINING:
+        for model in TRAINED:
+            yield Case(technique, technique.options(**defaults | FEW_STEPS), _subject(model, device))
+        return
     chosen = [defaults]
     if technique.name not in COSTLY:
         chosen += [{**defaults, name: value} for name, values in technique.space.items() for value in values[1:]]
@@ -192,7 +215,7 @@ def _cases(technique: Technique, device: str) -> Iterator[Case]:
 @functools.cache
 def _subject(name: str, device: str) -> ExaminedWorkload:
     """Built once for all techniques: none may change it, which is tested."""
-    examined = branching() if name == "branching" else EXAMINED[name]()
+    examined = branching() if name == "branching" else {**EXAMINED, **TRAINED}[name]()
     return examined if device == "cpu" else examine(on_device(examined.workload, device))
 
 

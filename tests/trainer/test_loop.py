@@ -6,18 +6,22 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomli_w
 import torch
-from tiny_run import config, tables, trained
+from tiny_run import base_model, config, tables, trained
 from torch import Tensor
 
 from whet.cli import main
 from whet.errors import ModelError, OptionError, TargetError
 from whet.models.decoder import load_decoder
 from whet.recipe import Recipe, Step
+from whet.trainer.config import checked_config
 from whet.trainer.loop import TrainResult, run
 from whet.trainer.setup import set_up
 from whet.trainer.stops import stopping
@@ -200,3 +204,46 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_that_its_time_ends_is_scored(tmp_path: Path) -> None:
+    result = trained(config(tmp_path, max_minutes=1e-6))
+    assert result.stopped_by == "max_minutes" and result.step < result.steps
+    assert result.held_out_loss is not None and result.model is not None
+
+
+def test_tokens_and_a_model_need_no_tokenizer(tmp_path: Path) -> None:
+    base = base_model(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (base / name).unlink(missing_ok=True)
+    (np.arange(4000) % 20).astype(np.uint16).tofile(tmp_path / "tokens.bin")
+    raw = tables(tmp_path, steps=3, data={"train": [str(tmp_path / "tokens.bin")], "dtype": "uint16"})
+    del raw["data"]["tokenizer"]
+    raw["model"] = {"directory": str(base)}
+    result = trained(checked_config(raw, "test"))
+    assert result.model is not None and not (result.model / "tokenizer.json").exists()
+
+
+def test_the_live_page_and_prometheus_follow_a_run(tmp_path: Path) -> None:
+    """The page takes the steps once a second."""
+    said: list[str] = []
+    seen: dict[str, float] = {}
+
+    def say(line: str) -> None:
+        said.append(line)
+        if not line.startswith("step") or "12/12" not in line:
+            return
+        (url,) = [one.removeprefix("live page: ") for one in said if one.startswith("live page: ")]
+        end = time.monotonic() + 60
+        while seen.get("whet_steps_total") != 12 and time.monotonic() < end:
+            time.sleep(0.1)
+            with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+            pairs = [one.rsplit(" ", 1) for one in lines if not one.startswith("#")]
+            seen.update({name: float(value) for name, value in pairs})
+
+    run(set_up(config(tmp_path, log={"port": 0}), lambda line: None), resume=False, say=say)
+    assert seen["whet_steps_total"] == 12
+    assert seen["whet_samples_total"] == 12 * 8
+    assert seen["whet_tokens_total"] == 12 * 8 * 32
+    assert any(name.startswith("whet_phase_seconds_total") and "data" in name for name in seen)

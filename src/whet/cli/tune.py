@@ -24,6 +24,7 @@ from whet.tuner.outlook import going_on
 from whet.tuner.result import Objective, Result
 from whet.tuner.tuning import tune as run_tune
 from whet.tuner.verdict import out_of_reach
+from whet.workloads.fine_tuning import with_training
 
 _EXIT_CODES = {"failed": 1, "inconclusive": INCONCLUSIVE}
 _LONGEST = 100  # characters of a directory's name; file systems take 255 bytes
@@ -39,6 +40,12 @@ _Targets = Annotated[
 ]
 _Train = Annotated[
     Path | None, typer.Option(metavar="FILE", help="a text file to train hf:DIR on: tune its training, not its calls")
+]
+_Training = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TARGET", help="the training that the model came from, such as digits-cnn-training: prune the model too"
+    ),
 ]
 _Objective = Annotated[
     Objective, typer.Option(metavar="GOAL", help="what to improve: latency, throughput, memory or size")
@@ -93,6 +100,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as 
 def tune(
     targets: _Targets,
     train: _Train = None,
+    training: _Training = None,
     objective: _Objective = "latency",
     max_drop: _MaxDrop = None,
     max_slowdown: _MaxSlowdown = MAX_SLOWDOWN,
@@ -118,6 +126,7 @@ def tune(
     if tune_script.is_command(targets):
         for_models = {
             "--train": train,
+            "--training": training,
             f"--objective {objective}": objective not in ("latency", "throughput"),
             "--allow-batch": allow_batch,
             "--max-memory": max_memory,
@@ -150,7 +159,7 @@ def tune(
     wait_s = seconds("--busy-wait", busy_wait)
     OnBusy.checked(on_busy)
     verdicts = set()
-    for target in [_on_text(target, train) for target in targets]:
+    for target in [_with(target, train, training) for target in targets]:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
         again = partial(command_line, target, on_busy=on_busy, busy_wait_s=wait_s, as_json=as_json, resume=True)
         busy = {"on_busy": on_busy, "busy_wait_s": wait_s}
@@ -208,6 +217,13 @@ def _show_rest(console: Console, result: Result, options: dict[str, Any], again:
     command = again(**{**options, "budget_s": budget_s}, out=Path(result.out))
     line = going_on(num_untried, command, was_busy=bool(result.busy))
     console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _with(target: str, file: Path | None, training: str | None) -> str:
+    """Return the target with the file to train on, or the training that it came from, among its options."""
+    if file is not None and training is not None:
+        raise OptionError("--train tunes a training, and --training goes with a model to run; leave one of them out")
+    return _on_text(target, file) if training is None else with_training(target, training)
 
 
 def _on_text(target: str, file: Path | None) -> str:

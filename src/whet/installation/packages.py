@@ -19,6 +19,7 @@ from whet.errors import reason
 _LIMIT_S = 90.0  # for the imports of all packages together
 _MODULES = {  # where a package's module has another name
     "scikit-learn": "sklearn",
+    "torch-pruning": "torch_pruning",
     "nvidia-ml-py": "pynvml",
     "markdown-it-py": "markdown_it",
     "mkdocs-material": "material",
@@ -35,6 +36,7 @@ EXTRAS = {
     "monitor": "the page and the metrics of whet monitor",
     "serve": "whet serve, and whet bench-serve with a model",
     "train": "whet train: tokenizers, TensorBoard, and the live page",
+    "compress": "the technique prune_channels",
     "lora": "whet train with a [lora] table: peft, and transformers",
 }
 """Each extra, with what needs it."""

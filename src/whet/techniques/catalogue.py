@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from whet.auditor.card import read_sections
 from whet.errors import OptionError
 from whet.machine import describe
+from whet.models.decoder.config import DecoderConfig
+from whet.models.decoder.fresh import fresh_decoder
 from whet.technique import Technique
 from whet.techniques import TABLE
 from whet.techniques.applicability import options_that_apply
-from whet.workload import ExaminedWorkload, InferenceWorkload, examine
+from whet.workload import ExaminedWorkload, InferenceWorkload, TrainingWorkload, examine
 
 MEASURED = Path(__file__).with_name("measured.json")  # written by benchmarks/results.py
 _NUM_LINEAR = 16  # with fewer, keep_precision could not leave 16 layers in floating point and still quantise one
@@ -173,8 +175,10 @@ def _measured_rows() -> tuple[tuple[str, MeasuredRow], ...]:
 
 
 def _here(technique: Technique) -> TechniqueHere:
-    examined = _sample(has_graph=not technique.in_process)
-    options, _, reason = options_that_apply(technique, examined, describe())
+    options, _, reason = options_that_apply(technique, _sample(has_graph=not technique.in_process), describe())
+    if options is None:
+        as_decoder, _, other = options_that_apply(technique, _decoder_sample(), describe())
+        options, reason = as_decoder, reason if as_decoder is None else other
     refused = {
         name: tuple(value for value in values if value not in (options or {}).get(name, ()))
         for name, values in technique.space.items()
@@ -198,8 +202,27 @@ def _sample(*, has_graph: bool) -> ExaminedWorkload:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = _Sample(has_graph).eval()
-        workload = InferenceWorkload(model=model, inputs=[torch.randn(2, 32, 4, 4)], name="sample")
+        x = torch.randn(2, 32, 4, 4)
+        workload = InferenceWorkload(model=model, inputs=[x], name="sample", training=_training_of(model, x))
     return examine(workload, with_quality=False, with_effects=False)
+
+
+@cache
+def _decoder_sample() -> ExaminedWorkload:
+    """Return a small decoder, for the techniques that take nothing else."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = DecoderConfig.model_validate({"vocab_size": 32, **sizes})
+    model = fresh_decoder(config, torch.Generator().manual_seed(0)).eval()
+    ids = torch.arange(8)[None]
+    workload = InferenceWorkload(model=model, inputs=[ids], name="decoder", training=_training_of(model, ids))
+    return examine(workload, with_quality=False, with_effects=False)
+
+
+def _training_of(model: nn.Module, inputs: Tensor) -> TrainingWorkload:
+    """Return a training of a sample, which nobody runs."""
+    return TrainingWorkload(
+        model=model, loss=lambda module, x: module(x).square().mean(), optimizer=torch.optim.SGD, batches=[inputs]
+    )
 
 
 class _Sample(nn.Module):

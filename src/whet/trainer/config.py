@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from whet.errors import OptionError, TargetError
 from whet.trainer.fine_tuning import DistillSection, LoraSection
+from whet.trainer.prune_section import PruneSection
 from whet.trainer.section import Count, Rate, Section, Share
 
 
@@ -220,6 +221,7 @@ class TrainConfig(Section):
     log: LogSection = LogSection()
     distill: DistillSection | None = None
     lora: LoraSection | None = None
+    prune: PruneSection | None = None
 
     @model_validator(mode="after")
     def _warms_up(self) -> "TrainConfig":
@@ -228,11 +230,25 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _prunes_in_time(self) -> "TrainConfig":
+        if self.prune is not None and self.lora is not None:
+            raise ValueError("[prune] changes the weights that an adapter of [lora] stands on; leave one of them out")
+        if self.prune is None or self.prune.kind != "unstructured":
+            return self
+        last = self.prune.last_cut(self.steps)
+        if not self.prune.begin_step <= last <= self.steps:
+            raise ValueError(
+                f"prune.begin_step is {self.prune.begin_step} and prune.end_step {last}; they must rise, and lie "
+                f"within the {self.steps} steps of the run"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits_task(self) -> "TrainConfig":
         is_other = self.task == "language"
         given = [f"data.{key}" for key in _OF_DATA[not is_other] if key in self.data.model_fields_set]
         if not is_other:
-            given += [name for name in ("distill", "lora") if getattr(self, name) is not None]
+            given += [name for name in ("distill", "lora", "prune") if getattr(self, name) is not None]
             if self.evaluation.prompt is not None:
                 given.append("evaluation.prompt")
             if self.model.directory is None:

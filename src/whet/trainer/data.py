@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import OptionError, TargetError, foreign
+from whet.tokenizer_files.reading import FILE as TOKENIZER
 from whet.trainer.config import DataSection, TrainConfig
 from whet.trainer.model import Batch
 from whet.training.packing import TokenBatch
@@ -250,9 +251,10 @@ def _tokenizer(section: DataSection, model: Path | None) -> LoadedTokenizer | No
         return load_tokenizer(CHARACTERS, characters)
     if section.tokenizer is not None:
         return load_tokenizer(section.tokenizer)
-    if model is not None:
+    is_text = any(path.suffix not in _TOKENS for path in section.train)
+    if model is not None and (is_text or (model / TOKENIZER).is_file()):
         return load_tokenizer(model)
-    if any(path.suffix not in _TOKENS for path in section.train):
+    if is_text:
         raise OptionError(
             "data.tokenizer is missing: name characters, bytes, a tokenizer.json or a directory with one; it splits "
             "the text into tokens"

@@ -19,6 +19,7 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.trainer.export import write_model
 from whet.trainer.journal import Journal, Line
 from whet.trainer.memory_parts import check_memory, memory_told
+from whet.trainer.pruning import gradual_pruning
 from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
@@ -136,9 +137,10 @@ class _Run:
             check_memory(self._setup)
             workload = self._setup.workload(self._step)
             prepared = PreparedTrainer(workload, _fitting(workload, self._setup.steps))
+            self._pruning = gradual_pruning(config, workload.model)
         self._trainer = prepared.trainer
         if state is not None:
-            restore(self._trainer, state)
+            restore(self._trainer, state, self._pruning)
             self._say(f"going on after step {self._step} of {config.steps}")
         self._prepared, self._notes = prepared, list(self._setup.notes)
         for note in self._notes:
@@ -149,9 +151,11 @@ class _Run:
         )
         with (
             closing(journal),
-            Monitor(config.out.name, port=config.log.port, show=config.log.port is not None, watch=False) as monitor,
+            Monitor(config.out.name, port=config.log.port, show=False, watch=False) as monitor,
         ):
             self._journal, self._monitor = journal, monitor
+            if monitor.url is not None:
+                self._say(f"live page: {monitor.url}")
             ended = self._loop()
         return self._result(ended)
 
@@ -167,6 +171,8 @@ class _Run:
                 self._pure_s += time.perf_counter() - step_began
                 tokens = self._setup.data.tokens_of(self._step)
             self._step += 1
+            if self._pruning is not None:
+                self._pruning.after_step(self._step)
             self._pure_tokens += tokens
             self._tokens += tokens
             line_tokens += tokens
@@ -174,10 +180,10 @@ class _Run:
             self._losses.append(loss)
             if self._step == first + NUM_STEPS:
                 self._tell()
-            self._monitor.step(num_tokens=tokens)
+            self._monitor.step(config.batch.global_batch_size, tokens)
             now = time.monotonic()
             self._seconds = before + now - began
-            is_scored = self._step % config.evaluation.eval_interval == 0 or self._step == config.steps
+            is_scored = self._step % config.evaluation.eval_interval == 0 or self._is_over()
             if is_scored or self._ends() or self._step % config.log.log_interval == 0:
                 rate = line_tokens / max(now - line_began, 1e-9)
                 with self._saving():
@@ -192,7 +198,7 @@ class _Run:
         return ""
 
     def _next_batches(self) -> list[Any]:
-        with self._saving():
+        with self._monitor.data_wait(), self._saving():
             return self._trainer.next_batches()
 
     @contextmanager
@@ -216,9 +222,12 @@ class _Run:
 
     def _ends(self) -> bool:
         """Return whether the run ends with the latest step."""
+        return self._is_over() or bool(self._stop.name)
+
+    def _is_over(self) -> bool:
+        """Return whether all steps are made, or the time is up."""
         minutes = self._config.max_minutes
-        is_over = minutes is not None and self._seconds >= 60 * minutes
-        return self._step == self._config.steps or bool(self._stop.name) or is_over
+        return self._step == self._config.steps or (minutes is not None and self._seconds >= 60 * minutes)
 
     def _check(self, loss: float) -> None:
         """Check that the loss of the latest step is one of a sound training.
@@ -305,7 +314,7 @@ class _Run:
             "scores": self._scores,
             "losses": self._losses,
         }
-        state = state_of(self._trainer, values, saves_frozen=self._config.lora is None)
+        state = state_of(self._trainer, values, self._pruning, saves_frozen=self._config.lora is None)
         self._checkpoints.save(self._step, state, wait=wait)
         self._saved = self._step
 
@@ -313,6 +322,10 @@ class _Run:
         config = self._config
         model = None
         if not ended or ended == "max_minutes":
+            if self._pruning is not None:
+                self._pruning.masks.make_permanent()
+                self._notes.append(f"pruned: {self._pruning.masks.sparsity:.1%} of the matrices' weights are zero")
+                self._say(self._notes[-1])
             model = write_model(self._setup, self._trainer.model, config.out / MODEL)
         return TrainResult(
             directory=config.out,

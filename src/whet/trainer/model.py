@@ -18,6 +18,7 @@ from whet.models.decoder.reference import Decoder, load_decoder
 from whet.trainer.free_memory import check_room
 from whet.training.packed_attention import Documents
 from whet.training.packing import IGNORED
+from whet.training.pruning.decoders import Kept, changed_config, cut_decoder
 
 Batch = dict[str, Tensor]
 """Hold "ids" and "targets", int64 [B, T]; where documents share rows, "positions" and "documents" [B, T] too."""
@@ -34,6 +35,7 @@ class TrainedModel:
         max_tokens: The most tokens of a row; None for any.
         logits: Maps the model, ids [B, T], positions [B, T] and a mask [B, 1, T, T], or None, to logits [B, T, V].
         write: Writes the model into an empty directory, given weights by name and the ids of special tokens.
+        given: The keys of the config.json of a model of models/; None where transformers runs the model.
     """
 
     module: nn.Module
@@ -42,6 +44,7 @@ class TrainedModel:
     max_tokens: int | None
     logits: Callable[[nn.Module, Tensor, Tensor | None, Tensor | None], Tensor]
     write: Callable[[Path, Mapping[str, Tensor], Mapping[str, int]], None]
+    given: Mapping[str, Any] | None = None
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the targets of a batch, in nats a token."""
@@ -130,7 +133,22 @@ def _of_decoder(decoder: Decoder, given: Mapping[str, Any]) -> TrainedModel:
         max_tokens=config.max_position_embeddings,
         logits=logits,
         write=write,
+        given=given,
     )
+
+
+def cut_model(model: TrainedModel, kept: Kept) -> TrainedModel:
+    """Return a model without the parts that are not kept; the one given stays as it is.
+
+    Args:
+        model: A model of models/.
+        kept: What stays of it.
+    """
+    assert model.given is not None
+    assert isinstance(model.module, Decoder)
+    small = cut_decoder(model.module, kept)
+    assert isinstance(small, Decoder)
+    return _of_decoder(small, {**model.given, **changed_config(model.module, kept)})
 
 
 def _of_transformers(directory: Path, seed: int) -> TrainedModel:

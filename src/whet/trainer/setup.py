@@ -15,6 +15,7 @@ from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
 from whet.trainer.lora import with_lora
 from whet.trainer.model import Batch, TrainedModel, new_model, open_model
+from whet.trainer.pruning import check_structured, cut_to_size
 from whet.trainer.teacher import Teacher, open_teacher
 from whet.trainer.workload import workload_of
 from whet.training.tokens.file_digests import tokens_cache, weights_digest
@@ -23,7 +24,7 @@ from whet.workload import TrainingWorkload
 ACCUMULATION = "accumulation"
 # What must not change between two starts of a run: it would be another training.
 _FIXED = ("seed", "model", "batch", "optimizer")  # besides the recipe and the data
-_FIXED_IF_THERE = ("distill", "lora")
+_FIXED_IF_THERE = ("distill", "lora", "prune")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class SetUp:
         """Return a digest of each part of the configuration that must stay as it is while a run goes on."""
         found = {name: _digest(getattr(self.config, name)) for name in _FIXED}
         lora = self.config.lora  # how it is written may change
-        sections = {"distill": self.config.distill, "lora": lora and lora.model_copy(update={"merge": True})}
+        merged = lora and lora.model_copy(update={"merge": True})
+        sections = {"distill": self.config.distill, "lora": merged, "prune": self.config.prune}
         found |= {name: _digest(section) for name, section in sections.items() if section is not None}
         recipe = _digest([step.model_dump(mode="json") for step in self.steps])
         return {**found, **self.files, "recipe": recipe, "data": self.data.digest}
@@ -94,6 +96,9 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
     model, data = open_classification(config) if config.task == "classification" else _language(config, say)
     _check(config, model, data)
     steps, notes = _techniques(config)
+    if isinstance(data, RunData):
+        model, pruned = cut_to_size(config, model, data)
+        notes = (*notes, *pruned)
     files: dict[str, str] = {}
     if config.lora is not None:
         if directory is None:
@@ -112,6 +117,8 @@ def _language(config: TrainConfig, say: Callable[[str], None]) -> tuple[TrainedM
     """Return the language model of a configuration, and its data."""
     directory = config.model.directory
     opened = None if directory is None else open_model(directory, config.seed)
+    if opened is not None:
+        check_structured(config, opened)
     data = open_data(config, directory, say)
     return opened or new_model(config.model.config, data.vocab_size, config.seed), data
 

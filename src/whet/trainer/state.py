@@ -12,6 +12,7 @@ from whet.training.checkpoints import (
     optimizer_tensors,
 )
 from whet.training.checkpoints.state import MODEL
+from whet.training.pruning.gradual import GradualPruning
 from whet.workload.training import Trainer
 
 RUN = "run"  # the part of a checkpoint that the loop itself keeps
@@ -19,12 +20,19 @@ _SCHEDULE = "schedule"
 _OF_SCHEDULE = ("last_epoch", "base_lrs", "_last_lr", "_step_count")
 
 
-def state_of(trainer: Trainer, values: dict[str, Any], *, saves_frozen: bool = True) -> TrainingState:
+def state_of(
+    trainer: Trainer,
+    values: dict[str, Any],
+    pruning: GradualPruning | None = None,
+    *,
+    saves_frozen: bool = True,
+) -> TrainingState:
     """Return the state of a training between two steps. Tensors are not copied.
 
     Args:
         trainer: The training.
         values: What the loop keeps: numbers, texts, and lists and dicts of these.
+        pruning: What holds weights at zero; None where nothing does.
         saves_frozen: Whether parameters are saved that are not trained. `restore` needs none of them.
     """
     kept: dict[str, Any] = {RUN: values}
@@ -36,7 +44,8 @@ def state_of(trainer: Trainer, values: dict[str, Any], *, saves_frozen: bool = T
         frozen = _frozen(trainer)
         model = TrainingState({name: x for name, x in model.tensors.items() if name not in frozen})
     found = TrainingState(values=kept) | model
-    return found | optimizer_tensors(trainer.model, trainer.optimizer) | generator_state()
+    found = found | optimizer_tensors(trainer.model, trainer.optimizer) | generator_state()
+    return found if pruning is None else found | pruning.state()
 
 
 def _frozen(trainer: Trainer) -> set[str]:
@@ -45,12 +54,13 @@ def _frozen(trainer: Trainer) -> set[str]:
     return {f"{MODEL}.{name}" for name, p in parameters if not p.requires_grad}
 
 
-def restore(trainer: Trainer, state: TrainingState) -> None:
+def restore(trainer: Trainer, state: TrainingState, pruning: GradualPruning | None = None) -> None:
     """Put the state of a training back.
 
     Args:
         trainer: The training, made of the same model, optimiser and recipe.
         state: What `state_of` returned.
+        pruning: What holds weights at zero; None where nothing does.
 
     Raises:
         CheckpointError: The state is another training's.
@@ -59,6 +69,8 @@ def restore(trainer: Trainer, state: TrainingState) -> None:
     own = model_tensors(trainer.model).tensors
     frozen = {name: own[name] for name in _frozen(trainer) if name not in state.tensors}
     load_model(trainer.model, TrainingState({**state.tensors, **frozen}, state.values))
+    if pruning is not None:
+        pruning.restore(state)
     load_optimizer(trainer.model, trainer.optimizer, state)
     if trainer.scheduler is not None:
         # The functions of the schedule are those of the configuration.

@@ -119,14 +119,14 @@ class HiddenStates:
 
 @dataclass(frozen=True, eq=False)
 class Distillation:
-    """Compute the loss of a training that has a teacher. It is called as loss(model, batch).
+    """Compute the loss of a training with a teacher. It is called as loss(model, batch).
 
     The cross-entropy that the training's own loss takes is replaced by the distillation's, whatever comes before it:
     shifts, masks, several documents in a row. So both models need logits of the same shape.
 
     Attributes:
         loss: The training's own loss. It takes torch.nn.functional.cross_entropy of logits and classes.
-        teacher: The teacher. It stays in evaluation mode and gets no gradients.
+        teacher: The model that teaches. It stays in evaluation mode and gets no gradients.
         temperature: What the logits are divided by for the teacher's term.
         alpha: The weight of the teacher's term, from 0 to 1.
         teacher_loss: The training's loss for the teacher, where it is called otherwise; None for the same.

@@ -39,11 +39,13 @@ class Made:
         artefact: The loaded artefact.
         notes: What its techniques report, and why its batch is fixed.
         fixed_batch: The only batch size that it takes; None for any.
+        reference: What it must answer like: the workload, or one with the smaller model that a technique made of it.
     """
 
     artefact: Artefact
     notes: tuple[str, ...]
     fixed_batch: int | None
+    reference: ExaminedWorkload
 
 
 def with_free_batch(examined: ExaminedWorkload) -> tuple[ExaminedWorkload, BatchDimension]:
@@ -79,16 +81,16 @@ def make(examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, bat
     """
     if not batch.freed:
         made = _make(examined, steps, directory, batch.size if batch.reason else None, batch.reason)
-        if not batch.reason and (wrong := _disagreement(examined, made.artefact, batch.size).wrong):
+        if not batch.reason and (wrong := _disagreement(made.reference, made.artefact, batch.size).wrong):
             raise TargetError(wrong)
         return made
     try:
         made = _make(examined, steps, directory, None, "")
         answers = made.artefact.run(*examined.flat_calibration[0])  # raises where a condition on sizes is broken
-        if _is_broken(answers, examined.outputs[0]):
+        if _is_broken(answers, made.reference.outputs[0]):
             found = _Disagreement("built with a free batch, the variant answers its own inputs wrongly")
         else:
-            found = _disagreement(examined, made.artefact, batch.size)
+            found = _disagreement(made.reference, made.artefact, batch.size)
         if not found.wrong and found.refused in ((), (1,)):
             return replace(made, notes=(*made.notes, _REFUSES_ONE)) if found.refused else made
         why = found.wrong or found.reason
@@ -107,7 +109,7 @@ def _make(
     candidate = build(examined, steps)
     if fixed_batch is not None:
         candidate = replace(candidate, notes=(*candidate.notes, f"fixed to batch {fixed_batch}: {why}"))
-    return Made(load(candidate.save(directory)), candidate.notes, fixed_batch)
+    return Made(load(candidate.save(directory)), candidate.notes, fixed_batch, candidate.examined)
 
 
 @dataclass(frozen=True)

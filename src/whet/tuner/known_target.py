@@ -25,6 +25,7 @@ from whet.workloads.handover import open_target
 
 INPUTS = "inputs.safetensors"
 OUTPUTS = "outputs.pt"
+KEPT = "kept"  # the directory of what techniques keep for later processes of the same search
 
 _SAMPLED = 4096  # about how many values of each tensor go into the digest of a target
 _MAX_OUTPUT_BYTES = 2**28
@@ -89,7 +90,13 @@ class KnownTarget(BaseModel):
         else:
             examined = ExaminedWorkload(workload, self.signature, outputs, None, (), self.effects, self.shared)
             examined = replace(examined, depends_on_grad_mode=self.depends_on_grad_mode)
-        return replace(examined, signature=self.signature, score=self.score, sample_scores=self.sample_scores)
+        return replace(
+            examined,
+            signature=self.signature,
+            score=self.score,
+            sample_scores=self.sample_scores,
+            kept_in=self.directory / KEPT,
+        )
 
     def _known_outputs(self, workload: InferenceWorkload) -> tuple[tuple[Tensor, ...], ...] | None:
         """Return the original's outputs by calibration batch; None where the workload differs from the examined one."""

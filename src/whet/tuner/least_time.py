@@ -23,7 +23,7 @@ def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, s
 
 def recipe_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
     """Return the seconds that the model's operations and bytes need at the machine's limits, in the recipe's dtype."""
-    dtype, weight_scale = profile.dtype, None
+    dtype, weight_scale, work_scale = profile.dtype, None, 1.0
     for step in steps:
         technique = technique_of(step)
         options = technique.options(**step.options)
@@ -31,8 +31,10 @@ def recipe_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> fl
             dtype = technique.dtype_of(options)
         if technique.weight_scale_of is not None:
             weight_scale = technique.weight_scale_of(options)
+        if technique.work_scale_of is not None:
+            work_scale *= technique.work_scale_of(options)
     scale = element_bytes(dtype) / element_bytes(profile.dtype)
-    return least_time_s(
+    return work_scale * least_time_s(
         profile,
         limits,
         dtype=limits.faster(dtype),

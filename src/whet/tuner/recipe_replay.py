@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from whet.recipe import Step
 from whet.tuner.agreement import agree
 from whet.tuner.batch import with_free_batch
 from whet.tuner.build import refusals
-from whet.tuner.known_target import INPUTS, write_inputs
+from whet.tuner.known_target import INPUTS, KEPT, write_inputs
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.target_examination import AGREEMENT, architecture, checkpoint_bytes
 from whet.tuner.trial import judge, make_variant
@@ -108,6 +109,7 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
         doubts.append(doubt)
         refuse(doubts, force=request.force)
     examined, batch = with_free_batch(examine(workload))
+    examined = replace(examined, kept_in=request.directory.parent / KEPT)  # a recipe may be built twice
     num_threads = torch.get_num_threads()  # the recipe may change it when it is loaded
     dropped = refusals(request.steps, examined, describe())
     names = {step.technique for step, _ in dropped}

@@ -187,6 +187,8 @@ def _variant(technique: Technique, step: Step, profile: Profile, limits: Limits)
 
 def _weight_scale(technique: Technique, options: Any) -> float:
     """Return the size of a technique's weights as a fraction of float32's; 1.0 where it leaves them alone."""
+    if technique.work_scale_of is not None:
+        return technique.work_scale_of(options)
     if technique.weight_scale_of is not None:
         return technique.weight_scale_of(options)
     if technique.dtype_of is not None:
@@ -288,10 +290,17 @@ class Space:
 
         It is the product of its techniques' bounds, but no more than the best bound of all techniques. That best bound,
         which takes away all overhead and computes in the smallest dtype at the machine's limit, leaves nothing for
-        another technique to gain.
+        another technique to gain. Only a technique that leaves fewer operations gains beyond it.
         """
-        ceiling = max((entry.most for entry in self.techniques.values()), default=1.0)
-        return min(ceiling, math.prod(self.techniques[step.technique].bound(step) for step in steps))
+        fewer = [step for step in steps if self._leaves_fewer(step.technique)]
+        others = [entry for name, entry in self.techniques.items() if not self._leaves_fewer(name)]
+        ceiling = max((entry.most for entry in others), default=1.0)
+        rest = math.prod(self.techniques[step.technique].bound(step) for step in steps if step not in fewer)
+        return min(ceiling, rest) * math.prod(self.techniques[step.technique].bound(step) for step in fewer)
+
+    def _leaves_fewer(self, name: str) -> bool:
+        """Return whether a technique leaves fewer operations to compute."""
+        return getattr(self.table[name], "work_scale_of", None) is not None
 
     def shrink(self, steps: Sequence[Step]) -> float:
         """Return how many times smaller a recipe makes the memory: the largest factor of any of its steps."""

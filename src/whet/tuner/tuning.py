@@ -43,6 +43,7 @@ from whet.tuner.target_examination import ExaminationRequest, examine_target
 from whet.tuner.training.tuning import TrainingPlan, tune_training
 from whet.tuner.trial_context import TrialContext
 from whet.workload import Quality, TrainingWorkload, Workload
+from whet.workloads.fine_tuning import trained_by, with_training
 from whet.workloads.handover import hand_over
 from whet.workloads.target import check_name, is_training
 from whet.workloads.text_encoder import identity_of
@@ -101,6 +102,7 @@ def tune(
     *,
     quality: Quality | None = None,
     calibration: Sequence[Batch] = (),
+    training: str | TrainingWorkload | None = None,
     objective: Objective = "latency",
     max_drop: float | None = None,
     max_slowdown: float = MAX_SLOWDOWN,
@@ -125,6 +127,8 @@ def tune(
         inputs: For a module, one batch (a tensor, a tuple, a dict) or a list of batches.
         quality: How outputs are scored. Without one, their agreement with the original's outputs is judged.
         calibration: Batches for quantisers, and for comparing outputs; `inputs` by default.
+        training: The training that the model came from, or its name, for techniques that prune the model and train it
+            further. Without one, nothing is pruned.
         objective: What to improve: "latency", "throughput", "memory" or "size".
         max_drop: The allowed drop in quality, as a fraction of the original's; 0.01 by default. Without a quality: the
             allowed distance of the outputs from the original's (records.Agreement.distance). For a training: the
@@ -153,6 +157,7 @@ def tune(
         WhetError: Anything the user can mend, before anything is written.
     """
     if isinstance(target, str):
+        target = _named(target, training)
         check_name(target)
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s, max_slowdown, allow_batch=allow_batch)
     place = "" if out is None else os.fspath(out)
@@ -160,13 +165,15 @@ def tune(
     listener = listener or Listener()
     patience = Patience(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
     if isinstance(target, TrainingWorkload) or is_training(target):
+        if training is not None:
+            raise OptionError("training goes with a model to run; this target is a training itself")
         return _trained(plan, _prepared(target, inputs, quality, calibration), patience, listener)
     may_be_training = isinstance(target, str) and ":" in target and not target.startswith("hf:")
     if not may_be_training:
         goal.check_for_model()
     check_excluded(plan.exclude, {**TABLE, **TRAINING_TABLE} if may_be_training else TABLE)
     try:
-        prepared = _prepared(target, inputs, quality, calibration)
+        prepared = _prepared(target, inputs, quality, calibration, training)
         result = _tuned(plan, prepared, patience, listener, may_be_training=may_be_training)
     except TrainingTarget:
         return _trained(plan, _prepared(target, inputs, quality, calibration), patience, listener)
@@ -307,11 +314,16 @@ def _prepared(
     inputs: Batch | Sequence[Batch] | None,
     quality: Quality | None,
     calibration: Sequence[Batch],
+    training: str | TrainingWorkload | None = None,
 ) -> Iterator[Prepared]:
     """Hand a target over to child processes, with a scratch directory for its examination."""
     if isinstance(target, str) and inputs is not None:
         raise TargetError("inputs go with a model in memory; a named target brings its own")
     with tempfile.TemporaryDirectory(prefix="whet-examine-") as scratch:
+        if isinstance(target, str) and isinstance(training, TrainingWorkload):
+            address = with_training(target, hand_over(training, Path(scratch) / "training.pkl"))
+            yield Prepared(address, target, Path(scratch), is_in_memory=True)
+            return
         if isinstance(target, str):
             yield Prepared(target, target, Path(scratch))
             return
@@ -320,8 +332,15 @@ def _prepared(
             if isinstance(target, Workload | TrainingWorkload)
             else workload_of(target, inputs, quality, calibration)
         )
+        if training is not None and isinstance(workload, Workload):
+            workload = trained_by(workload, training)
         address = hand_over(workload, Path(scratch) / "workload.pkl")
         yield Prepared(address, workload.name, Path(scratch), is_in_memory=True)
+
+
+def _named(target: str, training: str | TrainingWorkload | None) -> str:
+    """Return a target's name together with that of its training, where that has one."""
+    return with_training(target, training) if isinstance(training, str) else target
 
 
 def workload_of(

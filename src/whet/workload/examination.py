@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class ExaminedWorkload:
         effects: What forward does that a graph would leave out, in words.
         shared: Positions of the outputs that share memory with an input, a weight or another output.
         depends_on_grad_mode: Whether the outputs differ while gradients are on.
+        kept_in: A directory where techniques keep what takes long to make again; None for none.
     """
 
     workload: InferenceWorkload
@@ -52,6 +54,7 @@ class ExaminedWorkload:
     effects: tuple[str, ...] = ()
     shared: tuple[int, ...] = ()
     depends_on_grad_mode: bool = False
+    kept_in: Path | None = None
 
     def flat(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the tensors of a batch, in the signature's order."""

@@ -1,6 +1,6 @@
 """Describe a model that is called with batches and is to be made fast."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -8,6 +8,7 @@ from torch import nn
 from whet.errors import TargetError, type_name
 from whet.signature import Batch, tensors_of
 from whet.workload.quality import Quality
+from whet.workload.training import TrainingWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class InferenceWorkload:
         calibration: Batches that quantisers may look at; the inputs, if not given.
         name: The name shown to people.
         num_samples: Samples in a batch; the first dimension of the first input, if not given.
+        training: The training that the model came from, or a function that returns it: techniques that prune train the
+            smaller model by it. It trains a model with the same parameters; without one, nothing is pruned.
 
     Raises:
         TargetError: A field has the wrong type, or there are no inputs.
@@ -35,6 +38,7 @@ class InferenceWorkload:
     calibration: Sequence[Batch] = ()
     name: str = "model"
     num_samples: int = field(default=0)
+    training: TrainingWorkload | Callable[[], TrainingWorkload] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -48,6 +52,19 @@ class InferenceWorkload:
             object.__setattr__(self, "calibration", tuple(self.inputs))
         if self.num_samples <= 0:
             object.__setattr__(self, "num_samples", samples_of(self.inputs[0]))
+
+    def open_training(self) -> TrainingWorkload:
+        """Return the training that goes with the model.
+
+        Raises:
+            TargetError: There is none.
+        """
+        found = self.training
+        if callable(found):
+            found = found()
+        if not isinstance(found, TrainingWorkload):
+            raise TargetError(f"training must be a TrainingWorkload, or a function that returns one, not {found!r}")
+        return found
 
     @property
     def samples_per_batch(self) -> float:

@@ -2,7 +2,8 @@
 
 A target is a built-in name (digits-cnn), a Hugging Face directory (hf:DIR), or a function of the user's own
 (FILE.py:FUNCTION, package.module:FUNCTION) that takes no arguments and returns a Workload, (model, inputs) or (model,
-inputs, Quality). `?device=cuda` after any of them puts the model and its batches on the GPU.
+inputs, Quality). `?device=cuda` after any of them puts the model and its batches on the GPU, `?training=TARGET` names
+the training that the model came from.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from whet.workload import InferenceWorkload, Quality, TrainingWorkload
 from whet.workload.measurables import AnyWorkload
 from whet.workloads import BUILTIN, BUILTIN_TRAINING, huggingface, huggingface_training
 from whet.workloads.device import on_device, split_device, training_on_device
+from whet.workloads.fine_tuning import split_training, trained_by
 from whet.workloads.sizes import checked_sizes, resized
 from whet.workloads.user_code import check_file, load_function, parameters_of, what_and_where
 
@@ -51,8 +53,11 @@ def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Inf
 def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
     """Return the workload that `target` names, of whatever kind; see resolve."""
     sizes = checked_sizes(sizes)
+    target, training = split_training(target)
     target, device = split_device(target)
     workload = _resolved(target, sizes, device)
+    if training:
+        workload = trained_by(inference_only(workload, target), training, device)
     if device and isinstance(workload, InferenceWorkload):
         return on_device(workload, device)
     if device and isinstance(workload, TrainingWorkload):
@@ -72,6 +77,9 @@ def check_name(target: str) -> None:
         TargetError: The name is of no known form, or its file or directory is not there or cannot be read.
         MissingExtra: A package that a built-in workload needs is not installed.
     """
+    target, training = split_training(target)
+    if training:
+        check_name(training)
     address = target.partition("?")[0]
     if address in _NAMES:
         _check_extra(address)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from whet.models.decoder.config import DecoderConfig, read_config
 from whet.models.decoder.files import read_weights, weight_shapes
 from whet.models.decoder.native import NativeDecoder, refusal
 from whet.models.step import StepBatch
+from whet.training.pruning.decoders import Kept, cut_decoder, shape_of
 from whet.workload import measure_quality
 from whet.workloads import WEIGHTS, docs_gpt
 
@@ -124,6 +126,21 @@ def test_float32_is_the_readable_decoder(family: str) -> None:
     weights = random_weights(config)
     ids_T = random_ids(config.vocab_size, 90)
     logits_TV = run(native(config, weights), [(ids_T, 0, 90, np.arange(16)[::-1].copy())])[0]
+    torch.testing.assert_close(logits_TV, reference(config, weights, ids_T), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama-biases-tied", "mistral-window"])
+def test_a_decoder_that_was_cut_is_run(family: str) -> None:
+    """Its heads together are narrower than the stream."""
+    whole = Decoder(config_of(family)).eval()
+    shape = shape_of(whole)
+    kept = replace(Kept.all_of(shape), groups=((0,),) * shape.layers, channels=(tuple(range(8, 24)),) * shape.layers)
+    small = cut_decoder(whole, kept)
+    assert isinstance(small, Decoder)
+    config, weights = small.config, dict(small.state_dict())
+    assert config.num_attention_heads * config.head_dim < shape.queries * shape.groups * shape.head_dim
+    ids_T = random_ids(config.vocab_size, 40)
+    logits_TV = run(native(config, weights), [(ids_T, 0, 40, np.arange(16))])[0]
     torch.testing.assert_close(logits_TV, reference(config, weights, ids_T), atol=1e-4, rtol=1e-4)
 
 

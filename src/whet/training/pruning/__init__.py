@@ -1,0 +1,1 @@
+"""Prune models: masks of zeros that stay, schedules for them, and channels, heads and layers that are really gone."""
