@@ -99,6 +99,7 @@ PRIVATE: dict[str, str] = {
     "torch._dynamo.utils.calculate_time_spent": "training/compile_time.py: how long code was compiled",
     "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
     "torch._foreach_mul_": "workload/micro_batches.py: one factor for many gradients",
+    "torch._foreach_norm": "trainer/loop.py: whether the weights are finite, before they are saved",
     "torch._functorch.config": "techniques/training/activation_budget.py: activation_memory_budget",
     "torch._inductor.aoti_compile_and_package": "artefact/inductor.py: PyTorch's documented way to a package",
     "torch._inductor.config.get_config_copy": "artefact/inductor.py: which settings there are",
