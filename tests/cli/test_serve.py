@@ -56,7 +56,7 @@ def other_tokenizer(path: Path) -> None:
         (lambda model: (model / "config.json").unlink(), "config.json"),
         (lambda model: (model / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda model: (model / "config.json").write_text("[]"), "config.json cannot be read"),
-        (lambda model: edit(model / "config.json", model_type="mamba", architectures=["Mamba"]), "mamba"),
+        (lambda model: edit(model / "config.json", model_type="rwkv", architectures=["Rwkv"]), "rwkv"),
         (lambda model: (model / "model.safetensors").unlink(), "model.safetensors"),
         (lambda model: cut(model / "model.safetensors"), "model.safetensors"),
         (lambda model: (model / "model.safetensors").write_bytes(b"\xff" * 1000), "model.safetensors cannot be read"),
