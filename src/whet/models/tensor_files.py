@@ -1,14 +1,16 @@
-"""Read the tensors of a Hugging Face directory: model.safetensors, or shards with an index.
+"""Read the tensors of a Hugging Face directory, model.safetensors or shards with an index, and put them into a model.
 
 Only safetensors are read, since a pickle can run any code.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
+import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.errors import TargetError
 
@@ -17,6 +19,7 @@ INDEX = "model.safetensors.index.json"
 STORED_AS = ("F32", "BF16", "F16")
 
 Shape = tuple[int, ...]
+Model = TypeVar("Model", bound=nn.Module)
 
 _BY_TRANSFORMERS = "convert it with transformers, AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
 
@@ -103,6 +106,25 @@ def compare_shapes(weights: Mapping[str, Tensor], directory: Path, shapes: Mappi
     }
     if found := [f"{said}: {_first_of(names)}" for said, names in wrong.items() if names]:
         raise TargetError(f"the weights in {directory} do not fit its config.json: {'; '.join(found)}")
+
+
+def filled(build: Callable[[], Model], weights: Mapping[str, Tensor], embedding: str, *, tied: bool) -> Model:
+    """Return a model whose parameters are tensors that were read, in eval mode.
+
+    Args:
+        build: Makes the model. No memory is allocated for its own weights.
+        weights: The tensors by name; with a tied head, without `lm_head.weight`.
+        embedding: The name of the embedding.
+        tied: Whether the head's weight is the embedding's.
+    """
+    if tied:
+        weights = {**weights, "lm_head.weight": weights[f"{embedding}.weight"]}
+    with torch.device("meta"):
+        model = build()
+    model.load_state_dict(weights, assign=True)
+    if tied:
+        model.get_submodule("lm_head").weight = model.get_submodule(embedding).weight
+    return model.eval()
 
 
 def _first_of(names: list[str]) -> str:

@@ -18,9 +18,10 @@ from whet.errors import OptionError
 from whet.kernels.build import Library
 from whet.kernels.decoder.structs import CacheStruct, DecoderStruct, Kv, LayerStruct, RaggedStruct
 from whet.kernels.linear.layout import interleave
-from whet.kernels.linear.packed import LANES, Kind, PackedWeights, large_pages
+from whet.kernels.linear.packed import LANES, Kind, large_pages
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.rope import inverse_frequencies, rotary_scale
+from whet.models.native_weights import NativeWeights
 from whet.models.step import Ints, StepBatch
 
 BLOCK_SIZE = 16  # tokens; the same number as in paged_attention/cache.h
@@ -75,7 +76,7 @@ class NativeDecoder:
         self.kind, self.kv = kind, kv
         self.bytes_per_block = config.num_hidden_layers * (2 * _tile_bytes(config, kv) + 2 * _scale_bytes(config, kv))
         self._library = library
-        self._kept: list[object] = []  # the memory that the structures below point to
+        self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
         self._layers = (LayerStruct * config.num_hidden_layers)()
         for index in range(config.num_hidden_layers):
             self._fill_layer(index, weights)
@@ -86,7 +87,7 @@ class NativeDecoder:
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
-        return sum(kept.num_bytes for kept in self._kept if isinstance(kept, PackedWeights))
+        return self._weights.num_bytes
 
     def allocate(self, num_blocks: int, num_states: int) -> None:
         """Allocate the blocks. There are no states of fixed size."""
@@ -143,16 +144,16 @@ class NativeDecoder:
             return weight, torch.cat(biases) if biases else None
 
         layer = self._layers[index]
-        layer.qkv = self._pack(*joined(*(f"self_attn.{part}_proj" for part in "qkv")))
-        layer.o = self._pack(*joined("self_attn.o_proj"))
+        layer.qkv = self._weights.packed(*joined(*(f"self_attn.{part}_proj" for part in "qkv")))
+        layer.o = self._weights.packed(*joined("self_attn.o_proj"))
         gate, up = (joined(f"mlp.{part}_proj") for part in ("gate", "up"))
         bias = None if gate[1] is None or up[1] is None else interleave(gate[1], up[1])
-        layer.gate_up = self._pack(interleave(gate[0], up[0]), bias)
-        layer.down = self._pack(*joined("mlp.down_proj"))
-        layer.attention_norm = self._floats(of("input_layernorm.weight"))
-        layer.mlp_norm = self._floats(of("post_attention_layernorm.weight"))
-        layer.q_norm = self._floats(of("self_attn.q_norm.weight"))
-        layer.k_norm = self._floats(of("self_attn.k_norm.weight"))
+        layer.gate_up = self._weights.packed(interleave(gate[0], up[0]), bias)
+        layer.down = self._weights.packed(*joined("mlp.down_proj"))
+        layer.attention_norm = self._weights.floats(of("input_layernorm.weight"))
+        layer.mlp_norm = self._weights.floats(of("post_attention_layernorm.weight"))
+        layer.q_norm = self._weights.floats(of("self_attn.q_norm.weight"))
+        layer.k_norm = self._weights.floats(of("self_attn.k_norm.weight"))
         layer.window = self.config.window_of(index) or 0
 
     def _whole(self, weights: Mapping[str, Tensor]) -> DecoderStruct:
@@ -169,29 +170,13 @@ class NativeDecoder:
         struct.heads.num_kv_heads = config.num_key_value_heads
         struct.heads.head_dim = config.head_dim
         angles_LH = torch.outer(torch.arange(self.max_model_len).float(), inverse_frequencies(config))
-        struct.rope.cos = self._floats(angles_LH.cos() * rotary_scale(config))
-        struct.rope.sin = self._floats(angles_LH.sin() * rotary_scale(config))
+        struct.rope.cos = self._weights.floats(angles_LH.cos() * rotary_scale(config))
+        struct.rope.sin = self._weights.floats(angles_LH.sin() * rotary_scale(config))
         struct.layers = self._layers
-        struct.final_norm = self._floats(weights["norm.weight"])
+        struct.final_norm = self._weights.floats(weights["norm.weight"])
         embedding_VD = weights["embed_tokens.weight"]
-        struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
-        kept_VD = (embedding_VD if struct.embedding_is_bf16 else embedding_VD.float()).contiguous().clone()
-        self._kept.append(kept_VD)
-        struct.embedding = kept_VD.data_ptr()
-        struct.head = self._pack(weights.get("lm_head.weight", embedding_VD), None)
+        self._weights.put_vocabulary(struct, embedding_VD, weights.get("lm_head.weight", embedding_VD))
         return struct
-
-    def _pack(self, weight_NK: Tensor, bias_N: Tensor | None) -> ctypes.Structure:
-        packed = PackedWeights(self._library, self.kind, weight_NK, bias_N)
-        self._kept.append(packed)
-        return packed.struct
-
-    def _floats(self, tensor: Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        kept = tensor.float().contiguous().clone()
-        self._kept.append(kept)
-        return kept.data_ptr()
 
 
 def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:

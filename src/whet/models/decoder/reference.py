@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from whet.models.decoder.config import DecoderConfig, Rope, read_config
 from whet.models.decoder.files import read_weights
 from whet.models.decoder.rope import inverse_frequencies, rotary_scale, rotate
+from whet.models.tensor_files import filled
 
 __all__ = ["Decoder", "DecoderConfig", "Rope", "inverse_frequencies", "load_decoder"]
 
@@ -177,11 +178,4 @@ def load_decoder(directory: Path | str, dtype: torch.dtype = torch.float32) -> D
     """
     config = read_config(directory)
     weights = {name: tensor.to(dtype, copy=True) for name, tensor in read_weights(directory, config).items()}
-    if config.tie_word_embeddings:
-        weights["lm_head.weight"] = weights["embed_tokens.weight"]
-    with torch.device("meta"):  # allocate no memory for weights that are replaced below
-        model = Decoder(config)
-    model.load_state_dict(weights, assign=True)
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.embed_tokens.weight
-    return model.eval()
+    return filled(lambda: Decoder(config), weights, "embed_tokens", tied=config.tie_word_embeddings)

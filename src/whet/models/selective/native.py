@@ -16,16 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.errors import OptionError
 from whet.kernels.build import Library
-from whet.kernels.linear.packed import LANES, Kind, PackedWeights, large_pages
+from whet.kernels.linear.packed import LANES, Kind, large_pages
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
+from whet.models.native_weights import NativeWeights
 from whet.models.selective.config import SelectiveConfig
-from whet.models.selective.state import LayerState, SelectiveState, check_state
+from whet.models.selective.state import LayerState, SelectiveState, check_state, checked_length
 from whet.models.step import StepBatch
-
-LONGEST = 2**20
-"""The most tokens of a sequence where none are named: the state has no limit of its own."""
 
 
 class NativeSelective:
@@ -57,12 +54,10 @@ class NativeSelective:
     ) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
-        self.max_model_len = LONGEST if max_model_len is None else max_model_len
-        if not 0 < self.max_model_len <= LONGEST:
-            raise OptionError(f"max_model_len {self.max_model_len} is not within 1 to {LONGEST} tokens")
+        self.max_model_len = checked_length(max_model_len)
         self.kind = kind
         self._library = library
-        self._kept: list[object] = []  # the memory that the structures below point to
+        self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
         self._conv_numbers = (config.conv_kernel - 1) * config.conv_size
         self._scan_numbers = _num_strips(config) * config.state_size * LANES
         self.bytes_per_state = 4 * config.num_hidden_layers * (self._conv_numbers + self._scan_numbers)
@@ -77,7 +72,7 @@ class NativeSelective:
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
-        return sum(kept.num_bytes for kept in self._kept if isinstance(kept, PackedWeights))
+        return self._weights.num_bytes
 
     def allocate(self, num_blocks: int, num_states: int) -> None:
         """Allocate the rows of states. There are no blocks."""
@@ -160,21 +155,21 @@ class NativeSelective:
 
         def pack(name: str, biased: bool = True) -> ctypes.Structure:
             bias = of(f"mixer.{name}.bias") if biased else None
-            return self._pack(weights[f"layers.{index}.mixer.{name}.weight"], bias)
+            return self._weights.packed(weights[f"layers.{index}.mixer.{name}.weight"], bias)
 
         layer.in_proj, layer.out_proj = pack("in_proj"), pack("out_proj")
-        layer.norm = self._floats(of("norm.weight"))
-        layer.conv_weight = self._floats(weights[f"layers.{index}.mixer.conv1d.weight"][:, 0].T)
-        layer.conv_bias = self._floats(of("mixer.conv1d.bias"))
-        layer.d = self._floats(of("mixer.D"))
+        layer.norm = self._weights.floats(of("norm.weight"))
+        layer.conv_weight = self._weights.floats(weights[f"layers.{index}.mixer.conv1d.weight"][:, 0].T)
+        layer.conv_bias = self._weights.floats(of("mixer.conv1d.bias"))
+        layer.d = self._weights.floats(of("mixer.D"))
         rates = -torch.exp(weights[f"layers.{index}.mixer.A_log"].float())
         if config.has_heads:
-            layer.rates, layer.delta_bias = self._floats(rates), self._floats(of("mixer.dt_bias"))
-            layer.gated_norm = self._floats(of("mixer.norm.weight"))
+            layer.rates, layer.delta_bias = self._weights.floats(rates), self._weights.floats(of("mixer.dt_bias"))
+            layer.gated_norm = self._weights.floats(of("mixer.norm.weight"))
             return
         layer.x_proj, layer.dt_proj = pack("x_proj"), pack("dt_proj", biased=False)
-        layer.delta_bias = self._floats(of("mixer.dt_proj.bias"))
-        layer.rates = self._floats(_in_lanes(rates * math.log2(math.e)))
+        layer.delta_bias = self._weights.floats(of("mixer.dt_proj.bias"))
+        layer.rates = self._weights.floats(_in_lanes(rates * math.log2(math.e)))
 
     def _whole(self, weights: Mapping[str, Tensor]) -> ModelStruct:
         config = self.config
@@ -198,27 +193,11 @@ class NativeSelective:
             delta_max=limits[1],
         )
         struct.layers = self._layers
-        struct.final_norm = self._floats(weights["norm_f.weight"])
-        struct.ones = self._floats(torch.ones(max(config.time_step_rank, config.state_size)))
+        struct.final_norm = self._weights.floats(weights["norm_f.weight"])
+        struct.ones = self._weights.floats(torch.ones(max(config.time_step_rank, config.state_size)))
         embedding_VD = weights["embeddings.weight"]
-        struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
-        kept_VD = (embedding_VD if struct.embedding_is_bf16 else embedding_VD.float()).contiguous().clone()
-        self._kept.append(kept_VD)
-        struct.embedding = kept_VD.data_ptr()
-        struct.head = self._pack(weights.get("lm_head.weight", embedding_VD), None)
+        self._weights.put_vocabulary(struct, embedding_VD, weights.get("lm_head.weight", embedding_VD))
         return struct
-
-    def _pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> ctypes.Structure:
-        packed = PackedWeights(self._library, self.kind, weight_OI, bias_O)
-        self._kept.append(packed)
-        return packed.struct
-
-    def _floats(self, tensor: Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        kept = tensor.float().contiguous().clone()
-        self._kept.append(kept)
-        return kept.data_ptr()
 
 
 def _num_strips(config: SelectiveConfig) -> int:

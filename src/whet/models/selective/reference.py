@@ -16,6 +16,7 @@ from whet.models.selective.config import SelectiveConfig, read_config
 from whet.models.selective.files import read_weights
 from whet.models.selective.mixer import Mamba1Mixer, Mamba2Mixer
 from whet.models.selective.state import LayerState, SelectiveState, check_state, new_state
+from whet.models.tensor_files import filled
 
 # Parameters that stay in float32 whatever the matrices are: rounding them changes what is remembered for how long.
 _KEPT_WIDE = ("A_log", ".D", "dt_bias", "dt_proj.bias", "conv1d.weight", "conv1d.bias", "norm.weight", "norm_f.weight")
@@ -130,11 +131,4 @@ def load_selective(directory: Path | str, dtype: torch.dtype = torch.float32) ->
         name: tensor.to(wide if name.endswith(_KEPT_WIDE) else dtype, copy=True)
         for name, tensor in read_weights(directory, config).items()
     }
-    if config.tie_word_embeddings:
-        weights["lm_head.weight"] = weights["embeddings.weight"]
-    with torch.device("meta"):  # allocate no memory for weights that are replaced below
-        model = Selective(config)
-    model.load_state_dict(weights, assign=True)
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.embeddings.weight
-    return model.eval()
+    return filled(lambda: Selective(config), weights, "embeddings", tied=config.tie_word_embeddings)

@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from whet.errors import OptionError
-from whet.models.selective.native import LONGEST
 from whet.models.selective.reference import Selective
-from whet.models.selective.state import SelectiveState
+from whet.models.selective.state import SelectiveState, checked_length
 from whet.models.step import StepBatch
 
 
@@ -28,9 +26,7 @@ class RowsOfStates:
     def __init__(self, model: Selective, max_model_len: int | None = None) -> None:
         self.model = model
         self.vocab_size = model.config.vocab_size
-        self.max_model_len = LONGEST if max_model_len is None else max_model_len
-        if not 0 < self.max_model_len <= LONGEST:
-            raise OptionError(f"max_model_len {self.max_model_len} is not within 1 to {LONGEST} tokens")
+        self.max_model_len = checked_length(max_model_len)
         self.bytes_per_state = model.new_state().num_bytes
         self._rows: list[SelectiveState] = []
 

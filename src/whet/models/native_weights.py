@@ -1,0 +1,53 @@
+"""Pack the weights of a model for whet's kernels, and keep the memory that its structures point to.
+
+Shape suffixes: O outputs, I inputs, V vocabulary, D model width.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.kernels.build import Library
+from whet.kernels.linear.packed import Kind, PackedWeights
+
+
+class NativeWeights:
+    """Hold what the structures of a native model point to, for as long as the model lives.
+
+    Args:
+        library: The compiled kernels.
+        kind: The format of the matrices.
+    """
+
+    def __init__(self, library: Library, kind: Kind) -> None:
+        self._library, self._kind = library, kind
+        self._matrices: list[PackedWeights] = []
+        self._tensors: list[Tensor] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
+        return sum(packed.num_bytes for packed in self._matrices)
+
+    def packed(self, weight_OI: Tensor, bias_O: Tensor | None) -> ctypes.Structure:
+        """Pack a matrix, and return the structure that describes it."""
+        packed = PackedWeights(self._library, self._kind, weight_OI, bias_O)
+        self._matrices.append(packed)
+        return packed.struct
+
+    def floats(self, tensor: Tensor | None) -> int | None:
+        """Copy a tensor in float32, and return its address; None for None."""
+        return None if tensor is None else self._copied(tensor.float())
+
+    def put_vocabulary(self, struct: Any, embedding_VD: Tensor, head_VD: Tensor) -> None:
+        """Put the embedding and the head into a model's structure. An embedding in bf16 stays so."""
+        struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
+        struct.embedding = self._copied(embedding_VD if struct.embedding_is_bf16 else embedding_VD.float())
+        struct.head = self.packed(head_VD, None)
+
+    def _copied(self, tensor: Tensor) -> int:
+        kept = tensor.contiguous().clone()
+        self._tensors.append(kept)
+        return kept.data_ptr()
