@@ -206,11 +206,11 @@ def test_the_parts_are_those_of_a_step(tmp_path: Path) -> None:
 def test_what_has_no_room_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = config(tmp_path)
     setup = set_up(made, lambda line: None)
-    monkeypatch.setattr(memory_parts, "free_bytes", lambda: 100_000)
+    monkeypatch.setattr(memory_parts, "free_bytes", lambda **_: 100_000)
     with pytest.raises(TargetError, match=r"^a step needs \d+ kB more memory, and 100 kB are free: 8 rows at once"):
         memory_parts.check_memory(setup)
     memory_parts.check_memory(replace(setup, steps=(Step(technique="adafactor"),)))  # a recipe may need less
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: 80_000)
+    monkeypatch.setattr(free_memory, "free_bytes", lambda **_: 80_000)
     with pytest.raises(
         TargetError, match=r"the weights of this model take 8\d\.\d kB, and 80\.0 kB of memory are free"
     ):

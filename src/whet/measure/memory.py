@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from whet.measure.cgroup import memory_limit
+
 _STATUS = Path("/proc/self/status")
 _STATM = Path("/proc/self/statm")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -50,6 +52,19 @@ def peak_rss_bytes() -> int:
                 return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kilobytes elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def free_bytes(*, with_swap: bool = False) -> int:
+    """Return the memory that this process may still take, within a container's limit.
+
+    Args:
+        with_swap: Whether the swap counts too.
+    """
+    free = int(psutil.virtual_memory().available)
+    if with_swap:
+        free += int(psutil.swap_memory().free)
+    limit = memory_limit()
+    return free if limit is None else min(free, limit - psutil.Process().memory_info().rss)
 
 
 def bare_process() -> dict[str, int]:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from whet.errors import TargetError, WhetError, is_out_of_memory, memory_shortage, reason
 from whet.figures import num_bytes
-from whet.trainer.free_memory import free_bytes
+from whet.measure.memory import free_bytes
 from whet.trainer.setup import ACCUMULATION, SetUp
 from whet.training.memory import step_memory
 from whet.training.saved_activations import saved_activations
@@ -95,7 +95,7 @@ def check_memory(setup: SetUp) -> None:
     """
     if any(step.technique != ACCUMULATION for step in setup.steps):
         return
-    found, free = memory_parts(setup), free_bytes()
+    found, free = memory_parts(setup), free_bytes(with_swap=True)
     needed = found.total - found.parts[_WEIGHTS]  # which are there already
     if needed > free:
         raise TargetError(

@@ -4,21 +4,18 @@ Each size is tried in a process of its own, since a process that ran out of memo
 """
 
 import gc
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from whet.errors import OptionError, TargetError
 from whet.figures import num_bytes
-from whet.measure.cgroup import memory_limit
 from whet.measure.isolate import QUIET, FailureKind, run_isolated
 from whet.measure.malloc import give_back
-from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes, reset_peak_rss
+from whet.measure.memory import cuda_peak_bytes, free_bytes, peak_rss_bytes, reset_peak_rss
 from whet.workload import TrainingWorkload
 from whet.workload.larger_batch import Rule, learning_rate_factor, learning_rate_rule
 from whet.workload.training import Trainer, num_samples_of, seed_everything
@@ -125,7 +122,7 @@ def largest_batch(
     """
     if not 0 < share <= 1 or most < 1 or (max_memory_bytes is not None and max_memory_bytes < 1):
         raise OptionError("share must be above 0 and at most 1; most and max_memory_bytes must be 1 or more")
-    free = _free_bytes()
+    free = free_bytes()
     allowed = max_memory_bytes or int(share * free)
     with tempfile.TemporaryDirectory(prefix="whet-batch-") as scratch:
         own = _probe(BatchProbe(target=target), Path(scratch) / "own", free, time_limit_s)
@@ -249,10 +246,3 @@ def _judged(found: ProbedBatch, batch: int, allowed: int) -> ProbedBatch:
     else:
         return found
     return found.model_copy(update={"reason": why})
-
-
-def _free_bytes() -> int:
-    """Return the memory that is free for a process, within a container's limit."""
-    limit = memory_limit()
-    available = int(psutil.virtual_memory().available)
-    return available if limit is None else min(available, limit - psutil.Process(os.getpid()).memory_info().rss)
