@@ -15,20 +15,24 @@ from whet.training.pruning.importance import Amounts, decoder_scores, first_batc
 from whet.training.pruning.schedule import CubicSchedule
 
 
-def check_structured(config: TrainConfig, model: TrainedModel) -> None:
+def check_structured(config: TrainConfig, opened: TrainedModel | None) -> None:
     """Check that parts of the model can be cut, where the configuration asks for it.
+
+    Args:
+        config: The configuration.
+        opened: The model of its directory; None for a new one.
 
     Raises:
         OptionError: The model is new, or is none that can be cut.
     """
     if config.prune is None or config.prune.kind != "structured":
         return
-    if config.model.directory is None:
+    if opened is None:
         raise OptionError(
             "prune.kind is structured, and a new model has learnt nothing that tells which parts matter; name a "
             "trained model as model.directory, or give the new one smaller sizes"
         )
-    if why := refusal(model.module):
+    if why := refusal(opened.module):
         raise OptionError(f"prune.kind is structured, and this model cannot be cut: {why}")
 
 
@@ -40,14 +44,12 @@ def cut_to_size(config: TrainConfig, model: TrainedModel, data: RunData) -> tupl
 
     Args:
         config: The configuration.
-        model: The model that the run began from.
+        model: The model that the run began from, which `check_structured` has seen.
         data: Its data.
 
     Raises:
-        OptionError: The model cannot be cut.
         TargetError: The amounts leave nothing to go.
     """
-    check_structured(config, model)
     section = config.prune
     if section is None or section.kind != "structured":
         return model, ()

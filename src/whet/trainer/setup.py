@@ -117,8 +117,7 @@ def _language(config: TrainConfig, say: Callable[[str], None]) -> tuple[TrainedM
     """Return the language model of a configuration, and its data."""
     directory = config.model.directory
     opened = None if directory is None else open_model(directory, config.seed)
-    if opened is not None:
-        check_structured(config, opened)
+    check_structured(config, opened)
     data = open_data(config, directory, say)
     return opened or new_model(config.model.config, data.vocab_size, config.seed), data
 
