@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from whet.errors import OptionError, RecipeError, TargetError, WhetError
+from whet.machine import Limits
 from whet.profiler import Profile
 from whet.signature import FlatModel
 from whet.technique import Candidate
@@ -85,9 +86,14 @@ def call_of(examined: ExaminedWorkload) -> Callable[[nn.Module], Any]:
     return lambda model: model(*args, **kwargs)
 
 
-def bound(profile: Profile, keep: float) -> float:
+def work_scale_of(options: Any) -> float:
+    """Return the operations as a fraction of the original's."""
+    return float(options.keep)
+
+
+def predict(profile: Profile, limits: Limits, options: Any) -> float:
     """Return the highest possible speedup: every layer takes as much less time as the model has fewer operations."""
-    return 1 / keep
+    return 1 / work_scale_of(options)
 
 
 def pruned(

@@ -27,6 +27,7 @@ from whet.trainer.stops import Stop, stopping
 from whet.training.applied import still_to_apply
 from whet.training.checkpoints import Checkpoints, Found, RunLock
 from whet.training.divergence import FAR
+from whet.training.evaluating import evaluating
 from whet.training.later_notes import NUM_STEPS
 from whet.training.parts import Parts
 from whet.tuner.training.examination import updates_plainly
@@ -279,8 +280,7 @@ class _Run:
     def _scored(self) -> tuple[dict[str, float], str | None]:
         """Return the held-out scores and a sample, in evaluation mode."""
         section, model = self._config.evaluation, self._trainer.model
-        model.eval()
-        try:
+        with evaluating(model):
             batches = self._setup.held_out
             with memory_told("while held-out rows were scored", self._setup, self._trainer.optimizer):
                 found = self._setup.model.scores(model, batches) if batches else {}
@@ -296,8 +296,6 @@ class _Run:
                     seed=self._config.seed,
                 )
                 sample = section.prompt + self._setup.data.decode(drawn)
-        finally:
-            model.train()
         return found, sample
 
     def _save(self, *, wait: bool) -> None:

@@ -19,8 +19,7 @@ from typing import Any
 from torch import nn
 
 from whet.errors import TargetError
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
+from whet.machine import Machine
 from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.techniques import pruned
 from whet.training.pruning import decoders
@@ -56,11 +55,6 @@ class Options:
     distil: float = 0.9
 
 
-def work_scale_of(options: Options) -> float:
-    """Return the operations as a fraction of the original's."""
-    return options.keep
-
-
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Check that a training goes with the model, and that it works with fewer channels."""
     pruned.check_options(options)
@@ -82,11 +76,6 @@ def _refusal(examined: ExaminedWorkload) -> str:
     except TargetError as error:
         return str(error)
     return ""
-
-
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: time falls with the operations."""
-    return pruned.bound(profile, options.keep)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
@@ -113,9 +102,9 @@ TECHNIQUE = Technique(
     card=__doc__,
     options=Options,
     check=check,
-    predict=predict,
+    predict=pruned.predict,
     apply=apply,
     space=_SPACE,
     groups=frozenset({pruned.PRUNING}),
-    work_scale_of=work_scale_of,
+    work_scale_of=pruned.work_scale_of,
 )

@@ -20,8 +20,7 @@ from typing import Any
 from torch import nn
 
 from whet.errors import OptionError
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
+from whet.machine import Machine
 from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.techniques import pruned
 from whet.training.pruning import decoders
@@ -60,11 +59,6 @@ class Options:
     distil: float = 0.9
 
 
-def work_scale_of(options: Options) -> float:
-    """Return the operations as a fraction of the original's."""
-    return options.keep
-
-
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Check that a training goes with the model, and that it is a decoder."""
     _check_options(options)
@@ -77,11 +71,6 @@ def _check_options(options: Options) -> None:
     pruned.check_options(options)
     if options.what not in _WHAT:
         raise OptionError(f"what must be one of {', '.join(_WHAT)}, not {options.what!r}")
-
-
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: time falls with the operations."""
-    return pruned.bound(profile, options.keep)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
@@ -107,9 +96,9 @@ TECHNIQUE = Technique(
     card=__doc__,
     options=Options,
     check=check,
-    predict=predict,
+    predict=pruned.predict,
     apply=apply,
     space=_SPACE,
     groups=frozenset({pruned.PRUNING}),
-    work_scale_of=work_scale_of,
+    work_scale_of=pruned.work_scale_of,
 )

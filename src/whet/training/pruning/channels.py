@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from whet.errors import MissingExtra, TargetError, reason
 from whet.signature import output_tensors
-from whet.training.pruning.cost import cost_of
+from whet.training.evaluating import evaluating
+from whet.training.pruning.cost import largest_within
 
 Call = Callable[[nn.Module], Any]
 """Call a model, or a copy of it with fewer channels, with inputs of its own."""
@@ -110,29 +111,15 @@ def with_share_of_work(
     Raises:
         TargetError: Even with the fewest channels the model computes more.
     """
-    allowed = keep * cost_of(model, call).flops
-    best: nn.Module | None = None
-    low, high = 0.0, 1.0
-    while high - low > _PRECISION:
-        ratio = (low + high) / 2
-        small = _cut(model, call, ratio, slopes)
-        if small is not None and cost_of(small, call).flops <= allowed:
-            best, high = small, ratio
-        else:
-            low = ratio
+    best = largest_within(model, call, keep, lambda ratio: _cut(model, call, ratio, slopes), _PRECISION)
     if best is None:
         raise TargetError(f"no cut of its channels leaves only {keep:.0%} of the operations")
     return best
 
 
 def _outputs(model: nn.Module, call: Call) -> tuple[Tensor, ...]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return output_tensors(call(model))
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad():
+        return output_tensors(call(model))
 
 
 def _output_layers(library: Any, model: nn.Module, call: Call) -> list[nn.Module]:

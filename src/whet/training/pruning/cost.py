@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from whet.profiler.work import FORMULAS
+from whet.training.evaluating import evaluating
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,38 @@ def cost_of(model: nn.Module, call: Callable[[nn.Module], Any]) -> ModelCost:
         model: The model. Its mode is what it was afterwards.
         call: Calls it.
     """
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
-            call(model)
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+        call(model)
     return ModelCost(counter.get_total_flops(), sum(p.numel() for p in model.parameters()))
+
+
+def largest_within(
+    model: nn.Module,
+    call: Callable[[nn.Module], Any],
+    keep: float,
+    cut: Callable[[float], nn.Module | None],
+    finest: float,
+) -> nn.Module | None:
+    """Return the model with the least amount cut, of those that compute no more than a share of the operations.
+
+    Args:
+        model: The whole model.
+        call: Calls a model.
+        keep: The share of the operations that may stay, above 0 and below 1.
+        cut: Returns the model without an amount from 0 to 1; None where none is left. More cut means fewer operations.
+        finest: How finely the amount is looked for.
+
+    Returns:
+        The model, or None where none computes so little.
+    """
+    allowed = keep * cost_of(model, call).flops
+    best: nn.Module | None = None
+    low, high = 0.0, 1.0
+    while high - low > finest:
+        amount = (low + high) / 2
+        small = cut(amount)
+        if small is not None and cost_of(small, call).flops <= allowed:
+            best, high = small, amount
+        else:
+            low = amount
+    return best

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.errors import OptionError, TargetError
-from whet.training.pruning.cost import cost_of
+from whet.training.evaluating import evaluating
+from whet.training.pruning.cost import largest_within
 from whet.training.pruning.decoders import Kept, cut_decoder, layers_of, shape_of
 from whet.workload import TrainingWorkload
 from whet.workload.training import kept_generators, seed_everything
@@ -73,15 +74,10 @@ def first_batches(workload: TrainingWorkload, number: int) -> list[Any]:
 
 def gradients(model: nn.Module, workload: TrainingWorkload, batch: Any) -> dict[str, Tensor]:
     """Return the gradient of the loss of one batch by each parameter, in evaluation mode. The model stays as it is."""
-    was_training = model.training
-    model.eval()
     named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    try:
-        with torch.enable_grad():
-            loss = workload.loss(model, batch)
-            found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.enable_grad():
+        loss = workload.loss(model, batch)
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None}
 
 
@@ -155,14 +151,12 @@ def _layer_scores(model: nn.Module, workload: TrainingWorkload, batches: Iterabl
 
         return hook
 
-    was_training = model.training
     hooks = [layer.register_forward_hook(watch(i), with_kwargs=True) for i, layer in enumerate(layers)]
     try:
-        model.eval()
-        for batch in batches:
-            workload.loss(model, batch)
+        with evaluating(model):
+            for batch in batches:
+                workload.loss(model, batch)
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     return sums
@@ -214,16 +208,11 @@ def cut_to_share(
     Raises:
         TargetError: These parts are too few to leave so little.
     """
-    allowed = keep * cost_of(model, call).flops
-    best: nn.Module | None = None
-    low, high = 0.0, 1.0
-    while high - low > _FINEST:
-        amount = (low + high) / 2
-        small = cut_decoder(model, kept_by(model, scores, Amounts(**dict.fromkeys(what, amount))))
-        if cost_of(small, call).flops <= allowed:
-            best, high = small, amount
-        else:
-            low = amount
+
+    def cut(amount: float) -> nn.Module:
+        return cut_decoder(model, kept_by(model, scores, Amounts(**dict.fromkeys(what, amount))))
+
+    best = largest_within(model, call, keep, cut, _FINEST)
     if best is None:
         raise TargetError(f"to cut {' and '.join(what)} cannot leave only {keep:.0%} of the operations")
     return best

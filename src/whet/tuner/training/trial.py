@@ -22,6 +22,7 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.compile_time import compile_s
 from whet.training.divergence import FAR, divergence
+from whet.training.evaluating import evaluating
 from whet.training.first_update import first_gradients, judged_first
 from whet.training.memory import StepMemory, step_memory
 from whet.training.parts import Parts
@@ -283,8 +284,5 @@ def _score(workload: TrainingWorkload, trainer: Trainer) -> float:
     if workload.evaluation is None:
         last = trainer.losses[-max(1, len(trainer.losses) // 4) :]
         return sum(float(loss) for loss in last) / max(1, len(last))
-    trainer.model.eval()
-    try:
+    with evaluating(trainer.model):
         return measure_quality(workload.evaluation, trainer.model)
-    finally:
-        trainer.model.train()
