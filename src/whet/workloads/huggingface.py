@@ -200,18 +200,11 @@ def load_model(directory: Path) -> nn.Module:
     with quiet():
         transformers = transformers_package()
         with foreign(TargetError, f"transformers cannot load {directory}"):
-            config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            config = config_in(transformers, directory)
             for part in {id(c): c for c in (config, config.get_text_config())}.values():
                 part.use_cache = False  # a cache is no tensor, and a single call needs none
-            model, info = _class_of(transformers, config).from_pretrained(
-                directory,
-                config=config,
-                dtype=torch.float32,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-    if missing := sorted(info["missing_keys"]):
+            model, missing = with_weights(_class_of(transformers, config), directory, config)
+    if missing:
         raise TargetError(
             f"the weights in {directory} lack {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
@@ -219,6 +212,33 @@ def load_model(directory: Path) -> nn.Module:
         )
     loaded: nn.Module = model.eval()
     return loaded
+
+
+def config_in(transformers: Any, directory: Path) -> Any:
+    """Return transformers' config of a directory. No code of the directory is run."""
+    return transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def with_weights(model_class: Any, directory: Path, config: Any) -> tuple[Any, list[str]]:
+    """Return a model of transformers in fp32, with weights from safetensors alone.
+
+    Args:
+        model_class: The class of the model.
+        directory: The directory of the weights.
+        config: The config of the model.
+
+    Returns:
+        The model, and the names of the weights that the directory lacks, in order; they are random.
+    """
+    model, info = model_class.from_pretrained(
+        directory,
+        config=config,
+        dtype=torch.float32,
+        local_files_only=True,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    return model, sorted(info["missing_keys"])
 
 
 def _class_of(transformers: Any, config: Any) -> Any:

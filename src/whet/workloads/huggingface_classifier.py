@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from whet.errors import TargetError, foreign
-from whet.workloads.huggingface import check_directory, quiet, transformers_package
+from whet.workloads.huggingface import check_directory, config_in, quiet, transformers_package, with_weights
 
 _ENDING = "ForSequenceClassification"
 _POOLERS = ("pooler", "pre_classifier")  # layers of an encoder that belong to a head, and that some directories lack
@@ -45,7 +43,7 @@ def load_classifier(directory: Path, labels: Sequence[str | int], pad_id: int | 
     with quiet():
         transformers = transformers_package()
         with foreign(TargetError, f"transformers cannot load {directory} as a classifier"):
-            config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            config = config_in(transformers, directory)
             is_new = not (config.architectures or [""])[0].endswith(_ENDING)
             classes = tuple(range(len(labels))) if is_new else _classes(directory, config, labels)
             if is_new:
@@ -56,19 +54,12 @@ def load_classifier(directory: Path, labels: Sequence[str | int], pad_id: int | 
             config.use_cache = False
             if getattr(config, "pad_token_id", None) is None:
                 config.pad_token_id = pad_id
-            model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-                directory,
-                config=config,
-                dtype=torch.float32,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
+            model, missing = with_weights(transformers.AutoModelForSequenceClassification, directory, config)
     base = f"{model.base_model_prefix}."
-    lacking = [name for name in info["missing_keys"] if not is_new or _is_of_base(name, base)]
+    lacking = [name for name in missing if not is_new or _is_of_base(name, base)]
     if lacking:
         raise TargetError(
-            f"the weights in {directory} lack {min(lacking)}, which would be random; save the whole model with "
+            f"the weights in {directory} lack {lacking[0]}, which would be random; save the whole model with "
             "save_pretrained"
         )
     return OpenedClassifier(model, classes, is_new)
