@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from native_steps import assert_cuts_do_not_show
 from whet.errors import OptionError
 from whet.kernels.build import Isa, library, supported
 from whet.kernels.decoder.structs import Kv
@@ -168,21 +169,14 @@ def test_what_shares_a_step_and_how_it_is_cut_does_not_show(kind: Kind, kv: Kv) 
     @settings(max_examples=12, deadline=None)
     @given(data=st.data())
     def cut_at_random(data: st.DataObject) -> None:
-        done = [0] * len(texts)
-        parts: list[list[Tensor]] = [[] for _ in texts]
         order = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(NUM_BLOCKS)[: 3 * 16].reshape(3, 16)
-        while any(num < len(ids) for num, ids in zip(done, texts, strict=True)):
-            waiting = [i for i, ids in enumerate(texts) if done[i] < len(ids)]
-            chosen = data.draw(st.lists(st.sampled_from(waiting), min_size=1, unique=True))
-            ends = {
-                i: min(len(texts[i]), done[i] + data.draw(st.sampled_from((1, 2, 15, 16, 17, 40, 99)))) for i in chosen
-            }
-            results = run(model, [(texts[i], done[i], ends[i], order[i]) for i in chosen])
-            for i, result in zip(chosen, results, strict=True):
-                parts[i].append(result)
-                done[i] = ends[i]
-        for whole, pieces in zip(alone, parts, strict=True):
-            assert torch.equal(torch.cat(pieces), whole)
+        assert_cuts_do_not_show(
+            data,
+            texts,
+            alone,
+            lambda parts: run(model, [(texts[i], start, end, order[i]) for i, start, end in parts]),
+            (1, 2, 15, 16, 17, 40, 99),
+        )
 
     cut_at_random()
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from native_steps import saved_by_transformers
 from whet.models.decoder.reference import Decoder, DecoderConfig, load_decoder, visible
 from whet.workloads import WEIGHTS
 
@@ -59,14 +60,8 @@ VARIANTS = {
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS.values(), ids=VARIANTS)
 def test_equals_transformers(tmp_path, family, changes):
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SMALL | changes)
-    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for weight in theirs.parameters():  # norms and biases too
-            weight.add_(torch.randn_like(weight) * 0.1)
-    theirs.save_pretrained(tmp_path, max_shard_size="40KB" if "tie_word_embeddings" in changes else "5GB")
+    shard_size = "40KB" if "tie_word_embeddings" in changes else "5GB"
+    theirs = saved_by_transformers(tmp_path, family, SMALL | changes, shard_size)
     ours = load_decoder(tmp_path)
     ids = torch.randint(97, (3, 40))
     with torch.no_grad():

@@ -13,6 +13,7 @@ from naive import naive_output
 from safetensors.torch import save_file
 from torch import Tensor
 
+from native_steps import assert_cuts_do_not_show
 from whet.errors import InputsError, OptionError, TargetError
 from whet.kernels import build
 from whet.kernels.build import Isa, library, supported
@@ -117,21 +118,14 @@ def test_what_shares_a_step_and_how_it_is_cut_does_not_show(name: str, kind: Kin
     @settings(max_examples=12)
     @given(data=st.data())
     def cut_at_random(data: st.DataObject) -> None:
-        done = [0] * len(texts)
-        parts: list[list[Tensor]] = [[] for _ in texts]
         rows = data.draw(st.permutations(range(4)))
-        while any(num < len(ids) for num, ids in zip(done, texts, strict=True)):
-            waiting = [i for i, ids in enumerate(texts) if done[i] < len(ids)]
-            chosen = data.draw(st.lists(st.sampled_from(waiting), min_size=1, unique=True))
-            ends = {
-                i: min(len(texts[i]), done[i] + data.draw(st.sampled_from((1, 2, 15, 33, 40, 99, 230)))) for i in chosen
-            }
-            results = run(model, [(texts[i], done[i], ends[i], rows[i]) for i in chosen])
-            for i, result in zip(chosen, results, strict=True):
-                parts[i].append(result)
-                done[i] = ends[i]
-        for whole, pieces in zip(alone, parts, strict=True):
-            assert torch.equal(torch.cat(pieces), whole)
+        assert_cuts_do_not_show(
+            data,
+            texts,
+            alone,
+            lambda parts: run(model, [(texts[i], start, end, rows[i]) for i, start, end in parts]),
+            (1, 2, 15, 33, 40, 99, 230),
+        )
 
     cut_at_random()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from native_steps import saved_by_transformers
 from whet.errors import InputsError
 from whet.models.selective import Selective, SelectiveConfig, SelectiveState, load_selective
 
@@ -40,14 +41,8 @@ def model_of(name, dtype=torch.float32):
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS.values(), ids=VARIANTS)
 def test_equals_transformers(tmp_path, family, changes):
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SMALL | changes)
-    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for weight in theirs.parameters():  # norms and biases too
-            weight.add_(torch.randn_like(weight) * 0.1)
-    theirs.save_pretrained(tmp_path, max_shard_size="20KB" if "tie_word_embeddings" in changes else "5GB")
+    shard_size = "20KB" if "tie_word_embeddings" in changes else "5GB"
+    theirs = saved_by_transformers(tmp_path, family, SMALL | changes, shard_size)
     ours = load_selective(tmp_path)
     ids = torch.randint(97, (3, 50))
     with torch.no_grad():
