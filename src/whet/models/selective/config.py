@@ -94,7 +94,7 @@ class SelectiveConfig(BaseModel):
             if config.get("time_step_rank", "auto") == "auto":
                 config["time_step_rank"] = math.ceil(hidden / 16)
         if isinstance(limits := config.get("time_step_limit"), list):
-            config["time_step_limit"] = tuple(_number(limit) for limit in limits)
+            config["time_step_limit"] = tuple(number_of(limit) for limit in limits)
         return config
 
     @model_validator(mode="after")
@@ -185,6 +185,6 @@ def _from_original(directory: Path | str, raw: Mapping[str, Any]) -> dict[str, A
     return config
 
 
-def _number(limit: object) -> object:
+def number_of(limit: object) -> object:
     """Return a number that may be written as transformers writes infinity: {"__float__": "Infinity"}."""
     return limit.get("__float__") if isinstance(limit, dict) else limit
