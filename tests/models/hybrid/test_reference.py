@@ -115,5 +115,5 @@ def test_new_weights_can_be_trained(tmp_path, name):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.5
