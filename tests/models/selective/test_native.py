@@ -22,7 +22,7 @@ from whet.models.families import open_model
 from whet.models.selective import Selective, SelectiveConfig, SelectiveState
 from whet.models.selective.native import NativeSelective
 from whet.models.selective.rows import RowsOfStates
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch
 from whet.server.sampling_params import SamplingParams
 
 SMALL = {"vocab_size": 97, "hidden_size": 40, "state_size": 12, "num_hidden_layers": 3}
@@ -63,7 +63,7 @@ def readable(name: str) -> Selective:
 def native(model: Selective, kind: Kind = Kind.F32, isa: Isa | None = None, num_states: int = 4) -> NativeSelective:
     weights = {key: value.detach() for key, value in model.state_dict().items()}
     made = NativeSelective(model.config, weights, library(isa), kind=kind)
-    made.allocate(0, num_states)
+    made.allocate(Allocation(num_states=num_states))
     return made
 
 
@@ -76,6 +76,7 @@ def run(model: NativeSelective | RowsOfStates, texts: list[Text]) -> list[Tensor
         positions=np.concatenate([np.arange(start, end) for _, start, end, _ in texts]).astype(np.int32),
         query_start=starts,
         context_len=np.array([end for _, _, end, _ in texts], np.int32),
+        settled_len=np.array([end for _, _, end, _ in texts], np.int32),
         block_tables=np.zeros((len(texts), 0), np.int32),
         state_rows=np.array([row for *_, row in texts], np.int32),
         logit_rows=np.arange(starts[-1], dtype=np.int32),
@@ -209,7 +210,7 @@ def test_opened_from_a_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPatch,
         assert isinstance(opened, RowsOfStates if off else NativeSelective)
         assert (opened.max_model_len, opened.bytes_per_block, opened.can_rewind) == (50, 0, False)
         assert opened.bytes_per_state == model.new_state().num_bytes
-        opened.allocate(0, 2)
+        opened.allocate(Allocation(num_states=2))
         with torch.no_grad():
             wanted = model(ids[None])[0]
         found = torch.cat([run(opened, [(ids, 0, 20, 1)])[0], run(opened, [(ids, 20, 30, 1)])[0]])

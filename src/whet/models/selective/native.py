@@ -22,7 +22,7 @@ from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, Token
 from whet.models.native_weights import NativeWeights
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.state import LayerState, SelectiveState, check_state, checked_length
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch
 
 
 class NativeSelective:
@@ -40,6 +40,7 @@ class NativeSelective:
     """
 
     can_rewind = False
+    bytes_per_draft = 0
     bytes_per_block = 0
     block_size = 16
 
@@ -74,8 +75,9 @@ class NativeSelective:
         """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
         return self._weights.num_bytes
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
+    def allocate(self, room: Allocation) -> None:
         """Allocate the rows of states. There are no blocks."""
+        num_states = room.num_states
         scan, conv = 4 * num_states * self._scan_numbers, 4 * num_states * self._conv_numbers
         conv = -(-conv // 64) * 64
         self._states = large_pages(len(self._layers) * (scan + conv))  # zeros; pages take memory once they are used
