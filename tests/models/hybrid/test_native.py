@@ -63,7 +63,12 @@ def test_every_build_computes_the_same(tmp_path: Path, isa: Isa, name: str) -> N
     model, ids = readable(tmp_path, name), random_ids(60)
     with torch.no_grad():
         wanted = model(ids[None])[0]
-    for kind, tolerance in ((Kind.F32, 1e-4), (Kind.BF16, 0.05), (Kind.S8, 0.1), (Kind.S4, 0.4)):
+    for kind, tolerance in (
+        (Kind.F32, 1e-4),
+        (Kind.BF16, 0.05),
+        (Kind.S8, 0.1),
+        (Kind.S4, 0.5),
+    ):  # gates multiply the errors
         kv = {Kind.F32: Kv.F32, Kind.BF16: Kv.BF16}.get(kind, Kv.S8)
         found = run(native(model, kind, kv, isa), [(ids, 0, 60, 0)])[0]
         assert (found - wanted).norm() / wanted.norm() < tolerance, kind
