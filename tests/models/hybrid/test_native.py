@@ -118,7 +118,7 @@ def test_a_copied_state_goes_on_with_the_same_blocks(tmp_path: Path, name: str) 
     wanted = run(model, [(ids, 0, 60, 0)])[0]
     run(model, [(ids, 0, 32, 1)])
     model.copy_state(1, 4)
-    run(model, [(random_ids(20, 5), 32, 52, 1)])
+    run(model, [(random_ids(52, 5), 32, 52, 1)])
     model.copy_state(4, 1)  # the blocks of the first 32 tokens are full, and stay as they are
     assert torch.equal(run(model, [(ids, 32, 60, 1)])[0], wanted[32:])
 
