@@ -1,4 +1,4 @@
-"""Define what a family of models must say so that its models can be trained: made anew, opened, called and written."""
+"""Define what a family of models must say so that its models can be trained: made anew, called and written."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,14 +18,13 @@ Packing = Literal["mask", "documents", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trainable:
-    """Say how models of a family are made, opened, called and written.
+    """Say how models of a family are made, called and written.
 
     Attributes:
         config: The type of its config.json. Its field `model_type` holds the family's name.
         also_known: Keys of a config.json that are no field of it, and that it understands or may ignore.
         build: Makes a model of a config, on the meta device too.
         fresh: Makes a model whose weights are drawn from a generator.
-        load: Opens the model of a directory, in float32.
         file_name: Returns the name of a weight in files, given its name in the module.
         config_json: Returns the keys of the config.json of a config, as transformers writes them.
         architectures: The class of transformers by model_type.
@@ -42,7 +41,6 @@ class Trainable:
     also_known: frozenset[str] = frozenset()
     build: Callable[[Any], nn.Module]
     fresh: Callable[[Any, Generator], nn.Module]
-    load: Callable[[Path], nn.Module]
     file_name: Callable[[str], str]
     config_json: Callable[[Any], dict[str, Any]]
     architectures: Mapping[str, str]

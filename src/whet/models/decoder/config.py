@@ -7,20 +7,17 @@ not support are refused.
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.errors import TargetError
-from whet.models.config_file import FILE, read_json, validated
+from whet.models.config_file import check_model_type, read_json, validated
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-FAMILIES: Mapping[str, str] = MappingProxyType(
-    {"llama": "Llama 2 and 3, SmolLM", "mistral": "Mistral", "qwen2": "Qwen2, Qwen2.5", "qwen3": "Qwen3"}
-)
+ModelType = Literal["llama", "mistral", "qwen2", "qwen3"]
+MODEL_TYPES: tuple[str, ...] = get_args(ModelType)
 
 # Each family's defaults for fields that config.json leaves out, where they differ from those of DecoderConfig.
 _LEFT_OUT: Mapping[str, Mapping[str, object]] = {
@@ -95,7 +92,7 @@ class DecoderConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    model_type: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
+    model_type: ModelType = "llama"
     hidden_act: Literal["silu"] = "silu"
     vocab_size: Size
     hidden_size: Size
@@ -174,11 +171,8 @@ def read_config(directory: Path | str) -> DecoderConfig:
         TargetError: It is missing or damaged, is of another family, or asks for something that the decoder does not
             support.
     """
-    path = Path(directory) / FILE
     raw = read_json(directory)
-    if str(raw.get("model_type")) not in FAMILIES:
-        known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
-        raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet's decoder runs the families {known}")
+    check_model_type(directory, raw, MODEL_TYPES, "whet's decoder runs the families")
     return validated(directory, DecoderConfig, raw)
 
 

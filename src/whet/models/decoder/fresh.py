@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from whet.models.decoder.config import DecoderConfig
-from whet.models.decoder.reference import Decoder, load_decoder
+from whet.models.decoder.reference import Decoder
 from whet.models.trainable import Trainable
 
 
@@ -42,7 +42,6 @@ TRAINABLE = Trainable(
     also_known=frozenset({"rope_theta", "rope_scaling", "use_sliding_window", "max_window_layers"}),
     build=Decoder,
     fresh=fresh_decoder,
-    load=load_decoder,
     file_name=file_name,
     config_json=lambda config: json.loads(config.model_dump_json(exclude_none=True)),
     architectures={

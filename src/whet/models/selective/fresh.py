@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from whet.models.selective.config import SelectiveConfig
-from whet.models.selective.reference import Selective, initialise, load_selective
+from whet.models.selective.reference import Selective, initialise
 from whet.models.trainable import Trainable
 
 # The fields that only one of the two kinds of mixers has.
@@ -62,7 +62,6 @@ TRAINABLE = Trainable(
     also_known=frozenset({"expand"}),
     build=Selective,
     fresh=fresh_selective,
-    load=load_selective,
     file_name=file_name,
     config_json=config_json,
     architectures={
