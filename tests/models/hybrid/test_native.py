@@ -75,9 +75,16 @@ def test_every_build_computes_the_same(tmp_path: Path, isa: Isa, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "kv"), [(Kind.F32, Kv.F32), (Kind.BF16, Kv.BF16), (Kind.S8, Kv.S8), (Kind.S4, Kv.F32)]
+    ("name", "kind", "kv"),
+    [
+        ("lfm2", Kind.F32, Kv.F32),
+        ("lfm2", Kind.S4, Kv.BF16),
+        ("granitemoehybrid", Kind.BF16, Kv.BF16),
+        ("bamba", Kind.S8, Kv.S8),
+        ("falcon_h1", Kind.F32, Kv.S8),
+        ("falcon_h1", Kind.S8, Kv.F32),
+    ],
 )
-@pytest.mark.parametrize("name", FIRST)
 def test_what_shares_a_step_and_how_it_is_cut_does_not_show(tmp_path: Path, name: str, kind: Kind, kv: Kv) -> None:
     model = native(readable(tmp_path, name), kind, kv)
     texts = [random_ids(num, seed) for seed, num in enumerate((260, 33, 70))]
