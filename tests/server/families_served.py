@@ -19,6 +19,10 @@ from whet.kernels.paged_attention.native import Kv
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.files import weight_shapes
 from whet.models.decoder.native import NativeDecoder
+from whet.models.hybrid import Hybrid
+from whet.models.hybrid.config_files import FILES as HYBRIDS
+from whet.models.hybrid.native import NativeHybrid
+from whet.models.hybrid.rows import RowsOfHybridStates
 from whet.models.selective import Selective, SelectiveConfig
 from whet.models.selective.native import NativeSelective
 from whet.models.selective.rows import RowsOfStates
@@ -27,6 +31,14 @@ from whet.models.step import Allocation, ServedModel, StepBatch
 VOCAB = 40
 LONGEST = 96  # the fewest tokens that a sequence of any of them may have
 _SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
+_HYBRID = {
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": LONGEST,
+}
+_LFM2 = {"model_type": "lfm2", "layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 12, "mamba_n_groups": 2}
 _HEADS = {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 12}
 
 
@@ -57,6 +69,23 @@ def _llama() -> NativeDecoder:
     return NativeDecoder(config, weights, library(), kind=Kind.F32, kv=Kv.F32)
 
 
+def _hybrid(**config: Any) -> Hybrid:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        file = HYBRIDS[config["model_type"]].model_validate({**_SMALL, **_HYBRID, **config})
+        model = Hybrid(file.plan()).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
+def _native_hybrid(kind: Kind = Kind.F32, kv: Kv = Kv.F32, **config: Any) -> NativeHybrid:
+    model = _hybrid(**config)
+    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    return NativeHybrid(model.config, weights, library(), kind=kind, kv=kv)
+
+
 FAMILIES: dict[str, Callable[[], ServedModel]] = {
     "hashes": partial(HashModel, max_model_len=LONGEST),
     "llama": _llama,
@@ -65,6 +94,18 @@ FAMILIES: dict[str, Callable[[], ServedModel]] = {
     "mamba2": partial(_native_selective, model_type="mamba2", **_HEADS),
     "falcon_mamba": partial(_native_selective, model_type="falcon_mamba"),
     "mamba2 in torch": lambda: RowsOfStates(_selective(model_type="mamba2", **_HEADS, num_hidden_layers=1)),
+    "lfm2": partial(_native_hybrid, **_LFM2),
+    "granitemoehybrid": partial(
+        _native_hybrid,
+        model_type="granitemoehybrid",
+        num_local_experts=0,
+        shared_intermediate_size=48,
+        layer_types=["mamba", "attention"],
+        **_MAMBA,
+    ),
+    "bamba int8": partial(_native_hybrid, Kind.S8, Kv.S8, model_type="bamba", attn_layer_indices=[0], **_MAMBA),
+    "falcon_h1": partial(_native_hybrid, model_type="falcon_h1", mamba_d_ssm=64, key_multiplier=0.5, **_MAMBA),
+    "lfm2 in torch": lambda: RowsOfHybridStates(_hybrid(**_LFM2)),
     "recurrence": partial(RecurrentModel, GatedCell, max_model_len=LONGEST),
     "memory bank": partial(RecurrentModel, BankCell, max_model_len=LONGEST),
     "recurrence with blocks": partial(WithBlocks, max_model_len=LONGEST),

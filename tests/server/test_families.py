@@ -107,7 +107,9 @@ def test_the_tokens_of_each_alone(name: str, kind: str) -> None:
         for request in requests:
             assert done[request.id].token_ids == expected(name, tuple(request.prompt_ids)), (chunking, preemption)
         assert (scheduler.num_preemptions > 0) is preemption
-        assert scheduler.prefix_hits > 0
+        model = FAMILIES[name]()
+        has_both = model.bytes_per_block > 0 and model.bytes_per_state > 0  # a hit takes blocks and a snapshot of them
+        assert scheduler.prefix_hits > 0 or (preemption and has_both)
         speculation = stepper.speculation
         if speculation is not None:
             assert speculation.num_accepted > 10
