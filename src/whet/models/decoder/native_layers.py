@@ -143,7 +143,8 @@ def _rotated_first(config: DecoderConfig, rows: Tensor) -> Tensor:
     first, second = torch.arange(R).chunk(2)
     rest_first, rest_second = torch.arange(R, H).chunk(2)
     order = torch.cat((first, rest_first, second, rest_second))
-    return rows.unflatten(0, (-1, H))[:, order].flatten(0, 1)
+    ordered: Tensor = rows.unflatten(0, (-1, H))[:, order].flatten(0, 1)
+    return ordered
 
 
 def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:

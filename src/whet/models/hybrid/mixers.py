@@ -87,7 +87,7 @@ class ScaledMamba(Mamba2Mixer):
         if config.mamba_out_bias != mamba.use_bias:
             self.out_proj = nn.Linear(E, D, bias=config.mamba_out_bias)
         if config.gate_order == "gate":
-            self.norm: nn.Module = Gate()
+            self.norm = Gate()
         elif config.gate_order == "norm, then gate":
             self.norm = NormThenGate(E, groups, mamba.layer_norm_epsilon)
         self.register_buffer("parts_scale", parts_scale(config), persistent=False)

@@ -113,7 +113,7 @@ class Mamba2Mixer(nn.Module):
         self.dt_bias = nn.Parameter(torch.zeros(H))
         self.A_log = nn.Parameter(torch.arange(1, H + 1).float().log())
         self.D = nn.Parameter(torch.ones(H))
-        self.norm = GatedNorm(E, self.num_groups, config.layer_norm_epsilon)
+        self.norm: nn.Module = GatedNorm(E, self.num_groups, config.layer_norm_epsilon)
         self.out_proj = nn.Linear(E, D, bias=config.use_bias)
         self.config = config
 
