@@ -33,6 +33,15 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "key_multiplier": 0.5},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
+        "head_dim": 16,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "time_step_min": 1e-9,  # transformers takes it as the least step in prefill
+    },
 }
 
 

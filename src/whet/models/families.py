@@ -90,6 +90,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "granitemoehybrid": _hybrid(models="Granite 4, dense", trains=hybrid_fresh.TRAINABLE["granitemoehybrid"]),
         "bamba": _hybrid(models="Bamba", trains=hybrid_fresh.TRAINABLE["bamba"]),
         "falcon_h1": _hybrid(models="Falcon-H1", trains=hybrid_fresh.TRAINABLE["falcon_h1"]),
+        "nemotron_h": _hybrid(models="Nemotron-H, dense", trains=hybrid_fresh.TRAINABLE["nemotron_h"]),
     }
 )
 """The family of each `model_type`. Add a line here for a new family."""

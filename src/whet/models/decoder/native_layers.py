@@ -62,6 +62,13 @@ def fill_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors) -> None:
     layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
 
 
+def fill_squared_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors) -> None:
+    """Pack the weights of an MLP that squares a ReLU and has no gate. See fill_attention."""
+    layer.gate_up = packed.packed(*_joined(of, "mlp.up_proj"))
+    layer.down = packed.packed(*_joined(of, "mlp.down_proj"))
+    layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
+
+
 def decoder_struct(
     config: DecoderConfig, packed: NativeWeights, num_positions: int, *, has_rotary: bool = True
 ) -> DecoderStruct:

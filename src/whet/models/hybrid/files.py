@@ -40,6 +40,15 @@ _RENAMED: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "mlp.up_proj.": "shared_mlp.input_linear.",
             "mlp.down_proj.": "shared_mlp.output_linear.",
         },
+        "nemotron_h": {
+            "embed_tokens.": "embeddings.",
+            "norm.": "norm_f.",
+            "input_layernorm.": "norm.",
+            "post_attention_layernorm.": "norm.",
+            "mamba.": "mixer.",
+            "self_attn.": "mixer.",
+            "mlp.": "mixer.",
+        },
         "bamba": _OF_BAMBA,
         "falcon_h1": _OF_BAMBA,
     }
@@ -59,7 +68,8 @@ def file_name(model_type: str, name: str) -> str:
         if inner.startswith(ours):
             inner = theirs + inner.removeprefix(ours)
             break
-    return f"model.{layer}{inner}"
+    prefix = "backbone" if model_type == "nemotron_h" else "model"
+    return f"{prefix}.{layer}{inner}"
 
 
 def weight_shapes(config: HybridConfig) -> dict[str, Shape]:
@@ -92,10 +102,16 @@ def read_weights(directory: Path | str, config: HybridConfig) -> dict[str, Tenso
     """
     directory = Path(directory)
     shapes, stored = weight_shapes(config), dict(stored_tensors(directory))
+    if config.model_type == "nemotron_h":  # newer files have the prefix of the other families
+        stored = {
+            (f"backbone.{name.removeprefix('model.')}" if name.startswith("model.") else name): tensor
+            for name, tensor in stored.items()
+        }
     for name in [name for name in stored if name.endswith(".rotary_emb.inv_freq")]:
         del stored[name]  # old files hold the rotary angles, which are computed
     if config.tie_word_embeddings:
-        drop_tied_head(stored, directory, "model.embed_tokens.weight", "tie_word_embeddings")
+        embedding = file_name(config.model_type, "embed_tokens.weight")
+        drop_tied_head(stored, directory, embedding, "tie_word_embeddings")
     in_files: dict[str, Shape] = {}
     for name, shape in shapes.items():
         known = in_files.get(file_name(config.model_type, name))

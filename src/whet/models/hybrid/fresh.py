@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whet.models.hybrid.config import HybridConfig
-from whet.models.hybrid.config_files import FILES, HybridFile
+from whet.models.hybrid.config_files import FILES, HybridFile, NemotronHFile
 from whet.models.hybrid.files import file_name, to_files
 from whet.models.hybrid.reference import Hybrid, initialise
 from whet.models.trainable import Trainable
@@ -19,9 +19,14 @@ _ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "bamba": "BambaForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
 }
 _ALSO_KNOWN = {"rope_theta", "rope_scaling"}
-_ALSO_KNOWN_IN = {"lfm2": {"norm_eps", "block_ff_dim"}, "granitemoehybrid": {"layers_block_type"}}
+_ALSO_KNOWN_IN = {
+    "lfm2": {"norm_eps", "block_ff_dim"},
+    "granitemoehybrid": {"layers_block_type"},
+    "nemotron_h": {*NemotronHFile.names, "hybrid_override_pattern", "time_step_min"},
+}
 _ONE_MATRIX = "its file holds gate_proj and up_proj as one matrix, and peft would take them for one"
 _NOT_ADAPTED = {"granitemoehybrid": {"gate_proj": _ONE_MATRIX, "up_proj": _ONE_MATRIX}}
 

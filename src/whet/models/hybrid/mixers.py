@@ -128,6 +128,21 @@ class NormThenGate(GatedNorm):
         return (self.weight.to(wide) * normed * F.silu(z_BTE.to(wide))).to(y_BTE.dtype)
 
 
+class SquaredMLP(nn.Module):
+    """Apply two matrices with the square of a ReLU between them: [B, T, D] -> [B, T, D]."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        D, wide, bias = config.hidden_size, config.decoder.intermediate_size, config.decoder.mlp_bias
+        self.up_proj = nn.Linear(D, wide, bias=bias)
+        self.down_proj = nn.Linear(wide, D, bias=bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map [B, T, D] to [B, T, D]."""
+        output_BTD: Tensor = self.down_proj(F.relu(self.up_proj(x_BTD)).square())
+        return output_BTD
+
+
 class ScaledMLP(GatedMLP):
     """Apply SwiGLU whose gate has a factor: [B, T, D] -> [B, T, D]."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from whet.errors import InputsError
 from whet.models.decoder.rope import cosines_and_sines, inverse_frequencies, rotary_scale
 from whet.models.hybrid.config import HybridConfig
-from whet.models.hybrid.mixers import AttentionWithPast, ScaledMamba, ScaledMLP, ShortConv, times
+from whet.models.hybrid.mixers import AttentionWithPast, ScaledMamba, ScaledMLP, ShortConv, SquaredMLP, times
 from whet.models.hybrid.state import HybridLayerState, HybridState, check_state, new_state
 from whet.models.selective.documents import DocumentRows
 
@@ -23,19 +23,33 @@ class HybridLayer(nn.Module):
         super().__init__()
         mixers, D, eps = config.mixers[index], config.hidden_size, config.decoder.rms_norm_eps
         self.multipliers = config.multipliers
-        self.input_layernorm = nn.RMSNorm(D, eps=eps)
+        self.input_layernorm = nn.RMSNorm(D, eps=eps) if mixers else None
         self.self_attn = AttentionWithPast(config) if "attention" in mixers else None
         has_mamba = "mamba" in mixers and config.mamba is not None
         self.mamba = ScaledMamba(config, config.mamba) if has_mamba and config.mamba is not None else None
         self.conv = ShortConv(config) if "conv" in mixers else None
-        self.post_attention_layernorm = nn.RMSNorm(D, eps=eps)
-        self.mlp = ScaledMLP(config)
+        has_mlp = config.has_mlp(index)
+        self.post_attention_layernorm = nn.RMSNorm(D, eps=eps) if has_mlp else None
+        kind = ScaledMLP if config.mlp == "silu gate" else SquaredMLP
+        self.mlp = kind(config) if has_mlp else None
 
     def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: HybridLayerState | None = None) -> Tensor:
         """Map [B, T, D] to [B, T, D]. The residual is in the wider type of norms. A state is read and replaced."""
-        m, narrow = self.multipliers, self.mlp.down_proj.weight.dtype
-        normed_BTD = self.input_layernorm(x_BTD).to(narrow)
-        recurrent = None if state is None else state.recurrent
+        if self.input_layernorm is not None:
+            x_BTD = self._mix(x_BTD, self.input_layernorm(x_BTD), cos_TH, sin_TH, state)
+        if self.mlp is None or self.post_attention_layernorm is None:
+            return x_BTD
+        narrow = self.mlp.down_proj.weight.dtype
+        mlp_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD).to(narrow))
+        return x_BTD + times(mlp_BTD, self.multipliers.mlp_out)
+
+    def _mix(
+        self, x_BTD: Tensor, normed_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: HybridLayerState | None
+    ) -> Tensor:
+        """Add what the mixers make of the normalised input."""
+        m, recurrent = self.multipliers, None if state is None else state.recurrent
+        narrow = next(weight.dtype for name, weight in self.named_parameters() if name.endswith("_proj.weight"))
+        normed_BTD = normed_BTD.to(narrow)
         if self.self_attn is not None:
             found_BTD = self.self_attn.read(times(normed_BTD, m.attention_in), cos_TH, sin_TH, state)
             x_BTD = x_BTD + times(found_BTD, m.attention_out)
@@ -43,8 +57,7 @@ class HybridLayer(nn.Module):
             x_BTD = x_BTD + times(self.mamba(times(normed_BTD, m.mamba_in), recurrent), m.mamba_out)
         if self.conv is not None:
             x_BTD = x_BTD + self.conv(normed_BTD, recurrent)
-        mlp_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD).to(narrow))
-        return x_BTD + times(mlp_BTD, m.mlp_out)
+        return x_BTD
 
 
 class Hybrid(nn.Module):
