@@ -102,11 +102,9 @@ def read_weights(directory: Path | str, config: HybridConfig) -> dict[str, Tenso
     """
     directory = Path(directory)
     shapes, stored = weight_shapes(config), dict(stored_tensors(directory))
-    if config.model_type == "nemotron_h":  # newer files have the prefix of the other families
-        stored = {
-            (f"backbone.{name.removeprefix('model.')}" if name.startswith("model.") else name): tensor
-            for name, tensor in stored.items()
-        }
+    if config.model_type == "nemotron_h":  # some files have the prefix of the other families
+        for name in [name for name in stored if name.startswith("model.")]:
+            stored[f"backbone.{name.removeprefix('model.')}"] = stored.pop(name)
     for name in [name for name in stored if name.endswith(".rotary_emb.inv_freq")]:
         del stored[name]  # old files hold the rotary angles, which are computed
     if config.tie_word_embeddings:
