@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operator_tables import loss_kernel_lines
-from scan_tables import model_lines, scan_lines
+from scan_tables import draft_lines, model_lines, scan_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
 """Returns a section's heading, then its lines."""
@@ -292,6 +292,7 @@ SECTIONS: dict[str, Lines] = {
     "compression": _compression,
     "selective_scan": scan_lines,
     "selective_models": model_lines,
+    "selective_drafts": draft_lines,
 }
 """Hold the section of each file of docs/results about training and its operators."""
 
