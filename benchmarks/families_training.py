@@ -6,8 +6,8 @@ Everyone has the same weights, the same batches of rows of 128 tokens, AdamW, an
 
 - whet: the model of whet train, in float32, or in autocast (bfloat16), as docs-ssm was trained;
 - transformers: MambaForCausalLM on a CPU, where it has no kernels and goes through the tokens in Python;
-- compiled: the same model of whet with its scan in chunks, or token by token, and its convolution in PyTorch, each block
-  by torch.compile.
+- compiled: the same model of whet with its scan in chunks, or token by token, and its convolution in PyTorch, each
+  block by torch.compile.
 
 In each round everyone makes one step, in random order; a ratio is the geometric mean over the rounds of one process.
 The limit of a step is the time of its matrix products at the measured peak, of the scan's arithmetic at that of
@@ -45,7 +45,9 @@ from whet.measure.stats import paired_ratio
 from whet.models.selective import Selective, SelectiveConfig, mixer
 from whet.models.selective.forms import scan_chunked
 from whet.models.selective.fresh import TRAINABLE, fresh_selective
+from whet.workload import measure_quality
 from whet.workload.plain_parameters import plain_parameters
+from whet.workloads import resolve
 from whet.workloads.train.docs_ssm import CONFIG
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -210,6 +212,13 @@ def _timed(steps: dict[str, Step], ids: Tensor) -> dict[str, list[float]]:
     return {name: times[1:] for name, times in seconds.items()}
 
 
+def _score(name: str) -> float:
+    """Return the bits per byte of held-out text of a model that comes with whet."""
+    workload = resolve(name)
+    assert workload.quality is not None
+    return measure_quality(workload.quality, workload.model)
+
+
 def _report(
     seconds: dict[str, list[float]], losses: dict[str, float], model: Selective, arguments: argparse.Namespace
 ) -> dict[str, Any]:
@@ -243,6 +252,7 @@ def _report(
             f"python benchmarks/families_training.py --rounds {arguments.rounds} --batch {arguments.batch}"
         ),
         "goal": GOAL,
+        "bits_per_byte": {name: _score(name) for name in ("docs-gpt", "docs-ssm")},
         "model": f"Mamba, {num_parameters / 1e6:.2f} million parameters",
         "batch": [arguments.batch, TOKENS],
         "rows": rows,

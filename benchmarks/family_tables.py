@@ -32,7 +32,8 @@ def training_lines(report: dict[str, Any]) -> list[str]:
         if "limit_ms" in row:
             parts = ", ".join(f"{part} {one:.1f} ms" for part, one in row["limit_ms"].items())
             lines.append(f"The limit of *{row['name']}*: {parts}.")
-    return lines
+    scores = ", ".join(f"{score:.4f} of {name}" for name, score in report["bits_per_byte"].items())
+    return [*lines, "", f"Bits per byte of held-out text, of the models that come with whet: {scores}."]
 
 
 def _reached(ratio: dict[str, Any], goal: float) -> str:
