@@ -60,6 +60,7 @@ def _trainable(model_type: str) -> Trainable:
         architectures=_ARCHITECTURES,
         packing="documents",
         max_tokens=lambda config: int(config.max_position_embeddings),
+        dropped=("AttentionWithPast", "ScaledMamba", "ShortConv", "ScaledMLP", "SquaredMLP"),
         not_adapted=_NOT_ADAPTED.get(model_type, {}),
         size_keys=("hidden_size", "intermediate_size", "num_hidden_layers"),
     )

@@ -30,13 +30,21 @@ class AttentionWithPast(Attention):
         super().__init__(config.decoder)
         self.scale = config.multipliers.scores
 
-    def read(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: HybridLayerState | None) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        cos_TH: Tensor,
+        sin_TH: Tensor,
+        mask_TT: Tensor | None = None,
+        state: HybridLayerState | None = None,
+    ) -> Tensor:
         """Map [B, T, D] to [B, T, D].
 
         Args:
             x_BTD: The input.
             cos_TH: The cosines of the rotary angles.
             sin_TH: The sines of the rotary angles.
+            mask_TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
             state: It is read, and gets the keys and values of the tokens. None: there is no past.
         """
         q_BNTH, k_BKSH, v_BKSH = self.project(x_BTD, cos_TH, sin_TH)
@@ -46,7 +54,9 @@ class AttentionWithPast(Attention):
             v_BKSH = torch.cat((state.values_BKTH, v_BKSH.to(state.values_BKTH.dtype)), dim=2)
             state.keys_BKTH, state.values_BKTH = k_BKSH, v_BKSH
         positions_S = torch.arange(k_BKSH.shape[2], device=x_BTD.device)
-        mask_TS = None if num_new == len(positions_S) else visible(positions_S[-num_new:], positions_S, None)
+        mask_TS = mask_TT
+        if mask_TT is None and num_new < len(positions_S):
+            mask_TS = visible(positions_S[-num_new:], positions_S, None)
         mixed_BNTH = F.scaled_dot_product_attention(
             q_BNTH, k_BKSH, v_BKSH, mask_TS, is_causal=mask_TS is None, scale=self.scale, enable_gqa=True
         )

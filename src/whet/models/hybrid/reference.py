@@ -51,7 +51,7 @@ class HybridLayer(nn.Module):
         narrow = next(weight.dtype for name, weight in self.named_parameters() if name.endswith("_proj.weight"))
         normed_BTD = normed_BTD.to(narrow)
         if self.self_attn is not None:
-            found_BTD = self.self_attn.read(times(normed_BTD, m.attention_in), cos_TH, sin_TH, state)
+            found_BTD = self.self_attn(times(normed_BTD, m.attention_in), cos_TH, sin_TH, state=state)
             x_BTD = x_BTD + times(found_BTD, m.attention_out)
         if self.mamba is not None:
             x_BTD = x_BTD + times(self.mamba(times(normed_BTD, m.mamba_in), recurrent), m.mamba_out)

@@ -73,6 +73,7 @@ TRAINABLE = Trainable(
         "dt_proj": "the scan adds its bias, so that the layer is never called",
         "out_proj": "peft refuses it in models of the Mamba family",
     },
+    dropped=("Mamba1Mixer", "Mamba2Mixer"),
     refusal=refusal,
 )
 """Say how selective state-space models are trained."""
