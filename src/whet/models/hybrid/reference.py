@@ -48,15 +48,15 @@ class HybridLayer(nn.Module):
     ) -> Tensor:
         """Add what the mixers make of the normalised input."""
         m, recurrent = self.multipliers, None if state is None else state.recurrent
-        narrow = next(weight.dtype for name, weight in self.named_parameters() if name.endswith("_proj.weight"))
-        normed_BTD = normed_BTD.to(narrow)
         if self.self_attn is not None:
+            normed_BTD = normed_BTD.to(self.self_attn.o_proj.weight.dtype)
             found_BTD = self.self_attn(times(normed_BTD, m.attention_in), cos_TH, sin_TH, state=state)
             x_BTD = x_BTD + times(found_BTD, m.attention_out)
         if self.mamba is not None:
+            normed_BTD = normed_BTD.to(self.mamba.out_proj.weight.dtype)
             x_BTD = x_BTD + times(self.mamba(times(normed_BTD, m.mamba_in), recurrent), m.mamba_out)
         if self.conv is not None:
-            x_BTD = x_BTD + self.conv(normed_BTD, recurrent)
+            x_BTD = x_BTD + self.conv(normed_BTD.to(self.conv.out_proj.weight.dtype), recurrent)
         return x_BTD
 
 
