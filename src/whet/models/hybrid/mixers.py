@@ -65,7 +65,7 @@ class AttentionWithPast(Attention):
 
 
 class ShortConv(nn.Module):
-    """Convolve what one gate lets in, and let a second gate choose of it: [B, T, D] -> [B, T, D]."""
+    """Apply a convolution to what one gate lets in, and a second gate after it: [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
