@@ -150,8 +150,8 @@ def check_state(state: LtmState, config: LtmConfig, batch_size: int) -> None:
         return
     raise InputsError(
         f"the state is not one of {batch_size} sequences of this model, which has {config.num_hidden_layers} layers "
-        f"with banks of {config.min_memory_slots} to {config.max_memory_slots} slots of {config.memory_width} numbers; make "
-        f"one with model.new_state({batch_size})"
+        f"with banks of {config.min_memory_slots} to {config.max_memory_slots} slots of {config.memory_width} numbers; "
+        f"make one with model.new_state({batch_size})"
     )
 
 

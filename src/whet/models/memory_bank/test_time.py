@@ -2,9 +2,10 @@
 
 Titans (Behrouz et al., 2024, arXiv:2501.00663): a token with key k and value v has the loss ||M(k) - v||^2. Its
 gradient changes the momentum, S_t = eta_t S_{t-1} - theta_t grad, and this changes the weights,
-M_t = (1 - alpha_t) M_{t-1} + S_t. The token reads M_t(q). The gradients of a chunk are all taken at the weights at the chunk's start. So both recurrences are
-linear in the chunk, and are computed for all its tokens at once: the gradient of each matrix is an outer product, and
-what a token reads is a weighted sum over the tokens before it, as in linear attention. No weight is divided by another.
+M_t = (1 - alpha_t) M_{t-1} + S_t. The token reads M_t(q). The gradients of a chunk are all taken at the weights at the
+chunk's start. So both recurrences are linear in the chunk, and are computed for all its tokens at once: the gradient of
+each matrix is an outer product, and what a token reads is a weighted sum over the tokens before it, as in linear
+attention. Nothing is divided by a product of decays.
 
 Shape suffixes: B batch, T tokens, D model width, H heads, N = B * H, C width of a head, P matrices.
 """
