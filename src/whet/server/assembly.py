@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from whet.errors import OptionError
-from whet.models.step import ServedModel
+from whet.models.step import Allocation, ServedModel
 from whet.server.blocks import Blocks
 from whet.server.drafters import Drafter, ModelDrafter, NgramDrafter
 from whet.server.options import EngineOptions
@@ -58,7 +58,7 @@ def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Step
         max_batch_tokens=options.max_batch_tokens,
         max_step_ms=options.max_step_ms,
     )
-    model.allocate(room.num_blocks, room.num_states)
+    model.allocate(Allocation(num_blocks=room.num_blocks, num_states=room.num_states))
     drafter = _drafter(model, draft if is_drafting else None, room, options, max_model_len)
     speculation = (
         Speculation(drafter, options.num_draft_tokens, SpeculationController()) if drafter is not None else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from whet.models.step import ServedModel
+from whet.models.step import Allocation, ServedModel
 from whet.server.blocks import Blocks
 from whet.server.request import Request
 from whet.server.runner import Runner
@@ -102,7 +102,7 @@ class ModelDrafter:
         self._runner = Runner(self._blocks, max_batch_tokens)
         self._max_batch_tokens = max_batch_tokens
         self._mirrors: dict[str, Request] = {}
-        model.allocate(num_blocks, 0)
+        model.allocate(Allocation(num_blocks=num_blocks))
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
         """See Drafter."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from whet.errors import OptionError
 from whet.models.config_file import read_json
-from whet.models.decoder.config import FAMILIES, DecoderConfig
+from whet.models.decoder.config import MODEL_TYPES, DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder, write_decoder
 from whet.models.decoder.reference import Decoder, load_decoder
 from whet.trainer.free_memory import check_room
@@ -77,7 +77,7 @@ def open_model(directory: Path, seed: int) -> TrainedModel:
         MissingExtra: It is of a family that transformers runs, which is not installed.
     """
     raw = read_json(directory)
-    if raw.get("model_type") in FAMILIES:
+    if raw.get("model_type") in MODEL_TYPES:
         return _of_decoder(load_decoder(directory), raw)
     return _of_transformers(directory, seed)
 
@@ -95,10 +95,10 @@ def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedMo
     """
     given = {"model_type": "llama", **given}
     given.setdefault("vocab_size", vocab_size)
-    if given["model_type"] not in FAMILIES:
+    if given["model_type"] not in MODEL_TYPES:
         raise OptionError(
-            f"model.model_type is {given['model_type']!r}; whet makes new models of {', '.join(FAMILIES)}. For others, "
-            "save a model with transformers and name its directory as model.directory"
+            f"model.model_type is {given['model_type']!r}; whet makes new models of {', '.join(MODEL_TYPES)}. For "
+            "others, save a model with transformers and name its directory as model.directory"
         )
     if unknown := sorted(set(given) - set(DecoderConfig.model_fields) - _ALSO_KNOWN):
         raise OptionError(f"there is no key model.{unknown[0]} in the config.json of {given['model_type']}")

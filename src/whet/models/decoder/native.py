@@ -22,7 +22,7 @@ from whet.kernels.linear.packed import LANES, Kind, large_pages
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.rope import inverse_frequencies, rotary_scale
 from whet.models.native_weights import NativeWeights
-from whet.models.step import Ints, StepBatch
+from whet.models.step import Allocation, Ints, StepBatch, WithoutStates
 
 BLOCK_SIZE = 16  # tokens; the same number as in paged_attention/cache.h
 _KV_BYTES = {Kv.F32: 4, Kv.BF16: 2, Kv.S8: 1}
@@ -36,7 +36,7 @@ def refusal(config: DecoderConfig) -> str | None:
     return None
 
 
-class NativeDecoder:
+class NativeDecoder(WithoutStates):
     """Run a decoder as a ServedModel.
 
     Args:
@@ -51,8 +51,6 @@ class NativeDecoder:
         OptionError: max_model_len is out of range.
     """
 
-    can_rewind = True
-    bytes_per_state = 0
     block_size = BLOCK_SIZE
 
     def __init__(
@@ -89,9 +87,9 @@ class NativeDecoder:
         """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
         return self._weights.num_bytes
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
+    def allocate(self, room: Allocation) -> None:
         """Allocate the blocks. There are no states of fixed size."""
-        config, kv = self.config, self.kv
+        config, kv, num_blocks = self.config, self.kv, room.num_blocks
         tile, scales = num_blocks * _tile_bytes(config, kv), num_blocks * _scale_bytes(config, kv)
         self._cache = large_pages(num_blocks * self.bytes_per_block)  # zeros; pages take memory only once they are used
         memory = self._cache.data_ptr()

@@ -3,8 +3,7 @@
 Matrices have float32, bf16, int8 or int4 weights; activations and states are float32. A sequence's logits are the same,
 bit for bit, whatever other sequences are in the step and however its tokens are divided into steps.
 
-Shape suffixes: D channels, H heads, P channels of a head, K taps, C convolved channels, N states, O outputs, I inputs,
-V vocabulary, R rows of logits.
+Shape suffixes: D channels, N states, V vocabulary, R rows of logits.
 """
 
 import ctypes
@@ -12,17 +11,17 @@ import math
 import weakref
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from whet.kernels.build import Library
-from whet.kernels.linear.packed import LANES, Kind, large_pages
+from whet.kernels.linear.packed import LANES, Kind
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
 from whet.models.native_weights import NativeWeights
 from whet.models.selective.config import SelectiveConfig
-from whet.models.selective.state import LayerState, SelectiveState, check_state, checked_length
-from whet.models.step import StepBatch
+from whet.models.selective.native_states import NativeStates
+from whet.models.selective.state import SelectiveState, checked_length
+from whet.models.step import Allocation, StepBatch
 
 
 class NativeSelective:
@@ -39,7 +38,7 @@ class NativeSelective:
         OptionError: max_model_len is out of range.
     """
 
-    can_rewind = False
+    can_rewind = True
     bytes_per_block = 0
     block_size = 16
 
@@ -58,15 +57,13 @@ class NativeSelective:
         self.kind = kind
         self._library = library
         self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
-        self._conv_numbers = (config.conv_kernel - 1) * config.conv_size
-        self._scan_numbers = _num_strips(config) * config.state_size * LANES
-        self.bytes_per_state = 4 * config.num_hidden_layers * (self._conv_numbers + self._scan_numbers)
+        self._states = NativeStates(config)
+        self.bytes_per_state, self.bytes_per_draft = self._states.bytes_per_state, self._states.bytes_per_draft
         self._layers = (LayerStruct * config.num_hidden_layers)()
         for index in range(config.num_hidden_layers):
             self._fill_layer(index, weights)
         self._struct = self._whole(weights)
         self._handle: ctypes.c_void_p | None = None
-        self._views: list[tuple[Tensor, Tensor]] = []  # of each layer: [rows, strips, N, lanes] and [rows, K - 1, C]
         self._logits_RV = torch.empty(0, config.vocab_size)
 
     @property
@@ -74,24 +71,18 @@ class NativeSelective:
         """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
         return self._weights.num_bytes
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
+    def allocate(self, room: Allocation) -> None:
         """Allocate the rows of states. There are no blocks."""
-        scan, conv = 4 * num_states * self._scan_numbers, 4 * num_states * self._conv_numbers
-        conv = -(-conv // 64) * 64
-        self._states = large_pages(len(self._layers) * (scan + conv))  # zeros; pages take memory once they are used
-        taps, channels = self.config.conv_kernel - 1, self.config.conv_size
-        self._views = []
-        for index, layer in enumerate(self._layers):
-            layer.scan_state = self._states.data_ptr() + index * (scan + conv)
-            layer.conv_state = layer.scan_state + scan
-            of_layer = self._states[index * (scan + conv) : (index + 1) * (scan + conv)].view(torch.float32)
-            of_scan, of_conv = of_layer[: scan // 4], of_layer[scan // 4 :][: num_states * taps * channels]
-            in_lanes = of_scan.view(num_states, -1, self.config.state_size, LANES)
-            self._views.append((in_lanes, of_conv.view(num_states, taps, channels)))
+        self._states.allocate(room, self._layers)
+        self._struct.num_drafts = room.num_drafts
         functions = self._library.functions
         handle = functions.whet_selective_new(ctypes.byref(self._struct))
         weakref.finalize(self, functions.whet_selective_free, handle)
         self._handle = ctypes.c_void_p(handle)
+
+    def copy_state(self, source_row: int, target_row: int) -> None:
+        """Copy the settled states of a row to another one."""
+        self._states.copy(source_row, target_row)
 
     def step(self, batch: StepBatch) -> Tensor:
         """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
@@ -99,11 +90,7 @@ class NativeSelective:
         num_logits = len(batch.logit_rows)
         if len(self._logits_RV) < num_logits:
             self._logits_RV = torch.empty(num_logits, self.vocab_size)
-        first, count = batch.query_start[:-1], np.diff(batch.query_start)
-        has_tokens = count > 0
-        first, count, rows = first[has_tokens], count[has_tokens], batch.state_rows[has_tokens]
-        columns = (rows, first, count, batch.positions[first] == 0)
-        segments = np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
+        segments = self._states.segments(batch)
         tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
         failed = self._library.functions.whet_selective_step(
             self._handle,
@@ -123,15 +110,11 @@ class NativeSelective:
         Args:
             row: The row.
             num_tokens: The tokens that its sequence has read.
+
+        Raises:
+            InputsError: Its sequence has read another number of tokens, or some of them are not settled.
         """
-        heads = self.config.num_heads if self.config.has_heads else 1
-        width = self.config.head_dim if self.config.has_heads else self.config.intermediate_size
-        layers = []
-        for in_lanes, conv in self._views:
-            strips = in_lanes[row].unflatten(0, (heads, -1)).transpose(2, 3).flatten(1, 2)[:, :width]
-            scan = strips if self.config.has_heads else strips[0]
-            layers.append(LayerState(conv[row][None].clone(), scan[None].clone()))
-        return SelectiveState(layers, num_tokens)
+        return self._states.read(row, num_tokens)
 
     def write_state(self, row: int, state: SelectiveState) -> None:
         """Put the state of one sequence into a row, whose next step then goes on from it.
@@ -139,13 +122,7 @@ class NativeSelective:
         Raises:
             InputsError: The state does not fit the model.
         """
-        check_state(state, self.config, 1)
-        for (in_lanes, conv), layer in zip(self._views, state.layers, strict=True):
-            conv[row] = layer.conv_BSC[0]
-            scan = layer.scan[0] if self.config.has_heads else layer.scan
-            padded = torch.zeros(scan.shape[0], -(-scan.shape[1] // LANES) * LANES, scan.shape[2])
-            padded[:, : scan.shape[1]] = scan
-            in_lanes[row] = padded.unflatten(1, (-1, LANES)).transpose(2, 3).flatten(0, 1)
+        self._states.write(row, state)
 
     def _fill_layer(self, index: int, weights: Mapping[str, Tensor]) -> None:
         config, layer = self.config, self._layers[index]
@@ -198,12 +175,6 @@ class NativeSelective:
         embedding_VD = weights["embeddings.weight"]
         self._weights.put_vocabulary(struct, embedding_VD, weights.get("lm_head.weight", embedding_VD))
         return struct
-
-
-def _num_strips(config: SelectiveConfig) -> int:
-    if config.has_heads:
-        return config.num_heads * -(-config.head_dim // LANES)
-    return -(-config.intermediate_size // LANES)
 
 
 def _in_lanes(rates_DN: Tensor) -> Tensor:
