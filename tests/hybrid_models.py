@@ -1,11 +1,16 @@
 """Small hybrid models of all families, for tests: names and configs of transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from native_steps import saved_by_transformers
+from native_steps import Read, saved_by_transformers
+from whet.models.hybrid import Hybrid, read_config
+from whet.models.step import ServedModel, StepBatch
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -86,6 +91,41 @@ def saved(directory: Path, name: str, shard_size: str = "5GB") -> Any:
     """Return a model of transformers with random weights, after saving it."""
     family, changes = VARIANTS[name]
     return saved_by_transformers(directory, family, SIZES | changes, shard_size)
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Return the content of a config.json."""
+    family, changes = VARIANTS[name]
+    types = {"Lfm2": "lfm2", "GraniteMoeHybrid": "granitemoehybrid", "Bamba": "bamba", "FalconH1": "falcon_h1"}
+    return {"model_type": types[family], **SIZES, **changes}
+
+
+def readable(directory: Path, name: str) -> Hybrid:
+    """Return a readable model with random weights, norms and biases too, after writing its config.json."""
+    (directory / "config.json").write_text(json.dumps(config_of(name)))
+    torch.manual_seed(0)
+    model = Hybrid(read_config(directory)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return model
+
+
+def read_tokens(model: ServedModel, reads: list[Read], num_blocks: int = 38) -> list[Tensor]:
+    """Make a step, in which the sequence of row r has the blocks from r * num_blocks on: the logits of all tokens."""
+    news = [len(one.ids) for one in reads]
+    starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
+    batch = StepBatch(
+        token_ids=torch.cat([one.ids for one in reads]).numpy().astype(np.int32),
+        positions=np.concatenate([np.arange(len(one.ids)) + one.begin for one in reads]).astype(np.int32),
+        query_start=starts,
+        context_len=np.array([one.begin + len(one.ids) for one in reads], np.int32),
+        settled_len=np.array([one.settled for one in reads], np.int32),
+        block_tables=np.array([[one.row * num_blocks + i for i in range(num_blocks)] for one in reads], np.int32),
+        state_rows=np.array([one.row for one in reads], np.int32),
+        logit_rows=np.arange(starts[-1], dtype=np.int32),
+    )
+    return [part.clone() for part in model.step(batch).split(news)]
 
 
 def loss_gradients(model: nn.Module, logits: Any, ids: Any) -> dict[str, Any]:

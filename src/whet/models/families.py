@@ -16,6 +16,9 @@ from whet.models.decoder import config as decoder_config
 from whet.models.decoder import files as decoder_files
 from whet.models.decoder.reference import load_decoder
 from whet.models.decoder.serving import open_decoder
+from whet.models.hybrid import config_files as hybrid_config
+from whet.models.hybrid import files as hybrid_files
+from whet.models.hybrid.serving import open_hybrid
 from whet.models.options import Dtype, KvBits, ServingOptions, WeightBits
 from whet.models.selective import config as selective_config
 from whet.models.selective import files as selective_files
@@ -58,6 +61,13 @@ _selective = partial(
     load=load_selective,
     open=open_selective,
 )
+_hybrid = partial(
+    Family,
+    read_config=hybrid_config.read_config,
+    read_weights=hybrid_files.read_weights,
+    load=hybrid_files.load_hybrid,
+    open=open_hybrid,
+)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -68,6 +78,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "mamba": _selective(models="Mamba"),
         "mamba2": _selective(models="Mamba-2, Codestral Mamba"),
         "falcon_mamba": _selective(models="Falcon-Mamba"),
+        "lfm2": _hybrid(models="LFM2"),
+        "granitemoehybrid": _hybrid(models="Granite 4, dense"),
+        "bamba": _hybrid(models="Bamba"),
+        "falcon_h1": _hybrid(models="Falcon-H1"),
     }
 )
 """The family of each `model_type`. Add a line here for a new family."""

@@ -5,11 +5,22 @@ drafts takes one of these, and costs the memory of a state for each draft. Model
 """
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from itertools import pairwise
+from typing import Any, Generic, Protocol, TypeVar
 
-from whet.models.step import Allocation
+import torch
+from torch import Tensor
 
-State = TypeVar("State")
+from whet.models.step import Allocation, StepBatch
+
+
+class ReadableState(Protocol):
+    """Define what a readable model remembers of the tokens that it has read."""
+
+    num_tokens: int
+
+
+State = TypeVar("State", bound=ReadableState)
 
 
 class StateRows(Generic[State]):
@@ -57,3 +68,68 @@ class StateRows(Generic[State]):
     def copy(self, source: int, target: int) -> None:
         """Copy the settled state of a row to another one."""
         self._settled[target], self._states[target] = self._settled[source], self._states[source][:1]
+
+
+class ServedInRows(Generic[State]):
+    """Run a readable model as a ServedModel, one sequence of a step after the other.
+
+    Rounding depends on how many tokens of a sequence a step has.
+
+    Args:
+        model: Maps tokens [1, T] and a state, which it replaces, to logits [1, T, V]; `new_state()` is its first one.
+        vocab_size: The number of tokens in the vocabulary.
+        max_model_len: The most tokens of a sequence.
+        bytes_per_state: The bytes of a state of the longest sequence.
+        share: Returns a state whose tensors a model may replace without changing those of the one given.
+    """
+
+    can_rewind = True
+    bytes_per_block = 0
+    block_size = 16
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        bytes_per_state: int,
+        share: Callable[[State], State],
+    ) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.bytes_per_state = self.bytes_per_draft = bytes_per_state
+        self._share = share
+        self._rows: StateRows[State] | None = None
+
+    def allocate(self, room: Allocation) -> None:
+        """Allocate the rows of states. There are no blocks."""
+        self._rows = StateRows(room, self.model.new_state)
+
+    def copy_state(self, source_row: int, target_row: int) -> None:
+        """Copy the settled state of a row to another one."""
+        assert self._rows is not None, "allocate comes first"
+        self._rows.copy(source_row, target_row)
+
+    @torch.no_grad()
+    def step(self, batch: StepBatch) -> Tensor:
+        """Read the tokens of a step, and return the logits, float32 [R, V]."""
+        assert self._rows is not None, "allocate comes first"
+        ids = torch.from_numpy(batch.token_ids).long()
+        found = torch.empty(len(ids), self.vocab_size)
+        starts, rows, settled = batch.query_start.tolist(), batch.state_rows.tolist(), batch.settled_len.tolist()
+        for s, (first, end) in enumerate(pairwise(starts)):
+            if first == end:
+                continue
+            begin = int(batch.positions[first])
+            state, after = self._rows.before(rows[s], begin), {}
+            # The settled tokens in one call, then each draft: the state after it may be the one to go on from.
+            ends = [place for place in range(first + 1, end + 1) if begin + place - first >= settled[s]]
+            for part_end in ends:
+                state = self._share(state)
+                found[first:part_end] = self.model(ids[None, first:part_end], state)[0].float()
+                after[state.num_tokens] = state
+                first = part_end
+            self._rows.keep(rows[s], begin, after, settled[s])
+        return found[torch.from_numpy(batch.logit_rows).long()]

@@ -22,7 +22,7 @@ struct Layer {
   const float *conv_weight, *conv_bias;  // [taps][conv_size]; [conv_size] or null
   const float* rates;                    // [strips][states][lanes] in the unit of a power of 2; Mamba-2: [heads]
   const float *d, *delta_bias;           // [inner], or [heads]
-  const float* gated_norm;               // [inner], of Mamba-2
+  const float* gated_norm;               // [inner], of Mamba-2; null where its output is gated alone
   // Of each row: the states at its settled position, and what drafts beyond it have added.
   float* conv_state;   // [rows][taps - 1 + drafts][conv_size], inputs
   float* scan_state;   // [rows][strips][states][lanes]
@@ -33,8 +33,11 @@ struct Layer {
 struct Model {
   int32_t per_head, hidden, inner, conv_size, taps, num_states, rank;
   int32_t num_heads, head_dim, num_groups, vocab, num_layers, num_drafts;
+  int32_t norms_first;     // Mamba-2's output is normalised before it is gated
   float eps, projection_eps;  // projection_eps: 0 where step sizes, B and C are not normalised
   float delta_min, delta_max;
+  float out_factor;        // of what a mixer adds
+  const float* in_factors; // [in_width], of what in_proj gives, or null
   const Layer* layers;
   const float* final_norm;
   const float* ones;         // [max(rank, num_states)]
@@ -108,6 +111,18 @@ inline selective_scan::View view_of(const std::vector<float>& buffer, int first,
   return {buffer.data() + static_cast<size_t>(first) * width + column, 0, width, 0};
 }
 
+// The state of a convolution's channels c.. after a segment whose inputs are x: the inputs before the settled position,
+// and those of drafts.
+inline void keep_inputs(float* state, size_t C, int kept, const Segment& s, const selective_scan::View& x, int c,
+                        int width) {
+  const auto input = [&](int row) {
+    const int t = row - kept - s.replayed;
+    if (t >= 0) return x.lanes(0, t, c, width);
+    return s.begins ? set1(0.0f) : load_part(state + row * C + c, width, 0.0f);
+  };
+  for (int k = 0; k < kept + s.num_drafts(); k++) store_part(state + k * C + c, input(s.settles + k), width);
+}
+
 // The convolution of some channels, and their state afterwards.
 inline void convolve(const Model& m, const Layer& layer, const Segment& s, int begin, int end, Workspace& ws) {
   const int kept = m.taps - 1;
@@ -125,12 +140,7 @@ inline void convolve(const Model& m, const Layer& layer, const Segment& s, int b
       store_part(ws.again.data() + (s.again + t) * C + c, silu(of_drafts.sum(0, t, c, width)), width);
     for (int t = 0; t < s.count; t++)
       store_part(ws.convolved.data() + (s.first + t) * C + c, silu(p.sum(0, t, c, width)), width);
-    const auto input = [&](int row) {
-      const int t = row - kept - s.replayed;
-      if (t >= 0) return x.lanes(0, t, c, width);
-      return s.begins ? set1(0.0f) : load_part(state + row * C + c, width, 0.0f);
-    };
-    for (int k = 0; k < kept + s.num_drafts(); k++) store_part(state + k * C + c, input(s.settles + k), width);
+    keep_inputs(state, C, kept, s, x, c, width);
   }
 }
 
@@ -234,14 +244,25 @@ inline void scan(const Model& m, const Layer& layer, const Segment& segment, int
   }
 }
 
-// y = norm(y silu(z)) of each group of channels.
+// y = norm(y silu(z)), norm(y) silu(z), or y silu(z), with a norm of each group of channels.
 inline void gated_norm_row(const Model& m, const float* weight, const float* z, float* y) {
+  const auto norm = [&] {
+    const int size = m.inner / m.num_groups;
+    for (int c = 0; c < m.inner; c += size) rms_norm_row(y + c, weight + c, size, m.eps, y + c);
+  };
+  if (weight != nullptr && m.norms_first) norm();
   for (int c = 0; c < m.inner; c += LANES) {
     const int width = std::min(LANES, m.inner - c);
     store_part(y + c, mul(load_part(y + c, width, 0.0f), silu(load_part(z + c, width, 0.0f))), width);
   }
-  const int size = m.inner / m.num_groups;
-  for (int c = 0; c < m.inner; c += size) rms_norm_row(y + c, weight + c, size, m.eps, y + c);
+  if (weight != nullptr && !m.norms_first) norm();
+}
+
+inline void multiply_row(const float* factors, int size, float* x) {
+  for (int c = 0; c < size; c += LANES) {
+    const int width = std::min(LANES, size - c);
+    store_part(x + c, mul(load_part(x + c, width, 0.0f), load_part(factors + c, width, 0.0f)), width);
+  }
 }
 
 // delta, B and C of Mamba-1, from the convolved inputs.
@@ -262,13 +283,18 @@ inline void project(Team& team, const Model& m, const Layer& layer, int num_toke
   linear(team, layer.dt_proj, rows, num_tokens, Store<false>{ws.delta.data(), m.inner});
 }
 
-// x [T][hidden] of a part gets what the mixer adds.
-inline void mix(Team& team, const Model& m, const Layer& layer, const Tokens& part, float* x, Workspace& ws) {
+// x [T][hidden] of a part gets what the mixer makes of `from`, which may be x.
+inline void mix(Team& team, const Model& m, const Layer& layer, const Tokens& part, const float* from, float* x,
+                Workspace& ws) {
   const auto same = [](int row) { return row; };
   const int T = part.num_tokens;
   Rows rows = ws.rows_for(layer.in_proj);
-  prepare(team, layer.in_proj, x, m.hidden, m.hidden, layer.norm, m.eps, T, rows, same);
+  prepare(team, layer.in_proj, from, m.hidden, m.hidden, layer.norm, m.eps, T, rows, same);
   linear(team, layer.in_proj, rows, T, Store<false>{ws.wide.data(), m.in_width()});
+  if (m.in_factors != nullptr)
+    team.each(T, [&](int t) {
+      multiply_row(m.in_factors, m.in_width(), ws.wide.data() + static_cast<size_t>(m.in_width()) * t);
+    });
   const int groups = (m.conv_size + CHANNELS_AT_ONCE - 1) / CHANNELS_AT_ONCE;
   team.each(groups * part.num_segments, [&](int item) {
     const int begin = item % groups * CHANNELS_AT_ONCE;
@@ -290,7 +316,7 @@ inline void mix(Team& team, const Model& m, const Layer& layer, const Tokens& pa
     });
   rows = ws.rows_for(layer.out_proj);
   prepare(team, layer.out_proj, ws.y.data(), m.inner, m.inner, nullptr, 0.0f, T, rows, same);
-  linear(team, layer.out_proj, rows, T, Store<true>{x, m.hidden});
+  linear(team, layer.out_proj, rows, T, Store<true>{x, m.hidden, m.out_factor});
 }
 
 // The tokens first..last - 1 of a step as a step of their own; `cut` gets its segments.
@@ -320,7 +346,7 @@ inline void step(Team& team, const Model& m, const std::vector<Tokens>& parts, c
   for (int i = 0; i < m.num_layers; i++) {
     float* x = ws.x.data();
     for (const Tokens& part : parts) {
-      mix(team, m, m.layers[i], part, x, ws);
+      mix(team, m, m.layers[i], part, x, x, ws);
       x += static_cast<size_t>(m.hidden) * part.num_tokens;
     }
   }

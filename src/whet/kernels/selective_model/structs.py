@@ -25,7 +25,9 @@ class ModelStruct(ctypes.Structure):
     _fields_ = (
         *((name, Int) for name in ("per_head", "hidden", "inner", "conv_size", "taps", "num_states", "rank")),
         *((name, Int) for name in ("num_heads", "head_dim", "num_groups", "vocab", "num_layers", "num_drafts")),
-        *((name, Float) for name in ("eps", "projection_eps", "delta_min", "delta_max")),
+        ("norms_first", Int),
+        *((name, Float) for name in ("eps", "projection_eps", "delta_min", "delta_max", "out_factor")),
+        ("in_factors", Pointer),
         ("layers", ctypes.POINTER(LayerStruct)),
         ("final_norm", Pointer),
         ("ones", Pointer),

@@ -9,7 +9,8 @@ Shape suffixes: D channels, N states, V vocabulary, R rows of logits.
 import ctypes
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.native_states import NativeStates
 from whet.models.selective.state import SelectiveState, checked_length
 from whet.models.step import Allocation, StepBatch
+
+Tensors = Callable[[str], Tensor | None]
+"""Returns a tensor of a layer by name, or None."""
 
 
 class NativeSelective:
@@ -60,8 +64,10 @@ class NativeSelective:
         self._states = NativeStates(config)
         self.bytes_per_state, self.bytes_per_draft = self._states.bytes_per_state, self._states.bytes_per_draft
         self._layers = (LayerStruct * config.num_hidden_layers)()
-        for index in range(config.num_hidden_layers):
-            self._fill_layer(index, weights)
+        for index, layer in enumerate(self._layers):
+            of = partial(lambda index, name: weights.get(f"layers.{index}.mixer.{name}"), index)
+            fill_mixer(layer, self._weights, config, of)
+            layer.norm = self._weights.floats(weights[f"layers.{index}.norm.weight"])
         self._struct = self._whole(weights)
         self._handle: ctypes.c_void_p | None = None
         self._logits_RV = torch.empty(0, config.vocab_size)
@@ -124,57 +130,69 @@ class NativeSelective:
         """
         self._states.write(row, state)
 
-    def _fill_layer(self, index: int, weights: Mapping[str, Tensor]) -> None:
-        config, layer = self.config, self._layers[index]
-
-        def of(name: str) -> Tensor | None:
-            return weights.get(f"layers.{index}.{name}")
-
-        def pack(name: str, biased: bool = True) -> ctypes.Structure:
-            bias = of(f"mixer.{name}.bias") if biased else None
-            return self._weights.packed(weights[f"layers.{index}.mixer.{name}.weight"], bias)
-
-        layer.in_proj, layer.out_proj = pack("in_proj"), pack("out_proj")
-        layer.norm = self._weights.floats(of("norm.weight"))
-        layer.conv_weight = self._weights.floats(weights[f"layers.{index}.mixer.conv1d.weight"][:, 0].T)
-        layer.conv_bias = self._weights.floats(of("mixer.conv1d.bias"))
-        layer.d = self._weights.floats(of("mixer.D"))
-        rates = -torch.exp(weights[f"layers.{index}.mixer.A_log"].float())
-        if config.has_heads:
-            layer.rates, layer.delta_bias = self._weights.floats(rates), self._weights.floats(of("mixer.dt_bias"))
-            layer.gated_norm = self._weights.floats(of("mixer.norm.weight"))
-            return
-        layer.x_proj, layer.dt_proj = pack("x_proj"), pack("dt_proj", biased=False)
-        layer.delta_bias = self._weights.floats(of("mixer.dt_proj.bias"))
-        layer.rates = self._weights.floats(_in_lanes(rates * math.log2(math.e)))
-
     def _whole(self, weights: Mapping[str, Tensor]) -> ModelStruct:
-        config = self.config
-        limits = config.time_step_limit if config.has_heads else (-math.inf, math.inf)
-        struct = ModelStruct(
-            per_head=config.has_heads,
-            hidden=config.hidden_size,
-            inner=config.intermediate_size,
-            conv_size=config.conv_size,
-            taps=config.conv_kernel,
-            num_states=config.state_size,
-            rank=config.time_step_rank,
-            num_heads=config.num_heads,
-            head_dim=config.head_dim,
-            num_groups=config.n_groups,
-            vocab=config.vocab_size,
-            num_layers=config.num_hidden_layers,
-            eps=config.layer_norm_epsilon,
-            projection_eps=config.mixer_rms_eps if config.norms_projections else 0.0,
-            delta_min=limits[0],
-            delta_max=limits[1],
-        )
+        config, struct = self.config, selective_struct(self.config)
+        struct.vocab = config.vocab_size
         struct.layers = self._layers
         struct.final_norm = self._weights.floats(weights["norm_f.weight"])
         struct.ones = self._weights.floats(torch.ones(max(config.time_step_rank, config.state_size)))
         embedding_VD = weights["embeddings.weight"]
         self._weights.put_vocabulary(struct, embedding_VD, weights.get("lm_head.weight", embedding_VD))
         return struct
+
+
+def fill_mixer(layer: LayerStruct, packed: NativeWeights, config: SelectiveConfig, of: Tensors) -> None:
+    """Pack the weights of a layer's mixer, and fill in its structure, but for the norm before it.
+
+    Args:
+        layer: The structure.
+        packed: It keeps what is packed.
+        config: The sizes.
+        of: Returns the mixer's tensors by name, or None.
+    """
+
+    def pack(name: str, biased: bool = True) -> ctypes.Structure:
+        weight = of(f"{name}.weight")
+        assert weight is not None
+        return packed.packed(weight, of(f"{name}.bias") if biased else None)
+
+    convolution, logs = of("conv1d.weight"), of("A_log")
+    assert convolution is not None
+    assert logs is not None
+    layer.in_proj, layer.out_proj = pack("in_proj"), pack("out_proj")
+    layer.conv_weight, layer.conv_bias = packed.floats(convolution[:, 0].T), packed.floats(of("conv1d.bias"))
+    layer.d = packed.floats(of("D"))
+    rates = -torch.exp(logs.float())
+    if config.has_heads:
+        layer.rates, layer.delta_bias = packed.floats(rates), packed.floats(of("dt_bias"))
+        layer.gated_norm = packed.floats(of("norm.weight"))
+        return
+    layer.x_proj, layer.dt_proj = pack("x_proj"), pack("dt_proj", biased=False)
+    layer.delta_bias = packed.floats(of("dt_proj.bias"))
+    layer.rates = packed.floats(_in_lanes(rates * math.log2(math.e)))
+
+
+def selective_struct(config: SelectiveConfig) -> ModelStruct:
+    """Return the structure of a model with its sizes, without layers, norms and vocabulary."""
+    limits = config.time_step_limit if config.has_heads else (-math.inf, math.inf)
+    return ModelStruct(
+        per_head=config.has_heads,
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        conv_size=config.conv_size,
+        taps=config.conv_kernel,
+        num_states=config.state_size,
+        rank=config.time_step_rank,
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
+        num_groups=config.n_groups,
+        num_layers=config.num_hidden_layers,
+        eps=config.layer_norm_epsilon,
+        projection_eps=config.mixer_rms_eps if config.norms_projections else 0.0,
+        delta_min=limits[0],
+        delta_max=limits[1],
+        out_factor=1.0,
+    )
 
 
 def _in_lanes(rates_DN: Tensor) -> Tensor:

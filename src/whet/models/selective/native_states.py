@@ -10,6 +10,7 @@ Rows of snapshots hold states alone, next to each other in memory.
 Shape suffixes: N states, C convolved channels, K taps.
 """
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from whet.errors import InputsError
 from whet.kernels.linear.packed import LANES, large_pages
-from whet.kernels.selective_model.structs import LayerStruct
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.state import LayerState, SelectiveState, check_state
 from whet.models.step import Allocation, Ints, StepBatch
@@ -32,16 +32,20 @@ class NativeStates:
     Args:
         config: The sizes of the layers.
         num_layers: How many layers have states. By default, all layers of the config.
+        has_scan: Whether the layers have a scan; else they only convolve.
     """
 
-    def __init__(self, config: SelectiveConfig, num_layers: int | None = None) -> None:
+    def __init__(self, config: SelectiveConfig, num_layers: int | None = None, *, has_scan: bool = True) -> None:
         self._config = config
         self._num_layers = config.num_hidden_layers if num_layers is None else num_layers
         heads, width = (config.num_heads, config.head_dim) if config.has_heads else (1, config.intermediate_size)
+        if not has_scan:
+            heads = width = 0
         self._heads, self._width = heads, width
-        self._scan = heads * -(-width // LANES) * config.state_size * LANES  # floats
+        self._strips = heads * -(-width // LANES)
+        self._scan = self._strips * config.state_size * LANES  # floats
         self._conv = (config.conv_kernel - 1) * config.conv_size
-        self._delta, self._b = (heads, 0) if config.has_heads else (width, config.state_size)
+        self._delta, self._b = (heads, 0) if config.has_heads else (width, config.state_size if has_scan else 0)
         self.bytes_per_state = 4 * self._num_layers * (self._scan + self._conv)
         self.bytes_per_draft = 4 * self._num_layers * (config.conv_size + self._delta + self._b)
         self._room = Allocation()
@@ -50,7 +54,7 @@ class NativeStates:
         self._convs: list[Tensor] = []  # of each layer, [rows, K - 1, C]
         self._snapshots = torch.empty(0, 0)
 
-    def allocate(self, room: Allocation, layers: Sequence[LayerStruct]) -> None:
+    def allocate(self, room: Allocation, layers: Sequence[ctypes.Structure]) -> None:
         """Allocate the rows, and write their addresses into the structures of the layers."""
         config, rows, drafts = self._config, room.num_states, room.num_drafts
         kept = config.conv_kernel - 1
@@ -75,7 +79,7 @@ class NativeStates:
             for name, start in zip(names, starts, strict=False):
                 setattr(layer, name, self._memory.data_ptr() + 4 * (first + start))
             scan, conv = (floats[first + starts[i] :][: rows * sizes[i]] for i in range(2))
-            self._scans.append(scan.view(rows, -1, config.state_size, LANES))
+            self._scans.append(scan.view(rows, self._strips, config.state_size, LANES))
             self._convs.append(conv.view(rows, kept + drafts, config.conv_size)[:, :kept])
         self._room = room
         self._settled, self._read = np.zeros((2, rows + room.num_snapshots), np.int32)
