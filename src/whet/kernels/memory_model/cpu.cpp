@@ -28,6 +28,17 @@ WHET_EXPORT void* whet_memory_new(const whet::memory_model::Model* model) { retu
 
 WHET_EXPORT void whet_memory_free(void* handle) { delete static_cast<Remembering*>(handle); }
 
+// Compute what follows from the contents of a row's banks, which have been written from outside.
+WHET_EXPORT void whet_memory_derive(void* handle, int32_t row) {
+  using namespace whet::memory_model;
+  const Model& m = static_cast<Remembering*>(handle)->model;
+  for (int i = 0; i < m.decoder.num_layers; i++) {
+    if (!m.has_memories[i]) continue;
+    float* state = m.layers[i].state + m.sizes.state_size() * row;
+    for (int strip = 0; strip < m.sizes.strips(); strip++) derive(m.sizes, m.layers[i], Strip(m.sizes, state, strip));
+  }
+}
+
 // The segments lie in the order of their tokens. Returns 0, or 1 where there is no memory for the work.
 WHET_EXPORT int whet_memory_step(void* handle, const whet::memory_model::Segment* segments, int32_t num_segments,
                                  const int32_t* token_ids, int32_t num_tokens, const int32_t* logit_rows,

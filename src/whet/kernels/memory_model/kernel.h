@@ -206,7 +206,7 @@ inline void step(Team& team, const Model& m, int num_tokens, const int32_t* toke
     for (int j = 0; j < ws.num_parts; j++) {
       Share& share = ws.parts[j];
       float* x = ws.decoder.x.data() + size_t(d.hidden) * share.part.first;
-      attend(team, d, d.layers[i], share.part, x, ws.decoder);
+      attend(team, d, d.layers[i], share.part, x, x, ws.decoder);
       if (m.has_memories[i]) remember(team, m, m.layers[i], share, x, ws);
       if (d.intermediate > 0) mlp(team, d, d.layers[i], share.part.batch.num_tokens, x, ws.decoder);
     }
