@@ -1,4 +1,4 @@
-"""Follow for models with states of fixed size how long sequences may be, and how far each row has been read and settled."""
+"""Know how long sequences of states may be, and follow how far the sequence of each row has been read and settled."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from whet.errors import OptionError
 from whet.models.step import Allocation, Ints, StepBatch
-
 
 LONGEST = 2**20
 """The most tokens of a sequence where none are named: the state has no limit of its own."""

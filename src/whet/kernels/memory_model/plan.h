@@ -80,7 +80,8 @@ inline void plan_attention(const Window& window, Heads heads, Kv kind, Share& sh
   part.scratch.plan(heads, kind, part.batch, num_threads);
 }
 
-// Segments with their tokens' places in the parts. A segment is cut where the tokens before are all settled.
+// Segments with their tokens' places in the parts. A segment is cut where the tokens before are all settled, so that one
+// of more than PART_TOKENS is cut unless it has more drafts.
 inline void divide(const Segment* segments, int num_segments, std::vector<std::vector<Segment>>& parts) {
   parts.clear();
   int room = 0;
@@ -89,8 +90,9 @@ inline void divide(const Segment* segments, int num_segments, std::vector<std::v
     while (rest.count > 0) {
       if (room <= 0) parts.emplace_back(), room = PART_TOKENS;
       Segment now = rest;
-      if (rest.count > room && rest.settles - rest.replayed >= room) {
-        now.count = room, now.settles = rest.replayed + room;
+      const int settled = rest.settles - rest.replayed;  // of the tokens
+      if (rest.count > room && settled > 0) {
+        now.count = std::min(room, settled), now.settles = rest.replayed + now.count;
         rest.settles -= now.settles, rest.replayed = 0;
       }
       now.first = PART_TOKENS - room;

@@ -1,4 +1,4 @@
-"""Run a decoder with long-term memory for an engine with whet's own kernels: weights are packed once, a step is one call.
+"""Run a decoder with long-term memory for an engine with whet's own kernels: a step is one call.
 
 Matrices have float32, bf16, int8 or int4 weights; activations and memories are float32. A sequence's logits are the
 same, bit for bit, whatever other sequences are in the step and however its tokens are divided into steps.
@@ -26,6 +26,7 @@ from whet.models.decoder.native_layers import decoder_struct, fill_attention, fi
 from whet.models.memory_bank.config import LtmConfig
 from whet.models.memory_bank.native_layout import RowLayout, padded
 from whet.models.memory_bank.native_states import NativeStates
+from whet.models.memory_bank.spans import in_spans
 from whet.models.memory_bank.state import LtmState
 from whet.models.native_weights import NativeWeights
 from whet.models.row_places import checked_length
@@ -49,7 +50,6 @@ class NativeLtm:
         OptionError: max_model_len is out of range.
     """
 
-    can_rewind = True
     bytes_per_block = 0
     block_size = 16
 
@@ -66,6 +66,7 @@ class NativeLtm:
         self.config = config
         self.vocab_size = config.vocab_size
         self.max_model_len = checked_length(max_model_len)
+        self.can_rewind = not config.use_adaptive_compression  # slots that are gone do not come back
         self.kind, self.kv = kind, kv
         self._library = library
         self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
@@ -106,6 +107,17 @@ class NativeLtm:
 
     def step(self, batch: StepBatch) -> Tensor:
         """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
+        if not self.config.use_adaptive_compression:
+            return self._read(batch)
+        logits_RV = torch.empty(len(batch.logit_rows), self.vocab_size)
+        for part in in_spans(batch, self.config.span):
+            logits_RV[torch.from_numpy(part.logit_places).long()] = self._read(part.batch)
+            for row in part.ended_rows:
+                self._states.adapt(row)
+                self._library.functions.whet_memory_derive(self._handle, row)
+        return logits_RV
+
+    def _read(self, batch: StepBatch) -> Tensor:
         assert self._handle is not None, "allocate comes first"
         num_logits = len(batch.logit_rows)
         if len(self._logits_RV) < num_logits:

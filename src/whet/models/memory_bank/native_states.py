@@ -18,11 +18,12 @@ from whet.kernels.decoder.structs import Kv
 from whet.kernels.decoder.structs import LayerStruct as DecoderLayerStruct
 from whet.kernels.linear.packed import large_pages
 from whet.kernels.memory_model.structs import MemoryLayerStruct
-from whet.kernels.paged_attention.cache import Batch, KvCache
+from whet.kernels.paged_attention.cache import Batch
 from whet.models.decoder.native_layers import BLOCK_SIZE, cache_bytes, place_caches, views_of_cache
 from whet.models.memory_bank.attention import SegmentState
 from whet.models.memory_bank.config import LtmConfig
 from whet.models.memory_bank.native_layout import RowLayout
+from whet.models.memory_bank.slots import adapted
 from whet.models.memory_bank.state import LayerState, LtmState, check_state
 from whet.models.row_places import RowPlaces
 from whet.models.step import Allocation
@@ -55,6 +56,7 @@ class NativeStates:
         self, room: Allocation, layers: Sequence[MemoryLayerStruct], decoder_layers: Sequence[DecoderLayerStruct]
     ) -> None:
         """Allocate the rows, and write their addresses into the structures of the layers."""
+        assert room.num_drafts <= _PART_TOKENS, "drafts would reach around to the segment that they may go back to"
         self.places, self._room = RowPlaces(room), room
         rows, size = room.num_states, self.layout.state_size
         beyond = rows * size if room.num_drafts else 0
@@ -72,11 +74,8 @@ class NativeStates:
                 layers[index].beyond, layers[index].drafts = at + 4 * rows * size, at + 4 * (rows * size + beyond)
         num_blocks = rows * self.sets * self._blocks
         self._cache = place_caches(decoder_layers, num_blocks, self._config.decoder, self._kv)
-        views = [
-            views_of_cache(self._cache, i, num_blocks, self._config.decoder, self._kv)
-            for i in range(len(decoder_layers))
-        ]
-        self._caches = views
+        sizes = (num_blocks, self._config.decoder, self._kv)
+        self._caches = [views_of_cache(self._cache, index, *sizes) for index in range(len(decoder_layers))]
         self._snapshots = large_pages(room.num_snapshots * self._snapshot).view(room.num_snapshots, self._snapshot)
 
     def copy(self, source: int, target: int) -> None:
@@ -132,6 +131,11 @@ class NativeStates:
     def memories(self, row: int) -> list[Tensor]:
         """Return the memories of a row in the layers that have any: views, as the layout has them."""
         return [states[row] for states in self._states.values()]
+
+    def adapt(self, row: int) -> None:
+        """Run a round of adaptive compression. What follows from the contents of banks is left to the kernels."""
+        for memories in self.memories(row):
+            self.layout.write_bank(memories, adapted(self.layout.read_bank(memories), self._config))
 
     def _blocks_of(self, row: int, position: int) -> Tensor:
         """Return the blocks of the segment in which a position lies."""
