@@ -14,6 +14,7 @@ from whet.errors import OptionError, TargetError
 from whet.models.config_file import FILE, read_json
 from whet.models.decoder import config as decoder_config
 from whet.models.decoder import files as decoder_files
+from whet.models.decoder import fresh as decoder_fresh
 from whet.models.decoder.reference import load_decoder
 from whet.models.decoder.serving import open_decoder
 from whet.models.hybrid import config_files as hybrid_config
@@ -26,9 +27,11 @@ from whet.models.memory_bank.serving import open_ltm
 from whet.models.options import Dtype, KvBits, ServingOptions, WeightBits
 from whet.models.selective import config as selective_config
 from whet.models.selective import files as selective_files
+from whet.models.selective import fresh as selective_fresh
 from whet.models.selective.reference import load_selective
 from whet.models.selective.serving import open_selective
 from whet.models.step import ServedModel
+from whet.models.trainable import Trainable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class Family:
         load: Loads a directory as a readable module of PyTorch, whose matrices have a given type.
         open: Loads a directory for an engine, with whet's kernels where they can run it. It raises TargetError if the
             model cannot be run, and OptionError if an option does not fit the family.
+        trains: How such models are made, called and written by whet train; None where it leaves them to transformers.
     """
 
     models: str
@@ -49,6 +53,7 @@ class Family:
     read_weights: Callable[[Path | str, Any], dict[str, Tensor]]
     load: Callable[[Path | str, torch.dtype], nn.Module]
     open: Callable[[Path | str, ServingOptions], ServedModel]
+    trains: Trainable | None = None
 
 
 _decoder = partial(
@@ -57,6 +62,7 @@ _decoder = partial(
     read_weights=decoder_files.read_weights,
     load=load_decoder,
     open=open_decoder,
+    trains=decoder_fresh.TRAINABLE,
 )
 _selective = partial(
     Family,
@@ -64,6 +70,7 @@ _selective = partial(
     read_weights=selective_files.read_weights,
     load=load_selective,
     open=open_selective,
+    trains=selective_fresh.TRAINABLE,
 )
 _hybrid = partial(
     Family,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hybrid_models import FIRST, VARIANTS, loss_gradients, saved
 
+from hybrid_models import FIRST, VARIANTS, loss_gradients, saved
 from whet.errors import InputsError
 from whet.models.hybrid import Hybrid, load_hybrid, read_config
 from whet.models.hybrid.files import file_name, to_files

@@ -27,9 +27,13 @@ class Convolution(nn.Module):
         self.silu = silu
         self.weight = nn.Parameter(torch.empty(channels, 1, taps))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
-        bound = 1 / math.sqrt(taps)
         if not self.weight.is_meta:
-            nn.init.uniform_(self.weight, -bound, bound)
+            self.initialise(None)
+
+    def initialise(self, generator: torch.Generator | None) -> None:
+        """Draw new taps as torch does for new convolutions. Biases are 0."""
+        bound = 1 / math.sqrt(self.weight.shape[-1])
+        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
     def forward(self, x_BTC: Tensor, state: LayerState | None) -> Tensor:
         """Map [B, T, C] to [B, T, C]. A state is read and replaced."""
@@ -41,7 +45,13 @@ class Convolution(nn.Module):
 
 
 class Mamba1Mixer(nn.Module):
-    """Compute a scan over tokens in which every channel has rates of its own: [B, T, D] -> [B, T, D]."""
+    """Compute a scan over tokens in which every channel has rates of its own: [B, T, D] -> [B, T, D].
+
+    Attributes:
+        no_products: The parameters that no product multiplies; see whet.training.plain_parameters.
+    """
+
+    no_products = ("A_log", "D")
 
     def __init__(self, config: SelectiveConfig) -> None:
         super().__init__()
@@ -60,6 +70,7 @@ class Mamba1Mixer(nn.Module):
     def initialise(self, generator: torch.Generator | None) -> None:
         """Draw new weights. Source: mamba_ssm/modules/mamba_simple.py."""
         initialise_linear(self.in_proj, generator)
+        self.conv1d.initialise(generator)
         initialise_linear(self.x_proj, generator)
         initialise_linear(self.out_proj, generator, 1 / math.sqrt(self.config.num_hidden_layers))
         nn.init.uniform_(self.dt_proj.weight, -(self.rank**-0.5), self.rank**-0.5, generator=generator)
@@ -82,7 +93,13 @@ class Mamba1Mixer(nn.Module):
 
 
 class Mamba2Mixer(nn.Module):
-    """Compute a scan over tokens in which a head has one rate: [B, T, D] -> [B, T, D]."""
+    """Compute a scan over tokens in which a head has one rate: [B, T, D] -> [B, T, D].
+
+    Attributes:
+        no_products: The parameters that no product multiplies; see whet.training.plain_parameters.
+    """
+
+    no_products = ("A_log", "D", "dt_bias")
 
     def __init__(self, config: SelectiveConfig) -> None:
         super().__init__()
@@ -103,6 +120,7 @@ class Mamba2Mixer(nn.Module):
     def initialise(self, generator: torch.Generator | None) -> None:
         """Draw new weights. Source: mamba_ssm/modules/mamba2.py."""
         initialise_linear(self.in_proj, generator)
+        self.conv1d.initialise(generator)
         initialise_linear(self.out_proj, generator, 1 / math.sqrt(self.config.num_hidden_layers))
         initialise_steps(self.dt_bias, self.config, generator)
 
