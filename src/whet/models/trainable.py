@@ -50,6 +50,14 @@ class Trainable:
     size_keys: tuple[str, ...] = ("hidden_size", "num_hidden_layers")
     refusal: Callable[[Any], str] = lambda config: ""
 
+    def in_files(self, config: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a model's weights by their names in files, without the second copy of a tied head."""
+        return {
+            self.file_name(name): value
+            for name, value in weights.items()
+            if name != "lm_head.weight" or not config.tie_word_embeddings
+        }
+
     def write(
         self,
         config: Any,
@@ -70,11 +78,8 @@ class Trainable:
         keys = {**self.config_json(config), **given, **tokens}
         keys["architectures"] = [self.architectures[config.model_type]]
         keys["dtype"] = "float32"
-        kept = {
-            self.file_name(name): value.detach().float().contiguous()
-            for name, value in weights.items()
-            if name != "lm_head.weight" or not config.tie_word_embeddings
-        }
+        stored = self.in_files(config, weights)
+        kept = {name: value.detach().float().contiguous() for name, value in stored.items()}
         save_file(kept, directory / WEIGHTS, metadata={"format": "pt"})
         for file, content in ((FILE, keys), ("generation_config.json", {"do_sample": False, **tokens})):
             (directory / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -119,7 +119,7 @@ def test_what_the_model_does_not_support_is_refused(tmp_path, name, changes, sai
 )
 def test_tensors_that_do_not_fit(tmp_path, change, said):
     config = read(tmp_path, "granitemoehybrid", tie_word_embeddings=True)
-    weights = {file_name(config, name): torch.randn(shape) for name, shape in weight_shapes(config).items()}
+    weights = {file_name(config.model_type, name): torch.randn(shape) for name, shape in weight_shapes(config).items()}
     for index in range(3):  # gate and up are one tensor of the file
         weights[f"model.layers.{index}.shared_mlp.input_linear.weight"] = torch.randn(112, 48)
     weights["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(8)  # computed, and ignored

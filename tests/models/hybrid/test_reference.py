@@ -63,7 +63,7 @@ def test_weights_are_written_as_they_were_read(tmp_path, name):
     wanted = {key: value for key, value in theirs.state_dict().items() if key in written}
     assert all(torch.equal(written[key], value) for key, value in wanted.items())
     assert written.keys() == wanted.keys()
-    assert file_name(ours.config, "lm_head.weight") == "lm_head.weight"
+    assert file_name(ours.config.model_type, "lm_head.weight") == "lm_head.weight"
 
 
 @pytest.mark.parametrize("name", FIRST)

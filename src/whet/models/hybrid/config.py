@@ -3,8 +3,9 @@
 The config.json of each family is mapped onto this one type by whet.models.hybrid.config_files.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from whet.models.decoder.config import DecoderConfig
 from whet.models.selective.config import SelectiveConfig
@@ -48,6 +49,7 @@ class HybridConfig:
 
     Attributes:
         model_type: The family.
+        keys: The keys of its config.json, as transformers writes them.
         mixers: The mixers of each layer. Several of them read the same input, and their outputs are added.
         decoder: A decoder with the same widths, attention, MLP, rotary positions, vocabulary and number of layers.
         has_rotary: Whether queries and keys are rotated by their positions.
@@ -60,6 +62,7 @@ class HybridConfig:
     """
 
     model_type: str
+    keys: Mapping[str, Any]
     mixers: tuple[tuple[Mixer, ...], ...]
     decoder: DecoderConfig
     multipliers: Multipliers

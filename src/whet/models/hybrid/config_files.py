@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from whet.models.config_file import check_model_type, read_json, validated
 from whet.models.decoder.config import DecoderConfig, Rope, rope_parameters
 from whet.models.hybrid.config import GateOrder, HybridConfig, Mixer, Multipliers
-from whet.models.selective.config import SelectiveConfig, number_of
+from whet.models.selective.config import SelectiveConfig, number_of, written_number
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -33,7 +33,7 @@ _MIXERS: Mapping[str, Mixer] = MappingProxyType(
 )
 
 
-class _File(BaseModel):
+class HybridFile(BaseModel):
     """Hold what the files of all families say. Other keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -86,8 +86,12 @@ class _File(BaseModel):
 
     def decoder(self, model_type: Literal["llama", "qwen3"] = "llama", **changes: Any) -> DecoderConfig:
         """Return the decoder whose attention and MLP the layers have. Of model_type qwen3, heads are normalised."""
-        fields = {name: getattr(self, name) for name in _File.model_fields if name in DecoderConfig.model_fields}
+        fields = {name: getattr(self, name) for name in HybridFile.model_fields if name in DecoderConfig.model_fields}
         return DecoderConfig(**{**fields, "model_type": model_type, **changes})
+
+    def keys(self) -> dict[str, Any]:
+        """Return the keys of a config.json, as transformers writes them."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     def plan(self) -> HybridConfig:
         """Return what the file describes.
@@ -98,7 +102,7 @@ class _File(BaseModel):
         raise NotImplementedError
 
     @model_validator(mode="after")
-    def _check(self) -> "_File":
+    def _check(self) -> "HybridFile":
         try:
             self.plan()
         except ValidationError as error:  # of a type that the plan is made of
@@ -106,7 +110,7 @@ class _File(BaseModel):
         return self
 
 
-class _Lfm2(_File):
+class Lfm2File(HybridFile):
     """Hold what a config.json of LFM2 says. Source: transformers, models/lfm2."""
 
     rope_theta: ClassVar[float] = 1_000_000.0
@@ -141,6 +145,12 @@ class _Lfm2(_File):
         config.pop("attention_bias", None)  # transformers reads neither
         config.pop("mlp_bias", None)
 
+    def keys(self) -> dict[str, Any]:
+        """Return the keys of a config.json, as transformers writes them."""
+        keys = super().keys()
+        keys["norm_eps"] = keys.pop("rms_norm_eps")
+        return keys
+
     @property
     def mlp_width(self) -> int:
         """Return the inner width of the MLPs."""
@@ -157,6 +167,7 @@ class _Lfm2(_File):
             types = tuple("full_attention" if i in full else "conv" for i in range(self.num_hidden_layers))
         return HybridConfig(
             model_type=self.model_type,
+            keys=self.keys(),
             mixers=_mixers(types, self.num_hidden_layers, ("attention", "conv")),
             decoder=self.decoder("qwen3", intermediate_size=self.mlp_width),
             multipliers=Multipliers(scores=self.head_dim**-0.5),
@@ -165,7 +176,7 @@ class _Lfm2(_File):
         )
 
 
-class _WithMamba(_File):
+class _MambaFile(HybridFile):
     """Hold what the files of families with Mamba-2 say."""
 
     mamba_n_heads: Size = 128
@@ -183,6 +194,10 @@ class _WithMamba(_File):
         """Give fields that a family's files name otherwise the names here, in place."""
         if isinstance(limits := config.get("time_step_limit"), list):
             config["time_step_limit"] = tuple(number_of(limit) for limit in limits)
+
+    def keys(self) -> dict[str, Any]:
+        """Return the keys of a config.json, as transformers writes them."""
+        return {**super().keys(), "time_step_limit": [written_number(limit) for limit in self.time_step_limit]}
 
     def mamba(self, inner: int | None = None) -> SelectiveConfig:
         """Return the model whose mixers the layers have. `inner` is their inner width, by default as expanded."""
@@ -212,7 +227,7 @@ class _WithMamba(_File):
         )
 
 
-class _Granite(_WithMamba):
+class GraniteFile(_MambaFile):
     """Hold what a config.json of Granite 4 says. Source: transformers, models/granitemoehybrid."""
 
     vocab_size: Size = 32000
@@ -254,6 +269,7 @@ class _Granite(_WithMamba):
         added = self.residual_multiplier
         return HybridConfig(
             model_type=self.model_type,
+            keys=self.keys(),
             mixers=_mixers(self.layer_types, self.num_hidden_layers, ("attention", "mamba")),
             decoder=self.decoder(intermediate_size=self.shared_intermediate_size),
             has_rotary=self.position_embedding_type == "rope",
@@ -270,7 +286,7 @@ class _Granite(_WithMamba):
         )
 
 
-class _Bamba(_WithMamba):
+class BambaFile(_MambaFile):
     """Hold what a config.json of Bamba says. Source: transformers, models/bamba."""
 
     vocab_size: Size = 128_000
@@ -297,6 +313,7 @@ class _Bamba(_WithMamba):
         types = tuple("full_attention" if i in full else "mamba" for i in range(self.num_hidden_layers))
         return HybridConfig(
             model_type=self.model_type,
+            keys=self.keys(),
             mixers=_mixers(types, self.num_hidden_layers, ("attention", "mamba")),
             decoder=self.decoder(),
             mamba=self.mamba(),
@@ -305,7 +322,7 @@ class _Bamba(_WithMamba):
         )
 
 
-class _FalconH1(_WithMamba):
+class FalconH1File(_MambaFile):
     """Hold what a config.json of Falcon-H1 says. Source: transformers, models/falcon_h1."""
 
     vocab_size: Size = 128_000
@@ -343,6 +360,7 @@ class _FalconH1(_WithMamba):
         order: GateOrder = "norm, then gate" if self.mamba_norm_before_gate else "gate, then norm"
         return HybridConfig(
             model_type=self.model_type,
+            keys=self.keys(),
             mixers=(("attention", "mamba"),) * self.num_hidden_layers,
             decoder=self.decoder(),
             mamba=self.mamba(self.mamba_d_ssm),
@@ -363,10 +381,11 @@ class _FalconH1(_WithMamba):
         )
 
 
-_FILES: Mapping[str, type[_File]] = MappingProxyType(
-    {"lfm2": _Lfm2, "granitemoehybrid": _Granite, "bamba": _Bamba, "falcon_h1": _FalconH1}
+FILES: Mapping[str, type[HybridFile]] = MappingProxyType(
+    {"lfm2": Lfm2File, "granitemoehybrid": GraniteFile, "bamba": BambaFile, "falcon_h1": FalconH1File}
 )
-MODEL_TYPES: tuple[str, ...] = tuple(_FILES)
+"""The type of config.json of each family."""
+MODEL_TYPES: tuple[str, ...] = tuple(FILES)
 
 
 def read_config(directory: Path | str) -> HybridConfig:
@@ -378,7 +397,7 @@ def read_config(directory: Path | str) -> HybridConfig:
     """
     raw = read_json(directory)
     check_model_type(directory, raw, MODEL_TYPES, "the families of hybrid models are")
-    return validated(directory, _FILES[raw["model_type"]], raw).plan()
+    return validated(directory, FILES[raw["model_type"]], raw).plan()
 
 
 def _mixers(types: tuple[str, ...] | None, num_layers: int, known: tuple[Mixer, ...]) -> tuple[tuple[Mixer, ...], ...]:

@@ -8,10 +8,12 @@ Shape suffixes: B batch, T tokens, D model width, H head width, V vocabulary.
 import torch
 from torch import Tensor, nn
 
+from whet.errors import InputsError
 from whet.models.decoder.rope import cosines_and_sines, inverse_frequencies, rotary_scale
 from whet.models.hybrid.config import HybridConfig
 from whet.models.hybrid.mixers import AttentionWithPast, ScaledMamba, ScaledMLP, ShortConv, times
 from whet.models.hybrid.state import HybridLayerState, HybridState, check_state, new_state
+from whet.models.selective.documents import DocumentRows
 
 
 class HybridLayer(nn.Module):
@@ -71,18 +73,27 @@ class Hybrid(nn.Module):
         weight = self.embed_tokens.weight
         return new_state(self.config, batch_size, weight.dtype, weight.device)
 
-    def forward(self, input_ids_BT: Tensor, state: HybridState | None = None) -> Tensor:
+    def forward(
+        self, input_ids_BT: Tensor, state: HybridState | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
         """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
 
         Args:
             input_ids_BT: The tokens.
             state: What has been read before. It is replaced by what has been read after the tokens. None: the tokens
                 begin sequences.
+            documents_BT: The number of each token's document, for rows that hold several. Each of them begins a
+                sequence. None: a row is one.
 
         Raises:
-            InputsError: The state does not fit the model or the number of sequences.
+            InputsError: The state does not fit the model or the number of sequences, or comes with documents.
         """
-        return self._logits(self._read(input_ids_BT, state))
+        if documents_BT is None:
+            return self._logits(self._read(input_ids_BT, state))
+        if state is not None:
+            raise InputsError("documents begin without a state; leave one of state and documents_BT out")
+        documents = DocumentRows.of(documents_BT)
+        return self._logits(documents.each(lambda ids_RL: self._read(ids_RL, None), input_ids_BT))
 
     @torch.no_grad()
     def step(self, tokens_BT: Tensor, state: HybridState) -> Tensor:
