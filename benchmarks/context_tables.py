@@ -10,8 +10,8 @@ def context_lines(report: dict[str, Any]) -> list[str]:
         f"## Generation from long contexts, on {report['machine']['chip']}",
         f"Decoders of {sizes['num_hidden_layers']} layers of width {sizes['hidden_size']}, with int8 weights, write "
         f"{report['generated']} tokens after a prompt. One attends within segments of {bank['attention_block_size']} "
-        f"tokens and has banks of {bank['memory_slots']} slots. *Memory*: the most that the process held beyond what it "
-        "held before the request. Weights are new: what the bank remembers is another question.",
+        f"tokens and has banks of {bank['memory_slots']} slots. *Memory*: the most that the process held beyond what "
+        "it held before the request. Weights are new: what the bank remembers is another question.",
         "",
         "| model | prompt | memory | of it state | tokens read a second | tokens written a second |",
         "|---|---|---|---|---|---|",

@@ -28,10 +28,7 @@ import whet
 from whet.files import write_whole
 from whet.machine import describe
 from whet.measure.memory import peak_rss_bytes, reset_peak_rss
-from whet.models.decoder.config import DecoderConfig
-from whet.models.decoder.fresh import fresh_decoder, write_decoder
-from whet.models.memory_bank import LtmConfig
-from whet.models.memory_bank.fresh import fresh_ltm, write_ltm
+from whet.models.families import FAMILIES
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SIZES: dict[str, Any] = {
@@ -79,16 +76,19 @@ def main() -> None:
 
 def _written(directory: Path) -> dict[str, Path]:
     """Write both models, and return their directories by name."""
-    generator = torch.Generator().manual_seed(0)
-    places = {"segments and a bank": directory / "ltm", "full attention (Llama)": directory / "llama"}
-    for place in places.values():
-        place.mkdir()
-    given = {"model_type": "ltm", **SIZES, **BANK}
-    ltm = fresh_ltm(LtmConfig.model_validate(given), generator)
-    write_ltm(ltm, directory / "ltm", given, ltm.state_dict(), {})
-    given = {"model_type": "llama", **SIZES, "max_position_embeddings": LONGEST}
-    llama = fresh_decoder(DecoderConfig.model_validate(given), generator)
-    write_decoder(llama, directory / "llama", given, llama.state_dict(), {})
+    models = {
+        "segments and a bank": {"model_type": "ltm", **SIZES, **BANK},
+        "full attention (Llama)": {"model_type": "llama", **SIZES, "max_position_embeddings": LONGEST},
+    }
+    places = {}
+    for name, given in models.items():
+        trains = FAMILIES[given["model_type"]].trains
+        assert trains is not None
+        config = trains.config.model_validate(given)
+        places[name] = directory / given["model_type"]
+        places[name].mkdir()
+        weights = trains.fresh(config, torch.Generator().manual_seed(0)).state_dict()
+        trains.write(config, places[name], given, weights, {})
     return places
 
 

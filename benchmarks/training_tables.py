@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from operator_tables import loss_kernel_lines
 from context_tables import context_lines
+from operator_tables import loss_kernel_lines
 from scan_tables import model_lines, scan_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]

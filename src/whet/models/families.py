@@ -19,10 +19,10 @@ from whet.models.decoder.reference import load_decoder
 from whet.models.decoder.serving import open_decoder
 from whet.models.hybrid import config_files as hybrid_config
 from whet.models.hybrid import files as hybrid_files
-from whet.models.hybrid import fresh as hybrid_fresh
 from whet.models.hybrid.serving import open_hybrid
 from whet.models.memory_bank import config as ltm_config
 from whet.models.memory_bank import files as ltm_files
+from whet.models.memory_bank import fresh as ltm_fresh
 from whet.models.memory_bank.reference import load_ltm
 from whet.models.memory_bank.serving import open_ltm
 from whet.models.options import Dtype, KvBits, ServingOptions, WeightBits
@@ -90,16 +90,17 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "mamba": _selective(models="Mamba"),
         "mamba2": _selective(models="Mamba-2, Codestral Mamba"),
         "falcon_mamba": _selective(models="Falcon-Mamba"),
-        "lfm2": _hybrid(models="LFM2", trains=hybrid_fresh.TRAINABLE["lfm2"]),
-        "granitemoehybrid": _hybrid(models="Granite 4, dense", trains=hybrid_fresh.TRAINABLE["granitemoehybrid"]),
-        "bamba": _hybrid(models="Bamba", trains=hybrid_fresh.TRAINABLE["bamba"]),
-        "falcon_h1": _hybrid(models="Falcon-H1", trains=hybrid_fresh.TRAINABLE["falcon_h1"]),
+        "lfm2": _hybrid(models="LFM2"),
+        "granitemoehybrid": _hybrid(models="Granite 4, dense"),
+        "bamba": _hybrid(models="Bamba"),
+        "falcon_h1": _hybrid(models="Falcon-H1"),
         "ltm": Family(
             models="long-term memory",
             read_config=ltm_config.read_config,
             read_weights=ltm_files.read_weights,
             load=load_ltm,
             open=open_ltm,
+            trains=ltm_fresh.TRAINABLE,
         ),
     }
 )

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from ltm_models import SMALL
 from pydantic import ValidationError
 
+from ltm_models import SMALL
 from whet.errors import TargetError
 from whet.models.memory_bank import LtmConfig, load_ltm, read_config
 
@@ -22,6 +22,7 @@ from whet.models.memory_bank import LtmConfig, load_ltm, read_config
         ({"head_dim": 5}, "head_dim is odd"),
         ({"test_time_memory": "linear", "test_time_heads": 3}, "not a multiple of test_time_heads"),
         ({"test_time_memory": "deep"}, "test_time_memory"),
+        ({"backpropagation_segments": 1}, "lets no gradient reach what is written"),
         ({"checkpoint_segments": 3}, "checkpoint_segments needs gradient_checkpointing_granularity"),
         ({"fp8_training": True}, "fp8_training: an ltm model does not compute it"),
         ({"tensor_parallel_size": 4}, "tensor_parallel_size"),

@@ -10,7 +10,7 @@ from whet.errors import InputsError, TargetError
 from whet.models.decoder import Decoder
 from whet.models.memory_bank import LtmState, load_ltm
 from whet.models.memory_bank.files import weight_shapes
-from whet.models.memory_bank.fresh import fresh_ltm, write_ltm
+from whet.models.memory_bank.fresh import TRAINABLE, fresh_ltm
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,7 +151,7 @@ def test_a_model_is_written_and_loaded(kind, tmp_path):
         model.embed_tokens.weight, fresh_ltm(config, torch.Generator().manual_seed(3)).embed_tokens.weight
     )
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == weight_shapes(config)
-    write_ltm(model, tmp_path, {"model_type": "ltm"}, model.state_dict(), {"eos_token_id": 0})
+    TRAINABLE.write(config, tmp_path, {"model_type": "ltm"}, model.state_dict(), {"eos_token_id": 0})
     loaded, ids = load_ltm(tmp_path), random_ids(1, 20)
     assert loaded.config == config
     assert torch.equal(loaded(ids), model(ids))

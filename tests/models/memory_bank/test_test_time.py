@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ltm_models import make, random_ids
 
+from ltm_models import make, random_ids
 from whet.models.memory_bank.test_time import Rates, Weights, read_and_learn
 
 

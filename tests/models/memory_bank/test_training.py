@@ -84,3 +84,31 @@ def test_a_pair_is_recalled_beyond_the_segment():
         optimizer.zero_grad()
     accuracy = float((logits.argmax(-1) == value).float().mean())
     assert accuracy > 0.9  # chance is 1/16
+
+
+@pytest.mark.parametrize("kind", ["bank", "mlp with heads, bank"])
+def test_memories_are_not_rounded_by_autocast(kind):
+    """Only projections are: the states stay float32, and the logits near."""
+    model, ids = make(**KINDS[kind]).train(), random_ids(2, 60)
+    state = model.new_state(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(ids, state)
+    assert all(
+        tensor.dtype in (torch.float32, torch.int64)
+        for layer in state.layers
+        for name, tensor in layer.tensors().items()
+        if not name.startswith("segment")
+    )
+    with torch.no_grad():
+        wanted = model(ids)
+    assert float((found.detach() - wanted).norm() / wanted.norm()) < 0.05
+    found.float().square().mean().backward()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters())
+
+
+def test_weights_in_bfloat16():
+    model, ids = make(**KINDS["mlp with heads, bank"]), random_ids(2, 60)
+    with torch.no_grad():
+        wanted, found = model(ids), model.bfloat16()(ids)
+    assert found.dtype is torch.bfloat16
+    assert float((found.float() - wanted).norm() / wanted.norm()) < 0.1

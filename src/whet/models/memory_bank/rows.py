@@ -19,12 +19,12 @@ class RowsOfLtmStates(ServedInRows[LtmState]):
 
     def __init__(self, model: Ltm, max_model_len: int | None = None) -> None:
         config = model.config
-        of_segment = 2 * config.attention_block_size * config.num_key_value_heads * config.head_dim
-        of_segments = config.num_hidden_layers * of_segment * model.lm_head.weight.itemsize
+        of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        of_segment = of_token * config.attention_block_size * model.lm_head.weight.itemsize
         super().__init__(
             model,
             vocab_size=config.vocab_size,
             max_model_len=checked_length(max_model_len),
-            bytes_per_state=model.new_state().num_bytes + of_segments,
+            bytes_per_state=model.new_state(slots=config.max_memory_slots or None).num_bytes + of_segment,
             share=lambda state: LtmState(state.layers, state.num_tokens),
         )
