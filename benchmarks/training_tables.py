@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from family_tables import training_lines
+from context_tables import context_lines
 from operator_tables import loss_kernel_lines
 from scan_tables import draft_lines, model_lines, scan_lines
 
@@ -295,6 +296,7 @@ SECTIONS: dict[str, Lines] = {
     "selective_models": model_lines,
     "selective_drafts": draft_lines,
     "families_training": training_lines,
+    "long_context": context_lines,
 }
 """Hold the section of each file of docs/results about training and its operators."""
 

@@ -4,10 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+
+from whet.models.step import ServedModel, StepBatch
 
 Part = tuple[int, int, int]
 """Name a text, and the first token and the end of what is read of it."""
@@ -49,6 +52,23 @@ class Read(NamedTuple):
     begin: int
     row: int
     settled: int
+
+
+def read(model: ServedModel, reads: list[Read]) -> list[Tensor]:
+    """Make a step of some sequences of a model without blocks, and return the logits of all their new tokens."""
+    news = [len(one.ids) for one in reads]
+    starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
+    batch = StepBatch(
+        token_ids=torch.cat([one.ids for one in reads]).numpy().astype(np.int32),
+        positions=np.concatenate([np.arange(len(one.ids)) + one.begin for one in reads]).astype(np.int32),
+        query_start=starts,
+        context_len=np.array([one.begin + len(one.ids) for one in reads], np.int32),
+        settled_len=np.array([one.settled for one in reads], np.int32),
+        block_tables=np.zeros((len(reads), 0), np.int32),
+        state_rows=np.array([one.row for one in reads], np.int32),
+        logit_rows=np.arange(starts[-1], dtype=np.int32),
+    )
+    return [part.clone() for part in model.step(batch).split(news)]
 
 
 def assert_drafts_do_not_show(

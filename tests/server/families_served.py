@@ -23,6 +23,9 @@ from whet.models.hybrid import Hybrid
 from whet.models.hybrid.config_files import FILES as HYBRIDS
 from whet.models.hybrid.native import NativeHybrid
 from whet.models.hybrid.rows import RowsOfHybridStates
+from whet.models.memory_bank import Ltm, LtmConfig
+from whet.models.memory_bank.native import NativeLtm
+from whet.models.memory_bank.rows import RowsOfLtmStates
 from whet.models.selective import Selective, SelectiveConfig
 from whet.models.selective.native import NativeSelective
 from whet.models.selective.rows import RowsOfStates
@@ -86,6 +89,24 @@ def _native_hybrid(kind: Kind = Kind.F32, kv: Kv = Kv.F32, **config: Any) -> Nat
     return NativeHybrid(model.config, weights, library(), kind=kind, kv=kv)
 
 
+def _ltm(**config: Any) -> Ltm:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "attention_block_size": 12}
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        sizes = {**_SMALL, **heads, "intermediate_size": 48, "memory_slots": 4, "test_time_memory": "mlp", **config}
+        model = Ltm(LtmConfig.model_validate(sizes)).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
+def _native_ltm(kind: Kind = Kind.F32, kv: Kv = Kv.F32, **config: Any) -> NativeLtm:
+    model = _ltm(**config)
+    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    return NativeLtm(model.config, weights, library(), kind=kind, kv=kv)
+
+
 FAMILIES: dict[str, Callable[[], ServedModel]] = {
     "hashes": partial(HashModel, max_model_len=LONGEST),
     "llama": _llama,
@@ -115,6 +136,9 @@ FAMILIES: dict[str, Callable[[], ServedModel]] = {
         ssm_state_size=12,
         n_groups=2,
     ),
+    "ltm": _native_ltm,
+    "ltm int8": partial(_native_ltm, Kind.S8, Kv.S8, memory_slots=0, test_time_memory="linear"),
+    "ltm in torch": lambda: RowsOfLtmStates(_ltm(num_hidden_layers=1)),
     "lfm2 in torch": lambda: RowsOfHybridStates(_hybrid(**_LFM2)),
     "recurrence": partial(RecurrentModel, GatedCell, max_model_len=LONGEST),
     "memory bank": partial(RecurrentModel, BankCell, max_model_len=LONGEST),

@@ -62,3 +62,4 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "causal_conv/cpu.cpp"
 #include "selective_model/cpu.cpp"
 #include "hybrid_model/cpu.cpp"
+#include "memory_model/cpu.cpp"

@@ -19,8 +19,12 @@ from whet.models.decoder.reference import load_decoder
 from whet.models.decoder.serving import open_decoder
 from whet.models.hybrid import config_files as hybrid_config
 from whet.models.hybrid import files as hybrid_files
-from whet.models.hybrid import fresh as hybrid_fresh
 from whet.models.hybrid.serving import open_hybrid
+from whet.models.memory_bank import config as ltm_config
+from whet.models.memory_bank import files as ltm_files
+from whet.models.memory_bank import fresh as ltm_fresh
+from whet.models.memory_bank.reference import load_ltm
+from whet.models.memory_bank.serving import open_ltm
 from whet.models.options import Dtype, KvBits, ServingOptions, WeightBits
 from whet.models.selective import config as selective_config
 from whet.models.selective import files as selective_files
@@ -91,6 +95,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "bamba": _hybrid(models="Bamba", trains=hybrid_fresh.TRAINABLE["bamba"]),
         "falcon_h1": _hybrid(models="Falcon-H1", trains=hybrid_fresh.TRAINABLE["falcon_h1"]),
         "nemotron_h": _hybrid(models="Nemotron-H, dense", trains=hybrid_fresh.TRAINABLE["nemotron_h"]),
+        "ltm": Family(
+            models="long-term memory",
+            read_config=ltm_config.read_config,
+            read_weights=ltm_files.read_weights,
+            load=load_ltm,
+            open=open_ltm,
+            trains=ltm_fresh.TRAINABLE,
+        ),
     }
 )
 """The family of each `model_type`. Add a line here for a new family."""

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from driving import make_request, make_stepper, outputs
@@ -13,7 +12,7 @@ from naive import naive_output
 from safetensors.torch import save_file
 from torch import Tensor
 
-from native_steps import Read, assert_cuts_do_not_show, assert_drafts_do_not_show
+from native_steps import Read, assert_cuts_do_not_show, assert_drafts_do_not_show, read
 from whet.errors import InputsError, OptionError, TargetError
 from whet.kernels import build
 from whet.kernels.build import Isa, library, supported
@@ -22,7 +21,7 @@ from whet.models.families import open_model
 from whet.models.selective import Selective, SelectiveConfig, SelectiveState
 from whet.models.selective.native import NativeSelective
 from whet.models.selective.rows import RowsOfStates
-from whet.models.step import Allocation, StepBatch
+from whet.models.step import Allocation
 from whet.server.sampling_params import SamplingParams
 
 SMALL = {"vocab_size": 97, "hidden_size": 40, "state_size": 12, "num_hidden_layers": 3}
@@ -65,23 +64,6 @@ def native(model: Selective, kind: Kind = Kind.F32, isa: Isa | None = None, **ro
     made = NativeSelective(model.config, weights, library(isa), kind=kind)
     made.allocate(Allocation(**{"num_states": 4, **room}))
     return made
-
-
-def read(model: NativeSelective | RowsOfStates, reads: list[Read]) -> list[Tensor]:
-    """One step of some sequences: the logits of all their new tokens."""
-    news = [len(one.ids) for one in reads]
-    starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
-    batch = StepBatch(
-        token_ids=torch.cat([one.ids for one in reads]).numpy().astype(np.int32),
-        positions=np.concatenate([np.arange(len(one.ids)) + one.begin for one in reads]).astype(np.int32),
-        query_start=starts,
-        context_len=np.array([one.begin + len(one.ids) for one in reads], np.int32),
-        settled_len=np.array([one.settled for one in reads], np.int32),
-        block_tables=np.zeros((len(reads), 0), np.int32),
-        state_rows=np.array([one.row for one in reads], np.int32),
-        logit_rows=np.arange(starts[-1], dtype=np.int32),
-    )
-    return [part.clone() for part in model.step(batch).split(news)]
 
 
 def run(model: NativeSelective | RowsOfStates, texts: list[Text]) -> list[Tensor]:

@@ -81,9 +81,13 @@ struct Workspace {
       parts[i].cut(batch, size * i, std::min(size * (i + 1), T));
       parts[i].scratch.plan(d.heads, d.layers[0].cache.kind, parts[i].batch, num_threads);
     }
+    fit_rows(d, T, size, num_logits, 0);
+  }
+  // Room for the rows of a step of so many tokens, of which `size` are in a part, and which are `widest` somewhere else.
+  void fit_rows(const Decoder& d, int num_tokens, int size, int num_logits, size_t widest) {
     const size_t width = d.heads.head_dim, tokens = size, rows_at_once = std::max(size, num_logits);
-    const size_t widest = std::max({size_t(d.hidden), d.heads.num_heads * width, gated_stride(d)}) + 64;
-    grow(x, size_t(T) * d.hidden);
+    widest = std::max({widest, size_t(d.hidden), d.heads.num_heads * width, gated_stride(d)}) + 64;
+    grow(x, size_t(num_tokens) * d.hidden);
     grow(qkv, tokens * d.heads.width());
     grow(attention, tokens * d.heads.num_heads * width);
     grow(gated, tokens * gated_stride(d));

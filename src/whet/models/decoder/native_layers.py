@@ -3,6 +3,7 @@
 Shape suffixes: H head width, R rotated numbers of a head, L positions, N outputs, K inputs.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,13 +13,14 @@ from torch import Tensor
 from whet.kernels.decoder.structs import CacheStruct, DecoderStruct, Kv, LayerStruct, RaggedStruct
 from whet.kernels.linear.layout import interleave
 from whet.kernels.linear.packed import large_pages
+from whet.kernels.paged_attention.cache import KvCache
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.rope import inverse_frequencies, rotary_scale
 from whet.models.native_weights import NativeWeights
 from whet.models.step import Ints, StepBatch
 
 BLOCK_SIZE = 16  # tokens; the same number as in paged_attention/cache.h
-_KV_BYTES = {Kv.F32: 4, Kv.BF16: 2, Kv.S8: 1}
+_KV_DTYPES = {Kv.F32: torch.float32, Kv.BF16: torch.bfloat16, Kv.S8: torch.int8}
 
 Tensors = Callable[[str], Tensor | None]
 """Returns a tensor of a layer by name, or None."""
@@ -117,6 +119,21 @@ def place_caches(layers: Sequence[LayerStruct], num_blocks: int, config: Decoder
     return cache
 
 
+def views_of_cache(cache: Tensor, layer: int, num_blocks: int, config: DecoderConfig, kv: Kv) -> KvCache:
+    """Return the blocks of a layer in what `place_caches` returned, as tensors."""
+    like = KvCache.empty(0, config.num_key_value_heads, config.head_dim, _KV_DTYPES[kv])
+    at, parts = layer * num_blocks * cache_bytes(config, kv), []
+    for tensor in (like.keys, like.values, like.key_scales, like.value_scales):
+        if tensor is None:
+            parts.append(None)
+            continue
+        shape = (num_blocks, *tensor.shape[1:])
+        end = at + math.prod(shape) * tensor.itemsize
+        parts.append(cache[at:end].view(tensor.dtype).view(shape))
+        at = end
+    return KvCache(parts[0], parts[1], *parts[2:])
+
+
 def ragged_struct(batch: StepBatch) -> tuple[RaggedStruct, Ints]:
     """Return the structure of a step, and an array to keep: it points into this one and those of the batch."""
     block_tables = np.ascontiguousarray(batch.block_tables)
@@ -155,7 +172,7 @@ def _rotated_first(config: DecoderConfig, rows: Tensor) -> Tensor:
 
 
 def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:
-    return BLOCK_SIZE * config.num_key_value_heads * config.head_dim * _KV_BYTES[kv]
+    return BLOCK_SIZE * config.num_key_value_heads * config.head_dim * _KV_DTYPES[kv].itemsize
 
 
 def _scale_bytes(config: DecoderConfig, kv: Kv) -> int:

@@ -11,26 +11,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from whet.errors import InputsError, OptionError, TargetError
+from whet.errors import InputsError, TargetError
 from whet.files import write_whole
 from whet.models.selective.config import SelectiveConfig
 
-LONGEST = 2**20
-"""The most tokens of a sequence where none are named: the state has no limit of its own."""
-
 _FORMAT = "whet selective state 1"
-
-
-def checked_length(max_model_len: int | None) -> int:
-    """Return the most tokens of a sequence; LONGEST for None.
-
-    Raises:
-        OptionError: It is out of range.
-    """
-    length = LONGEST if max_model_len is None else max_model_len
-    if not 0 < length <= LONGEST:
-        raise OptionError(f"max_model_len {length} is not within 1 to {LONGEST} tokens")
-    return length
 
 
 @dataclass

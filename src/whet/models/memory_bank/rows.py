@@ -1,0 +1,30 @@
+"""Run a decoder with long-term memory for an engine in PyTorch, one sequence of a step after the other."""
+
+from whet.models.memory_bank.reference import Ltm
+from whet.models.memory_bank.state import LtmState
+from whet.models.row_places import checked_length
+from whet.models.state_rows import ServedInRows
+
+
+class RowsOfLtmStates(ServedInRows[LtmState]):
+    """Run a readable model as a ServedModel. Rounding depends on how many tokens of a sequence a step has.
+
+    Args:
+        model: The model.
+        max_model_len: The most tokens of a sequence.
+
+    Raises:
+        OptionError: max_model_len is out of range.
+    """
+
+    def __init__(self, model: Ltm, max_model_len: int | None = None) -> None:
+        config = model.config
+        of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        of_segment = of_token * config.attention_block_size * model.lm_head.weight.itemsize
+        super().__init__(
+            model,
+            vocab_size=config.vocab_size,
+            max_model_len=checked_length(max_model_len),
+            bytes_per_state=model.new_state(slots=config.max_memory_slots or None).num_bytes + of_segment,
+            share=lambda state: LtmState(state.layers, state.num_tokens),
+        )

@@ -1,0 +1,81 @@
+"""Know how long sequences of states may be, and follow how far the sequence of each row has been read and settled."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from whet.errors import OptionError
+from whet.models.step import Allocation, Ints, StepBatch
+
+LONGEST = 2**20
+"""The most tokens of a sequence where none are named: the state has no limit of its own."""
+
+
+def checked_length(max_model_len: int | None) -> int:
+    """Return the most tokens of a sequence; LONGEST for None.
+
+    Raises:
+        OptionError: It is out of range.
+    """
+    length = LONGEST if max_model_len is None else max_model_len
+    if not 0 < length <= LONGEST:
+        raise OptionError(f"max_model_len {length} is not within 1 to {LONGEST} tokens")
+    return length
+
+
+class Reads(NamedTuple):
+    """Say what a step reads of each sequence that has tokens in it, int32 [S] each.
+
+    Attributes:
+        row: The row.
+        first: The place of the first token in the step.
+        count: The number of tokens.
+        position: The place of the first token in the sequence.
+        replayed: The drafts between the settled position before the step and the first token.
+        settles: How many of these drafts, and then of the tokens, are settled after the step.
+    """
+
+    row: Ints
+    first: Ints
+    count: Ints
+    position: Ints
+    replayed: Ints
+    settles: Ints
+
+
+class RowPlaces:
+    """Hold the settled position of each row, and the one after all that has been read.
+
+    Args:
+        room: How many rows there are, and how many drafts a sequence may have.
+    """
+
+    def __init__(self, room: Allocation) -> None:
+        self._num_drafts = room.num_drafts
+        self.settled, self.read = np.zeros((2, room.num_states + room.num_snapshots), np.int32)
+
+    def take(self, batch: StepBatch) -> Reads:
+        """Return what a step reads, and note what rows hold after it.
+
+        Raises:
+            ValueError: A sequence begins where its row holds no state, or has too many drafts.
+        """
+        first, count = batch.query_start[:-1], np.diff(batch.query_start)
+        rows, settled = batch.state_rows, batch.settled_len
+        if not count.all():
+            has_tokens = count > 0
+            first, count, rows, settled = (x[has_tokens] for x in (first, count, rows, settled))
+        begin = batch.positions[first]
+        end, begins = begin + count, begin == 0
+        base = np.where(begins, 0, self.settled[rows])
+        settled = np.minimum(np.maximum(settled, base), end)
+        if (begin < base).any() or ((begin > self.read[rows]) & ~begins).any():
+            raise ValueError(f"rows {rows.tolist()} hold no states before positions {begin.tolist()}")
+        if (end - settled > self._num_drafts).any():
+            raise ValueError(f"a sequence has more than {self._num_drafts} drafts")
+        self.settled[rows], self.read[rows] = settled, end
+        return Reads(rows, first, count, begin, begin - base, settled - base)
+
+    def put(self, row: int, position: int) -> None:
+        """Note that a row holds a settled state at a position."""
+        self.settled[row] = self.read[row] = position
