@@ -11,12 +11,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
-def place(device: str, interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> str:
-    if interpreted:
-        from whet.kernels.causal_conv import cuda
+def place(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The device. A program takes so little that small inputs have several chunks and blocks."""
+    from whet.kernels.causal_conv import cuda
 
-        monkeypatch.setattr(cuda, "TOKENS", 8)
-        monkeypatch.setattr(cuda, "BLOCK", 8)
+    monkeypatch.setattr(cuda, "TOKENS", 8)
+    monkeypatch.setattr(cuda, "BLOCK", 8)
     return device
 
 
@@ -32,9 +32,16 @@ def inputs(B: int, L: int, C: int, K: int, optional: bool) -> list[Tensor | None
     return [draw(B, L, C), draw(C, K), draw(C) if optional else None, draw(B, K - 1, C) if optional else None]
 
 
-@pytest.mark.parametrize("silu", [False, True])
-@pytest.mark.parametrize("optional", [False, True])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 17, 9, 4), (1, 2, 5, 4), (1, 8, 8, 2)])
+@pytest.mark.parametrize(
+    ("shape", "optional", "silu"),
+    [
+        ((1, 1, 1, 1), True, True),
+        ((2, 9, 5, 4), True, True),
+        ((1, 2, 9, 4), True, False),
+        ((1, 17, 3, 2), False, True),
+        ((1, 8, 8, 7), False, False),
+    ],
+)
 def test_is_torchs_own_in_double(place: str, shape: tuple[int, int, int, int], optional: bool, silu: bool) -> None:
     x = inputs(*shape, optional)
     exact = [None if part is None else part.double().requires_grad_() for part in x]
@@ -51,10 +58,10 @@ def test_is_torchs_own_in_double(place: str, shape: tuple[int, int, int, int], o
 
 
 def test_tokens_can_come_in_parts(place: str) -> None:
-    x, weight, bias, initial = (part.to(place) for part in inputs(2, 14, 5, 4, True))
+    x, weight, bias, initial = (part.to(place) for part in inputs(1, 11, 5, 4, True))
     whole, whole_state = causal_conv(x, weight, bias, initial)
     parts, state = [], initial
-    for part in x.split([9, 1, 1, 3], 1):
+    for part in x.split([9, 1, 1], 1):
         out, state = causal_conv(part, weight, bias, state)
         parts.append(out)
     assert torch.equal(torch.cat(parts, 1), whole)
