@@ -96,8 +96,9 @@ class _Call:
         totals = self.empty(self.B, self.chunks, self.H, 1 if is_per_head(self.x) else self.P)
         kernel = triton_heads.head_parts if self.by_heads else triton_diagonal.diagonal_parts
         strides = self.strides(values, weights, z, delta)
-        states = max(16, self.states) if self.by_heads else self.states
-        kernel[(self.B * self.chunks, self.H * triton.cdiv(self.P, self.block))](
+        states = min(64, max(16, self.states)) if self.by_heads else self.states
+        blocks = self.H * triton.cdiv(self.P, self.block), triton.cdiv(self.N, states)
+        kernel[(self.B * self.chunks, *blocks)](
             values, weights, z, delta, a, bias, parts, totals, *strides, *self.sizes,
             BACKWARD=backward, BP=self.block, BN=states, **self.flags,
         )  # fmt: skip
@@ -133,10 +134,10 @@ def scan_in_triton(x: ScanInputs, save: bool) -> tuple[Tensor, Tensor, Tensor, T
         last = call.hand_on(starts, totals, x.initial_BHPN, False)
         kept = call.empty(*(out.shape if save and x.z_BLHP is not None else (0,)))
         kernel = triton_heads.head_outputs if call.by_heads else triton_diagonal.diagonal_outputs
-        states = min(64, max(16, call.states)) if call.by_heads else call.states
+        states = min(32, max(16, call.states)) if call.by_heads else call.states
         kernel[(call.B * call.chunks, call.H * triton.cdiv(call.P, call.block))](
             u, delta, b, c, z, a, d, bias, starts, out, kept, *call.strides(u, delta, b, c, z), *call.sizes,
-            HAS_D=x.D_Hq is not None, KEEP=kept.numel() > 0, BP=call.block, BN=states, **call.flags,
+            HAS_D=x.D_Hq is not None, KEEP=kept.numel() > 0, BP=call.block, BN=states, num_stages=2, **call.flags,
         )  # fmt: skip
         return out, last, kept, starts if save else call.empty(0)
 

@@ -46,13 +46,14 @@ def head_parts(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Write what each chunk adds to a state of zeros (v: u, w: b), and the sums of its step sizes.
 
-    With BACKWARD, write what each chunk adds to the gradient of the state before it (v: gout, w: c).
+    With BACKWARD, write what each chunk adds to the gradient of the state before it (v: gout, w: c). The grid's third
+    axis divides the states.
     """
     batch, chunk = (tl.program_id(0) // C).to(tl.int64), tl.program_id(0) % C
     blocks = tl.cdiv(P, BP)
     h = tl.program_id(1) // blocks
     p = tl.program_id(1) % blocks * BP + tl.arange(0, BP)
-    n = tl.arange(0, BN)
+    n = tl.program_id(2) * BN + tl.arange(0, BN)
     t = chunk.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     delta += batch * delta_b
     _, _, used = _steps(delta, bias, t, h, t < L, delta_l, least, most, SOFTPLUS, HAS_BIAS)
