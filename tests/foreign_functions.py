@@ -70,3 +70,12 @@ def module(repository: str, file: str) -> ModuleType:
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+def parametrised(repository: str, file: str, test: str) -> dict[str, tuple[Any, ...]]:
+    """The values over which one of their tests runs, by the names of its arguments; literals alone."""
+    path = checkout(repository) / file
+    tree = ast.parse(path.read_text(), str(path))
+    (function,) = (part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == test)
+    marks = [part for part in function.decorator_list if isinstance(part, ast.Call) and len(part.args) == 2]
+    return {ast.literal_eval(mark.args[0]): ast.literal_eval(mark.args[1]) for mark in marks}
