@@ -1,9 +1,7 @@
 """The Triton kernel of cross-entropy against torch in float64: on a GPU, or by Triton's interpreter on a CPU.
 
-Without a GPU: TRITON_INTERPRET=1 python -m pytest -m gpu tests/gpu/test_cross_entropy.py, with triton installed.
+tests/kernels/test_triton.py runs this file by the interpreter.
 """
-
-import os
 
 import pytest
 import torch
@@ -13,34 +11,16 @@ from whet.kernels.cross_entropy import write_gradients_
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def in_triton(logits_CV: torch.Tensor, target_C: torch.Tensor, smoothing: float, scale: float) -> torch.Tensor:
-    """Call the kernel as a GPU's tensors would, or directly where it is interpreted."""
-    if not INTERPRETED:
-        return write_gradients_(logits_CV, target_C, smoothing, scale)
-    from whet.kernels.cross_entropy.cuda import cross_entropy_in_triton_
-
-    return cross_entropy_in_triton_(logits_CV, target_C, smoothing, scale)
-
-
-@pytest.fixture
-def device() -> str:
-    pytest.importorskip("triton")
-    if INTERPRETED:
-        return "cpu"
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
-    return "cuda"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("V", "smoothing", "scale"), [(1, 0.0, 1.0), (37, 0.1, 0.25), (4096, 0.0, 1.0), (9001, 0.2, 0.5)]
 )
-def test_is_torchs_own_in_double(device: str, dtype: torch.dtype, V: int, smoothing: float, scale: float) -> None:
+def test_is_torchs_own_in_double(
+    device: str, interpreted: bool, dtype: torch.dtype, V: int, smoothing: float, scale: float
+) -> None:
     generator = torch.Generator().manual_seed(V)
     logits_CV = (torch.randn(6, V, generator=generator) * 5).to(dtype)
     if V > 1:
@@ -51,10 +31,10 @@ def test_is_torchs_own_in_double(device: str, dtype: torch.dtype, V: int, smooth
     wanted_C = F.cross_entropy(exact, target_C, ignore_index=-1, label_smoothing=smoothing, reduction="none")
     (gradient_CV,) = torch.autograd.grad(wanted_C.sum(), exact)
     found_CV = logits_CV.to(device)
-    found_C = in_triton(found_CV, target_C.to(device), smoothing, scale)
+    found_C = write_gradients_(found_CV, target_C.to(device), smoothing, scale)
     assert found_C.dtype is torch.float32
     torch.testing.assert_close(found_C.cpu().double(), wanted_C.detach(), rtol=2e-6, atol=5e-6)
-    bfloat16 = 2**-7 if INTERPRETED else 2**-8  # the interpreter cuts off what a GPU rounds
+    bfloat16 = 2**-7 if interpreted else 2**-8  # the interpreter cuts off what a GPU rounds
     rtol = {torch.float32: 2e-5, torch.bfloat16: bfloat16, torch.float16: 2**-10}[dtype]
     atol = 2**-24 if dtype is torch.float16 else 1e-7
     torch.testing.assert_close(found_CV.cpu().double(), gradient_CV * scale, rtol=rtol, atol=atol)
@@ -62,11 +42,13 @@ def test_is_torchs_own_in_double(device: str, dtype: torch.dtype, V: int, smooth
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
 def test_what_is_no_number_is_not_hidden(device: str) -> None:
+    from whet.kernels.cross_entropy.cuda import cross_entropy_in_triton_
+
     logits_CV = torch.zeros(5, 70, device=device)
     logits_CV[1, 3], logits_CV[2, 69] = float("nan"), float("inf")
     logits_CV[3] = float("nan")
     target_C = torch.tensor([1, 2, 3, -1, 70], device=device)
-    found_C = in_triton(logits_CV, target_C, 0.0, 1.0)
+    found_C = cross_entropy_in_triton_(logits_CV, target_C, 0.0, 1.0)  # for the CPU's, 70 would be refused before
     assert found_C.isnan().tolist() == [False, True, True, False, True]
     assert logits_CV[1:3].isnan().all()
     assert logits_CV[3].eq(0).all()

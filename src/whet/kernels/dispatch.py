@@ -1,13 +1,14 @@
 """Share code between the operators: find the compiled kernels, and prepare tensors for them.
 
 Every operator is a torch custom op of the namespace `whet`. Its general implementation runs the C++ kernels for tensors
-on the CPU, and its torch reference for everything else. A kernel for another device is registered in addition
-(`operator.register_kernel("cuda")`), and torch then dispatches to it.
+on the CPU, those in Triton for tensors on a GPU where there are such (`triton_for`), and its torch reference for
+everything else.
 """
 
 import ctypes
 import functools
 import logging
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -41,13 +42,33 @@ def kernels_for(x: Tensor, *others: Tensor | None) -> Library | None:
         InputsError: The other tensors are not on that device.
     """
     device = x.device
-    for other in others:
-        if other is not None and other.device != device:
-            raise InputsError(f"an operator's tensors are on one device, not on {device} and {other.device}")
+    _check_devices(x, others)
     if device.type == "cpu":
         return kernels()
     _say_without(device.type)
     return None
+
+
+@functools.cache
+def triton_devices() -> frozenset[str]:
+    """Return the types of devices on which whet's kernels in Triton run: GPUs, where Triton is installed."""
+    return frozenset({"cuda"} if find_spec("triton") else ())
+
+
+def triton_for(x: Tensor, *others: Tensor | None) -> bool:
+    """Return whether kernels in Triton compute for x. They take no float64.
+
+    Raises:
+        InputsError: The other tensors are not on the device of x.
+    """
+    _check_devices(x, others)
+    return x.device.type in triton_devices() and x.dtype is not torch.float64
+
+
+def _check_devices(x: Tensor, others: tuple[Tensor | None, ...]) -> None:
+    for other in others:
+        if other is not None and other.device != x.device:
+            raise InputsError(f"an operator's tensors are on one device, not on {x.device} and {other.device}")
 
 
 @functools.cache

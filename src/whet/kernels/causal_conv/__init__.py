@@ -15,7 +15,7 @@ from whet.errors import InputsError
 from whet.kernels.build import Library
 from whet.kernels.causal_conv.reference import activated, conv_gradients, conv_sums
 from whet.kernels.causal_conv.structs import Gradients, Problem
-from whet.kernels.dispatch import as_floats, as_type, kernels_for, pointer
+from whet.kernels.dispatch import as_floats, as_type, kernels_for, pointer, triton_for
 from whet.kernels.selective_scan.structs import rows, view
 
 
@@ -54,6 +54,10 @@ def causal_conv(
 def conv_operator(x: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, silu: bool) -> Tensor:
     """Return the outputs of a causal convolution."""
     _check(x, weight, bias, initial)
+    if triton_for(x, weight, bias, initial):
+        from whet.kernels.causal_conv.cuda import conv_in_triton
+
+        return conv_in_triton(x, weight, bias, initial, silu)
     library = kernels_for(x, weight, bias, initial) if x.dtype is not torch.float64 else None
     if library is None:
         return as_type(activated(conv_sums(x, weight, bias, initial), silu), x)
@@ -74,8 +78,11 @@ def conv_backward_operator(
     gout: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, silu: bool
 ) -> list[Tensor]:
     """Return the gradients of x, weight, bias and the inputs before the first token; empty for those that are None."""
-    library = kernels_for(x, gout) if x.dtype is not torch.float64 else None
-    if library is None:
+    if triton_for(x, gout):
+        from whet.kernels.causal_conv.cuda import conv_gradients_in_triton
+
+        found = conv_gradients_in_triton(gout, x, weight, bias, initial, silu)
+    elif x.dtype is torch.float64 or (library := kernels_for(x, gout)) is None:
         found = conv_gradients(x, weight, bias, initial, silu, gout)
     else:
         found = _gradients_native(library, gout, x, weight, bias, initial, silu)

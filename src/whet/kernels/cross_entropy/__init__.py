@@ -4,15 +4,12 @@ A training step needs both, and needs the logits for nothing else. reference.py 
 C rows of a chunk, V vocabulary, D width.
 """
 
-import functools
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from whet.errors import InputsError
 from whet.kernels.cross_entropy.reference import cross_entropy_reference_
-from whet.kernels.dispatch import kernels_for, pointer
+from whet.kernels.dispatch import kernels_for, pointer, triton_for
 
 _KINDS = (torch.float32, torch.bfloat16)  # of the kernels; others run in torch
 
@@ -38,7 +35,7 @@ def write_gradients_(logits_CV: Tensor, target_C: Tensor, smoothing: float = 0.0
     C, V = logits_CV.shape
     if C and target_C.device.type == "cpu" and int(target_C.max()) >= V:
         raise IndexError(f"target {int(target_C.max())} is out of bounds for {V} columns")
-    if logits_CV.is_cuda and logits_CV.dtype is not torch.float64 and _has_triton():
+    if triton_for(logits_CV, target_C):
         from whet.kernels.cross_entropy.cuda import cross_entropy_in_triton_
 
         return cross_entropy_in_triton_(logits_CV, target_C, smoothing, scale)
@@ -74,11 +71,6 @@ def add_(sum_VD: Tensor, x_VD: Tensor) -> None:
         sum_VD += x_VD
     else:
         library.functions.whet_add_bf16(pointer(sum_VD), pointer(x_VD), *x_VD.shape)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def _check(logits_CV: Tensor, target_C: Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import InputsError
-from whet.kernels.dispatch import kernels_for
+from whet.kernels.dispatch import kernels_for, triton_for
 from whet.kernels.selective_scan.native import gradients_native, is_per_head, saved_shape, scan_native
 from whet.kernels.selective_scan.reference import ScanInputs, outputs_of, scan_gradients, scan_states
 
@@ -141,6 +141,10 @@ def scan_operator(
     """
     x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
     _check(x)
+    if _runs_in_triton(x):
+        from whet.kernels.selective_scan.cuda import scan_in_triton
+
+        return scan_in_triton(x, save)
     library = kernels_for(u, delta, A, B, C, D, z, bias, initial) if u.dtype is not torch.float64 else None
     if library is not None:
         return scan_native(library, x, save)
@@ -148,7 +152,7 @@ def scan_operator(
     out, y = outputs_of(x, states[1:])
     saved = save and u.dtype is not torch.float64
     kept = y if saved and z is not None else y.new_empty(0)
-    return out, states[-1].clone(), kept, y.new_zeros(saved_shape(x) if saved else (0,))
+    return out, states[-1].clone(), kept, y.new_zeros(_starts_shape(x) if saved else (0,))
 
 
 @scan_operator.register_fake
@@ -171,7 +175,7 @@ def _(
     saved = save and u.dtype is not torch.float64
     last = u.new_empty((u.shape[0], *u.shape[2:], B.shape[-1]), dtype=x.wide)
     y = u.new_empty(u.shape if saved and z is not None else (0,), dtype=x.wide)
-    return u.new_empty(u.shape), last, y, u.new_empty(saved_shape(x) if saved else (0,), dtype=x.wide)
+    return u.new_empty(u.shape), last, y, u.new_empty(_starts_shape(x) if saved else (0,), dtype=x.wide)
 
 
 @torch.library.custom_op("whet::selective_scan_backward", mutates_args=())
@@ -195,8 +199,13 @@ def scan_backward_operator(
 ) -> list[Tensor]:
     """Return the gradients of u, delta, A, B, C, D, z, bias and initial; an empty tensor for those that are None."""
     x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
-    library = kernels_for(gout, u) if u.dtype is not torch.float64 else None
-    found = gradients_native(library, x, gout, glast, y, starts) if library else scan_gradients(x, gout, glast)
+    if _runs_in_triton(x):
+        from whet.kernels.selective_scan.cuda import gradients_in_triton
+
+        found = gradients_in_triton(x, gout, glast, y, starts)
+    else:
+        library = kernels_for(gout, u) if u.dtype is not torch.float64 else None
+        found = gradients_native(library, x, gout, glast, y, starts) if library else scan_gradients(x, gout, glast)
     inputs = (u, delta, A, B, C, D, z, bias, initial)
     return [
         u.new_empty(0) if value is None else found[name].to(value.dtype).contiguous()
@@ -248,6 +257,24 @@ def _backward(ctx: Any, gout: Tensor | None, glast: Tensor | None, *_: Any) -> t
 
 
 scan_operator.register_autograd(_backward, setup_context=_keep)
+
+
+def _runs_in_triton(x: ScanInputs) -> bool:
+    others = (x.delta_BLHq, x.A_HqM, x.B_BLGN, x.C_BLGN, x.D_Hq, x.z_BLHP, x.bias_Hq, x.initial_BHPN)
+    if not triton_for(x.u_BLHP, *others):
+        return False
+    from whet.kernels.selective_scan.cuda import fits
+
+    return fits(x)
+
+
+def _starts_shape(x: ScanInputs) -> tuple[int, ...]:
+    """Return the shape of the states that are saved for the backward pass."""
+    if not _runs_in_triton(x):
+        return saved_shape(x)
+    from whet.kernels.selective_scan.cuda import starts_shape
+
+    return starts_shape(x)
 
 
 def _check(x: ScanInputs) -> None:
