@@ -1,0 +1,76 @@
+"""Attend within a segment: a token sees itself and the tokens before it in its own segment, and no others.
+
+Shape suffixes: B batch, R segments of all rows, T tokens, P tokens before them in their segment, D model width,
+N query heads, K key-value heads, H head width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whet.models.decoder.reference import Attention
+
+
+@dataclass
+class SegmentState:
+    """Hold the keys and values of the tokens that a segment has so far: less than a segment.
+
+    Attributes:
+        keys_BKPH: The rotated keys.
+        values_BKPH: The values.
+    """
+
+    keys_BKPH: Tensor
+    values_BKPH: Tensor
+
+
+class SegmentAttention(Attention):
+    """Compute causal self-attention within segments. It has the weights of a Llama's attention."""
+
+    def whole(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+        """Map whole segments, next to each other, [B, n * segment, D] to [B, n * segment, D].
+
+        Args:
+            x_BTD: The input.
+            cos_TH: The cosines of the rotary angles of one segment.
+            sin_TH: The sines.
+        """
+        x_RTD = x_BTD.reshape(-1, len(cos_TH), x_BTD.shape[-1])
+        output_RTD: Tensor = self(x_RTD, cos_TH, sin_TH)
+        return output_RTD.view(x_BTD.shape)
+
+    def part(
+        self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: SegmentState, *, ends: bool
+    ) -> tuple[Tensor, SegmentState]:
+        """Map tokens of one segment [B, T, D] to [B, T, D].
+
+        Args:
+            x_BTD: The input.
+            cos_TH: The cosines of the rotary angles of these tokens.
+            sin_TH: The sines.
+            state: The keys and values of the tokens before them in the segment.
+            ends: Whether the segment ends with these tokens.
+
+        Returns:
+            The output, and the state after the tokens.
+        """
+        q_BNTH, k_BKTH, v_BKTH = self.project(x_BTD, cos_TH, sin_TH)
+        keys, values = torch.cat((state.keys_BKPH, k_BKTH), 2), torch.cat((state.values_BKPH, v_BKTH), 2)
+        B, T, _ = x_BTD.shape
+        num_past, group = state.keys_BKPH.shape[2], self.num_heads // self.num_kv_heads
+        mask = None
+        if num_past and T > 1:
+            mask = torch.ones(T, num_past + T, dtype=torch.bool, device=x_BTD.device).tril(num_past)
+        mixed_BNTH = F.scaled_dot_product_attention(
+            q_BNTH,
+            keys.repeat_interleave(group, dim=1),
+            values.repeat_interleave(group, dim=1),
+            mask,
+            is_causal=not num_past and T > 1,
+        )
+        output_BTD: Tensor = self.o_proj(mixed_BNTH.transpose(1, 2).reshape(B, T, self.num_heads * self.head_dim))
+        if ends:
+            keys, values = keys[:, :, :0], values[:, :, :0]
+        return output_BTD, SegmentState(keys, values)

@@ -1,0 +1,176 @@
+"""Hold what a long-term-memory decoder remembers of the tokens that it has read, apart from its weights.
+
+Shape suffixes: B batch, K key-value heads, P tokens of the segment so far, H head width, S slots, C memory width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from whet.errors import InputsError, TargetError
+from whet.files import write_whole
+from whet.models.memory_bank.attention import SegmentState
+from whet.models.memory_bank.bank import BankState
+from whet.models.memory_bank.config import LtmConfig
+from whet.models.memory_bank.test_time import TestTimeState
+
+_FORMAT = "whet ltm state 1"
+_PARTS: dict[str, type[Any]] = {"segment": SegmentState, "bank": BankState, "test_time": TestTimeState}
+
+
+@dataclass
+class LayerState:
+    """Hold the state of one layer.
+
+    Attributes:
+        segment: The keys and values of the segment so far.
+        bank: The bank of slots; None where the layer has none.
+        test_time: The test-time memory; None where the layer has none.
+    """
+
+    segment: SegmentState
+    bank: BankState | None = None
+    test_time: TestTimeState | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name, such as `bank.rows_BSR`."""
+        parts = {name: part for name in _PARTS if (part := getattr(self, name)) is not None}
+        return {f"{name}.{key}": value for name, part in parts.items() for key, value in vars(part).items()}
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "LayerState":
+        """Return a state whose tensors are made from these."""
+        return layer_state({name: change(value) for name, value in self.tensors().items()})
+
+
+def layer_state(tensors: dict[str, Tensor]) -> LayerState:
+    """Return a layer's state from its tensors by name.
+
+    Raises:
+        KeyError: A tensor is missing, or unknown.
+    """
+    parts = {}
+    for name, kind in _PARTS.items():
+        known = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+        if known or name == "segment":
+            if wrong := sorted(known.keys() ^ kind.__dataclass_fields__.keys()):
+                raise KeyError(f"{name}.{wrong[0]}")
+            parts[name] = kind(**known)
+    return LayerState(**parts)
+
+
+@dataclass
+class LtmState:
+    """Hold the state of B sequences, one LayerState for each layer.
+
+    Attributes:
+        layers: The layers' states. A model replaces them as it reads tokens.
+        num_tokens: The tokens that have been read.
+    """
+
+    layers: list[LayerState]
+    num_tokens: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Return the number of sequences."""
+        return self.layers[0].segment.keys_BKPH.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all tensors. It varies with the tokens of the segment, and with the slots."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors().values())
+
+    @property
+    def banks(self) -> list[BankState]:
+        """Return the banks of the layers that have one."""
+        return [layer.bank for layer in self.layers if layer.bank is not None]
+
+    def clone(self) -> "LtmState":
+        """Return a copy that shares no memory, to go on from here twice."""
+        return self.changed(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+
+    def rows(self, indices: list[int]) -> "LtmState":
+        """Return a copy that holds some of the sequences, in this order."""
+        return self.changed(lambda tensor: tensor[indices])
+
+    def detach(self) -> "LtmState":
+        """Return a state through which no gradient flows back."""
+        return self.changed(Tensor.detach)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "LtmState":
+        """Return a state whose tensors are made from these."""
+        return LtmState([layer.changed(change) for layer in self.layers], self.num_tokens)
+
+    def save(self, path: Path | str) -> None:
+        """Write the state to a safetensors file, which appears whole or not at all.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        tensors = {
+            f"layers.{index}.{name}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for index, layer in enumerate(self.layers)
+            for name, value in layer.tensors().items()
+        }
+        metadata = {"format": _FORMAT, "layers": str(len(self.layers)), "num_tokens": str(self.num_tokens)}
+        write_whole(Path(path), save(tensors, metadata))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "LtmState":
+        """Read a state that `save` wrote. The model checks that it fits when it reads tokens.
+
+        Raises:
+            TargetError: The file is missing or damaged, or holds something else.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
+                    raise TargetError(f"{path} is not a state that whet saved")
+                found: list[dict[str, Tensor]] = [{} for _ in range(int(metadata["layers"]))]
+                for key in file.keys():  # noqa: SIM118 (it is no mapping)
+                    _, index, name = key.split(".", 2)
+                    found[int(index)][name] = file.get_tensor(key)
+                return cls([layer_state(tensors) for tensors in found], int(metadata["num_tokens"]))
+        except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
+            raise TargetError(f"{path} cannot be read as a state: {error}") from error
+
+
+def check_state(state: LtmState, config: LtmConfig, batch_size: int) -> None:
+    """Raise InputsError unless a state is of such a model and of so many sequences."""
+    if len(state.layers) == config.num_hidden_layers and all(
+        _fits(layer, config, batch_size, index, state.num_tokens) for index, layer in enumerate(state.layers)
+    ):
+        return
+    raise InputsError(
+        f"the state is not one of {batch_size} sequences of this model, which has {config.num_hidden_layers} layers "
+        f"with banks of {config.min_memory_slots} to {config.max_memory_slots} slots of {config.memory_width} numbers; "
+        f"make one with model.new_state({batch_size})"
+    )
+
+
+def _fits(layer: LayerState, config: LtmConfig, B: int, index: int, num_tokens: int) -> bool:
+    has_memory = config.has_memory(index)
+    P, heads = num_tokens % config.attention_block_size, config.num_key_value_heads
+    wanted: dict[str, tuple[int, ...]] = {"segment.keys_BKPH": (B, heads, P, config.head_dim)}
+    wanted["segment.values_BKPH"] = wanted["segment.keys_BKPH"]
+    C, found = config.memory_width, layer.tensors()
+    if has_memory and config.memory_slots:
+        S = found["bank.rows_BSR"].shape[1] if layer.bank is not None and layer.bank.rows_BSR.dim() == 3 else 0
+        if not config.min_memory_slots <= S <= config.max_memory_slots:
+            return False
+        names = {f"bank.{name}": (B, S) for name in ("ages_BS", "usage_BS", "mass_BS", "ids_BS", "top_BS", "total_BS")}
+        wanted |= {"bank.rows_BSR": (B, S, C + 2), "bank.pooled_BSC": (B, S, C + 1), **names}
+        if found["bank.ids_BS"].numel() and int(found["bank.ids_BS"].max()) >= config.max_memory_slots:
+            return False
+    if has_memory and config.test_time_memory != "none":
+        heads, depth = config.test_time_heads, 2 if config.test_time_memory == "mlp" else 1
+        shape = (B, heads, depth, C // heads, C // heads)
+        wanted |= {f"test_time.{name}": shape for name in ("start_BHPCC", "now_BHPCC", "momentum_BHPCC")}
+    return {name: tuple(tensor.shape) for name, tensor in found.items()} == wanted
