@@ -16,8 +16,9 @@ def recall_lines(report: dict[str, Any]) -> list[str]:
     lines = [
         "## What small models remember",
         f"Models of two layers, 64 wide, with {sizes[0]:,} to {sizes[-1]:,} parameters, each trained on at most "
-        f"{report['tokens'] / 1e6:g} million tokens, or until it had learned. Attention sees a segment of 32 tokens, but "
-        "for full attention. A distance is the segments from what is told to the question: 16 is 16 times the window. A "
+        f"{report['tokens'] / 1e6:g} million tokens, or until it had learned. Attention sees a segment of 32 tokens, "
+        "but for full attention. A distance is the segments from what is told to the question: 16 is 16 times the "
+        "window. A "
         "cell is the share of right answers over all seeds, with its 95% interval (Wilson, with answers taken as "
         "independent), and the shares of the single seeds where they differ. *Memory of others*: each row of the test "
         "reads what was remembered of another row.",

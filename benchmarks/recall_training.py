@@ -21,6 +21,7 @@ DEPTHS = tuple(step / 20 for step in range(21))
 TOKENS_PER_STEP, TOKENS = 4096, 3_000_000
 MQAR_VOCAB, MQAR_SIZES, MQAR_EXAMPLES = 512, ((64, 4), (128, 8), (256, 16)), 20_000  # tokens and pairs of a row
 TEST_QUERIES, TEST_TOKENS = 2000, 2**18  # of each test, at most
+CHOICE_TOKENS = 2**15  # of the texts by which the learning rate is chosen
 _WARM_UP, _LAST_LR, _DECAY, _CLIP = 0.05, 0.1, 0.1, 1.0
 _RECENT, _GOES_ON, _LEARNED = 20, 0.9, 0.995  # steps, and accuracies over them
 _ROWS_AT_ONCE = 32
@@ -165,7 +166,7 @@ def train_and_test(run: Run) -> dict[str, Any]:
     with torch.no_grad():
         asked = {name: _test_rows(make, task, _test_seed(name)) for name, make in task.tests.items()}
         tests = {name: _score(model, examples) for name, examples in asked.items()}
-        chosen = _score(model, task.stages[-1](8 * TOKENS_PER_STEP, _test_seed("choice")))
+        chosen = _score(model, task.stages[-1](CHOICE_TOKENS, _test_seed("choice")))
         others = None
         if task.shuffled and isinstance(model, LtmArm):
             others = _score(model, asked[task.shuffled], model.logits_with_the_memory_of_others)
@@ -226,7 +227,7 @@ def _schedule(progress: float) -> float:
 def _test_rows(make: Make, task: Task, seed: int) -> Examples:
     """Return rows with 2,000 labels, or with 2^18 tokens where that is less."""
     length = make(1, seed).tokens_BT.shape[1]
-    return make(min(TEST_QUERIES // task.queries, TEST_TOKENS // length), seed)
+    return make(min(TEST_QUERIES // task.queries, max(1, TEST_TOKENS // length)), seed)
 
 
 def _score(model: LtmArm | TitansArm, examples: Examples, answer: Answer | None = None) -> dict[str, int]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operator_tables import loss_kernel_lines
+from recall_tables import memory_lines, recall_lines
 from scan_tables import model_lines, scan_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
@@ -292,6 +293,8 @@ SECTIONS: dict[str, Lines] = {
     "compression": _compression,
     "selective_scan": scan_lines,
     "selective_models": model_lines,
+    "recall": recall_lines,
+    "memory_table": memory_lines,
 }
 """Hold the section of each file of docs/results about training and its operators."""
 
