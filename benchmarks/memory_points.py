@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from whet.models.memory_bank import Ltm, LtmConfig, LtmState
-from whet.models.memory_bank.attention import SegmentAttention
 
 from whet.measure.memory import ResidentMemory, peak_rss_bytes, reset_peak_rss
+from whet.models.memory_bank import Ltm, LtmConfig, LtmState
+from whet.models.memory_bank.attention import SegmentAttention
 from whet.training.deferred_logits import DeferredLogits
 
 NAIVE, SDPA, BANK, BLOCKS = "naive attention", "SDPA", "window and bank", "bank, √n segments computed again"
@@ -20,6 +20,9 @@ ARMS = (NAIVE, SDPA, BANK, BLOCKS)
 LAYERS, HEADS, WIDTH, VOCABULARY, SEGMENT, SLOTS, INNER = 1, 2, 64, 256, 256, 64, 128
 _WARM_UP = 2 * SEGMENT
 _READ_AT_ONCE = 64
+
+# glibc's malloc gives memory back as soon as it is free, so that the peak is what is in use.
+EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Point:
         arm: One of `ARMS`.
         mode: "training" or "inference".
         length: The tokens of the text.
-        is_timed: Whether the call is made once more, and timed.
+        is_timed: Whether the call is timed in place of its memory.
     """
 
     arm: str
@@ -123,7 +126,7 @@ def read(model: Ltm, arm: str, tokens_BT: Tensor) -> None:
 
 
 def measured(point: Point) -> dict[str, Any]:
-    """Return the parameters, the bytes that the call adds to the process, and the seconds of another call if asked."""
+    """Return the parameters, and the bytes that the call adds to the process; or the seconds of a call after it."""
     call = train if point.mode == "training" else read
     warm = built(point.arm, _WARM_UP)
     call(warm, point.arm, torch.randint(0, VOCABULARY, (1, _WARM_UP)))  # starts threads, and loads what is used
@@ -133,12 +136,12 @@ def measured(point: Point) -> dict[str, Any]:
     held = ResidentMemory()()
     reset_peak_rss()
     call(model, point.arm, tokens_BT)
-    found = {"parameters": num_parameters(model), "bytes": peak_rss_bytes() - held, "seconds": math.nan}
-    if point.is_timed:
-        began = time.perf_counter()
-        call(model, point.arm, tokens_BT)
-        found["seconds"] = time.perf_counter() - began
-    return found
+    peak = peak_rss_bytes() - held
+    if not point.is_timed:
+        return {"parameters": num_parameters(model), "bytes": peak}
+    began = time.perf_counter()
+    call(model, point.arm, tokens_BT)
+    return {"parameters": num_parameters(model), "seconds": time.perf_counter() - began}
 
 
 def _loss(model: Ltm, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:

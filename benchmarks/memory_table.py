@@ -13,7 +13,8 @@ The guide of the LTM Transformer says that a memory bank takes a half, a 16th an
 
 All compute the cross-entropy in chunks. Reading goes on by 64 tokens with what is kept of the text, but for naive
 attention. Each point is a process of its own: the peak of its resident memory above what it held after a call on 512
-tokens. The exponent is that of a power law through all points, with a bootstrap interval over them.
+tokens, with a malloc that returns what is free at once. The exponent is that of a power law through all points, with a
+bootstrap interval over lengths.
 
 Writes docs/results/memory_table.MACHINE.json; benchmarks/results.py makes the table. Memory can be measured on a busy
 machine; --times adds times, and asks for a quiet one. --trial writes nothing.
@@ -23,6 +24,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +32,20 @@ from typing import Any
 
 import numpy as np
 from circumstances import circumstances
-from memory_points import ARMS, HEADS, LAYERS, NAIVE, SDPA, SEGMENT, SLOTS, VOCABULARY, WIDTH, Point, measured
+from memory_points import (
+    ARMS,
+    EXACT_MALLOC,
+    HEADS,
+    LAYERS,
+    NAIVE,
+    SDPA,
+    SEGMENT,
+    SLOTS,
+    VOCABULARY,
+    WIDTH,
+    Point,
+    measured,
+)
 from quietly import quiet_machine
 from recall_tables import memory_lines, remembered_at
 
@@ -104,12 +119,13 @@ def _row(arm: str, mode: str, lengths: list[int], arguments: argparse.Namespace)
     for length in lengths:
         if arm == NAIVE and length > LONGEST_NAIVE:
             continue
-        found = [_in_a_process(Point(arm, mode, length, arguments.times)) for _ in range(arguments.repeats)]
+        found = [_in_a_process(Point(arm, mode, length)) for _ in range(arguments.repeats)]
         parameters = found[0]["parameters"]
         every = [one["bytes"] for one in found]
         points[length] = {"bytes": float(np.median(every)), "every": every}
         if arguments.times:
-            points[length]["seconds"] = float(np.median([one["seconds"] for one in found]))
+            timed = [_in_a_process(Point(arm, mode, length, is_timed=True)) for _ in range(arguments.repeats)]
+            points[length]["seconds"] = float(np.median([one["seconds"] for one in timed]))
         print(f"{mode}, {arm}, {length:,} tokens: {points[length]['bytes'] / 1e6:,.1f} MB", file=sys.stderr)
     exponent, interval = power_law(points)
     row = {"arm": arm, "mode": mode, "exponent": exponent, "exponent_ci95": interval, "parameters": parameters}
@@ -123,7 +139,8 @@ def _row(arm: str, mode: str, lengths: list[int], arguments: argparse.Namespace)
 
 def _in_a_process(point: Point) -> dict[str, Any]:
     command = [sys.executable, __file__, "--point", json.dumps(vars(point))]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    malloc = {} if point.is_timed else EXACT_MALLOC
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **malloc})
     answer = next(line for line in done.stdout.splitlines() if line.startswith("answer "))
     found: dict[str, Any] = json.loads(answer.removeprefix("answer "))
     return found

@@ -3,10 +3,10 @@
     python benchmarks/recall.py [--work build/recall] [--tasks recall passkey copy mqar] [--arms bank ...] [--quick]
 
 The arms: segments of attention alone (none), with a bank of slots, with a memory that learns at test time, full
-attention, and titans-pytorch's Memory as Context, where it is installed. All have as many parameters and read the same
-texts, at most 3 million tokens; the loss is taken at answers alone, and gradients go back through all segments. Texts
-grow from 2 to 16 segments as a model learns them, and those of the tests are longer. The learning rate is the best of
-three, by texts that are not in the tests, with the first seed; two more seeds follow.
+attention, and for the task `recall` titans-pytorch's Memory as Context, where it is installed. All have as many
+parameters and read the same texts, at most 4 million tokens; the loss is taken at answers alone, and gradients go back
+through all segments. Texts grow from 2 to 16 segments as a model learns them, and those of the tests are longer. The
+learning rate is the best of three, by texts that are not in the tests, with the first seed; two more seeds follow.
 
 Each training is one process with one thread, as many at a time as there are cores, and leaves one file in the work
 directory. What is there already is not trained again, so the script goes on where it was stopped. Times play no part,
@@ -53,7 +53,7 @@ def main() -> None:
     absent = [arm for arm in arguments.arms if arm not in arms]
     if absent:
         print("titans-pytorch is not installed, and is left out: pip install titans-pytorch", file=sys.stderr)
-    pairs = [(task, arm) for task in arguments.tasks for arm in arms]
+    pairs = [(task, arm) for task in arguments.tasks for arm in arms if arm != TITANS or task == "recall"]
     tokens = _QUICK_TOKENS if arguments.quick else TOKENS
     rates = LEARNING_RATES[1:2] if arguments.quick else LEARNING_RATES
     _train_all([Run(*pair, SEEDS[0], lr, tokens) for pair in pairs for lr in rates], arguments)

@@ -1,6 +1,5 @@
 """docs/results/recall.MACHINE.json and memory_table.MACHINE.json as lines of docs/results.md."""
 
-import math
 from collections import defaultdict
 from typing import Any
 
@@ -118,7 +117,7 @@ def _memory_cell(row: dict[str, Any], length: str, is_timed: bool) -> str:
     text = f"{found['bytes'] / 1e6:,.1f}"
     if found.get("extrapolated"):
         return f"{text} (extrapolated)"
-    return f"{text}, {found['seconds']:.2f} s" if is_timed and not math.isnan(found["seconds"]) else text
+    return f"{text}, {found['seconds']:.2f} s" if is_timed else text
 
 
 def remembered_at(report: dict[str, Any] | None, segments: list[int]) -> dict[str, dict[str, str]]:

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ SEGMENT, PAIRS, COPIED = 32, 8, 12
 DISTANCES = (2, 4, 8, 16, 32, 64)  # segments
 FARTHEST = 128  # of the task `recall`, for benchmarks/memory_table.py
 DEPTHS = tuple(step / 20 for step in range(21))
-TOKENS_PER_STEP, TOKENS = 4096, 3_000_000
+TOKENS_PER_STEP, TOKENS = 2048, 4_000_000
+FIRST_STAGE = 0.5  # of the tokens, at most: binding is learned on short texts
 MQAR_VOCAB, MQAR_SIZES, MQAR_EXAMPLES = 512, ((64, 4), (128, 8), (256, 16)), 20_000  # tokens and pairs of a row
 TEST_QUERIES, TEST_TOKENS = 2000, 2**18  # of each test, at most
 CHOICE_TOKENS = 2**15  # of the texts by which the learning rate is chosen
@@ -61,10 +62,10 @@ def _mqar_examples(seed: int) -> tuple[Examples, ...]:
     return tuple(mqar(share, length, pairs, seed=seed, vocab_size=MQAR_VOCAB) for length, pairs in MQAR_SIZES)
 
 
-def _mqar_rows(num_tokens: int, seed: int) -> Examples:
-    """Draw rows of one size from the 20,000 examples."""
+def _mqar_rows(num_sizes: int, num_tokens: int, seed: int) -> Examples:
+    """Draw rows of one of the shortest sizes from the 20,000 examples."""
     draw = np.random.default_rng(seed)
-    examples = _mqar_examples(0)[draw.integers(len(MQAR_SIZES))]
+    examples = _mqar_examples(0)[draw.integers(num_sizes)]
     num_rows, length = examples.tokens_BT.shape
     rows = draw.integers(num_rows, size=num_tokens // length)
     return Examples(*(part[rows] for part in (examples.tokens_BT, examples.labels_BT, examples.distances_BT)))
@@ -125,7 +126,7 @@ def _tasks() -> dict[str, Task]:
             Shape(MQAR_VOCAB, SEGMENT, max(length for length, _ in MQAR_SIZES)),
             1 / half,
             f"1 of {half} values; without a memory, queries of the first segment can be answered",
-            (_mqar_rows,),
+            tuple(partial(_mqar_rows, num) for num in range(1, len(MQAR_SIZES) + 1)),
             {f"{pairs} pairs in {length} tokens": asked(length, pairs) for length, pairs in MQAR_SIZES},
             MQAR_SIZES[0][1],
         ),
@@ -185,12 +186,15 @@ def train_and_test(run: Run) -> dict[str, Any]:
 
 
 def _train(model: LtmArm | TitansArm, task: Task, run: Run) -> dict[str, Any]:
-    """Train until the last stage is learned, or the tokens are spent. Each stage gets an equal share at most."""
+    """Train until the last stage is learned, or the tokens are spent.
+
+    A stage ends when it is learned. The first one ends at half of the tokens at the latest; the others share the rest.
+    """
     decayed = [weight for weight in model.parameters() if weight.dim() == 2]
     others = [weight for weight in model.parameters() if weight.dim() != 2]
     groups = [{"params": decayed, "weight_decay": _DECAY}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98))
-    share, spent, stage, steps = run.tokens / len(task.stages), 0, 0, 0
+    num_later, spent, stage, steps = len(task.stages) - 1, 0, 0, 0
     recent: deque[float] = deque(maxlen=_RECENT)
     reached: list[int] = []
     while spent < run.tokens:
@@ -212,7 +216,8 @@ def _train(model: LtmArm | TitansArm, task: Task, run: Run) -> dict[str, Any]:
         is_last = stage == len(task.stages) - 1
         if is_last and accuracy >= _LEARNED:
             break
-        if not is_last and (accuracy >= _GOES_ON or spent >= share * (stage + 1)):
+        latest = FIRST_STAGE + (1 - FIRST_STAGE) * stage / num_later
+        if not is_last and (accuracy >= _GOES_ON or spent >= latest * run.tokens):
             stage += 1
             reached.append(spent)
             recent.clear()
