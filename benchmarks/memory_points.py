@@ -121,8 +121,8 @@ def read(model: Ltm, arm: str, tokens_BT: Tensor) -> None:
         model.lm_head(model.hidden(tokens_BT)[:, -1])
         return
     state = model.new_state(len(tokens_BT))
-    for part_BT in tokens_BT.split(_READ_AT_ONCE, 1):
-        model.step(part_BT, state)
+    for begin in range(0, tokens_BT.shape[1], _READ_AT_ONCE):
+        model.step(tokens_BT[:, begin : begin + _READ_AT_ONCE], state)
 
 
 def measured(point: Point) -> dict[str, Any]:

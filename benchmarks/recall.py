@@ -13,7 +13,7 @@ directory. What is there already is not trained again, so the script goes on whe
 so the machine need not be quiet.
 
 Writes docs/results/recall.MACHINE.json; benchmarks/results.py makes the table. --quick trains one seed at one learning
-rate on 600,000 tokens, and writes nothing but its work directory.
+rate on 200,000 tokens, and writes nothing but its work directory.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from whet.measure.cores import allowed_cores
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 LEARNING_RATES = (1e-3, 3e-3, 1e-2)
 SEEDS = (0, 1, 2)
-_QUICK_TOKENS = 600_000
+_QUICK_TOKENS = 200_000
 
 
 def main() -> None:

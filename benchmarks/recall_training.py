@@ -21,7 +21,7 @@ DEPTHS = tuple(step / 20 for step in range(21))
 TOKENS_PER_STEP, TOKENS = 2048, 4_000_000
 FIRST_STAGE = 0.5  # of the tokens, at most: binding is learned on short texts
 MQAR_VOCAB, MQAR_SIZES, MQAR_EXAMPLES = 512, ((64, 4), (128, 8), (256, 16)), 20_000  # tokens and pairs of a row
-TEST_QUERIES, TEST_TOKENS = 2000, 2**18  # of each test, at most
+TEST_QUERIES, TEST_TOKENS = 2000, 2**17  # of each test, at most
 CHOICE_TOKENS = 2**15  # of the texts by which the learning rate is chosen
 _WARM_UP, _LAST_LR, _DECAY, _CLIP = 0.05, 0.1, 0.1, 1.0
 _RECENT, _GOES_ON, _LEARNED = 20, 0.9, 0.995  # steps, and accuracies over them
@@ -230,7 +230,7 @@ def _schedule(progress: float) -> float:
 
 
 def _test_rows(make: Make, task: Task, seed: int) -> Examples:
-    """Return rows with 2,000 labels, or with 2^18 tokens where that is less."""
+    """Return rows with 2,000 labels, or with 2^17 tokens where that is less."""
     length = make(1, seed).tokens_BT.shape[1]
     return make(min(TEST_QUERIES // task.queries, max(1, TEST_TOKENS // length)), seed)
 
