@@ -8,6 +8,7 @@ from family_tables import training_lines
 from context_tables import context_lines
 from operator_tables import loss_kernel_lines
 from scan_tables import draft_lines, model_lines, scan_lines
+from recall_tables import memory_lines, recall_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
 """Returns a section's heading, then its lines."""
@@ -297,6 +298,8 @@ SECTIONS: dict[str, Lines] = {
     "selective_drafts": draft_lines,
     "families_training": training_lines,
     "long_context": context_lines,
+    "recall": recall_lines,
+    "memory_table": memory_lines,
 }
 """Hold the section of each file of docs/results about training and its operators."""
 
