@@ -51,3 +51,21 @@ def model_lines(report: dict[str, Any]) -> list[str]:
         ]
         lines.append(f"| {row['model']} | {row['way']} | {' | '.join(sizes + cells)} |")
     return lines
+
+
+def million_lines(report: dict[str, Any]) -> list[str]:
+    """Return the heading, and the lines that follow on docs/results/million_tokens.MACHINE.json."""
+    places = [f"{at['tokens']:,}" for at in report["rows"][0]["noted"]]
+    lines = [
+        f"## {report['tokens']:,} tokens in constant memory",
+        f"A Mamba of {report['parameters'] / 1e6:.1f} million new weights reads them in parts of 4,096. Resident memory "
+        "of the process in MB, after so many tokens. The states at the end differ by "
+        f"{report['states_differ_by']:.1e} of their largest number, which is rounding.",
+        "",
+        f"| way | state | {' | '.join(places)} | seconds |",
+        "|---" * (len(places) + 3) + "|",
+    ]
+    for row in report["rows"]:
+        sizes = " | ".join(f"{at['resident_bytes'] / 1e6:,.1f}" for at in row["noted"])
+        lines.append(f"| {row['way']} | {row['state_bytes'] / 1e3:,.1f} kB | {sizes} | {row['seconds']:,.1f} |")
+    return lines
