@@ -14,11 +14,13 @@ them there. Every contender loads its model once, in a process of its own with t
 takes a turn at each task, with prompts never seen before; every second round goes through the contenders backwards, so
 that two rounds are A B C C B A. What memory can read is measured at the start of each round.
 
+The costs of a long-term-memory decoder's memory follow (ltm_costs.py), if --ltm is not 0.
+
 The limit of a token is the time to read all matrices, and to read and write the sequence's state. A ratio is the
 geometric mean over the rounds, with a bootstrap 95 % interval.
 
-Writes docs/results/families_peers.MACHINE.json after every round; `benchmarks/results.py` makes the table. --resume adds
-rounds to those that are there. --trial asks for no quiet machine, and writes nothing.
+Writes docs/results/families_peers.MACHINE.json after every round; `benchmarks/results.py` makes the table. --resume
+adds rounds to those that are there. --trial asks for no quiet machine, and writes nothing.
 """
 
 import argparse
@@ -62,8 +64,14 @@ _KINDS = {"whet bf16": Kind.BF16, "whet int8": Kind.S8, "whet int4": Kind.S4}
 def main() -> None:
     arguments = _arguments()
     report = _start_of_report(arguments)
-    for model in arguments.models.split(","):
+    for model in filter(None, arguments.models.split(",")):
         _measure(model, report, arguments)
+    if arguments.ltm:
+        import ltm_costs
+
+        with contextlib.nullcontext() if arguments.trial else quiet_machine():
+            report["ltm"] = ltm_costs.measure(arguments.ltm)
+        _write(report, arguments)
     print("\n".join(family_lines(report)))
 
 
@@ -72,7 +80,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="where the models lie, about 3 GB; made if needed")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter with llama-cpp-python and gguf")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--models", default=",".join(SHAPES), help="comma-separated: %(default)s")
+    parser.add_argument("--models", default=",".join(SHAPES), help='comma-separated: %(default)s; "" for none')
+    parser.add_argument("--ltm", type=int, default=6, help="rounds of the long-term-memory decoder's costs; 0: none")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="comma-separated: %(default)s")
     parser.add_argument("--resume", action="store_true", help="add rounds to those of this machine and these versions")
     parser.add_argument("--trial", action="store_true", help="try the script on a busy machine; write nothing")
@@ -80,7 +89,7 @@ def _arguments() -> argparse.Namespace:
     arguments.work = arguments.work.resolve()
     for given, known in ((arguments.models, SHAPES), (arguments.contenders, CONTENDERS)):
         for name in given.split(","):
-            if name not in known:
+            if given and name not in known:
                 parser.error(f"there is no {name!r}; there are: {', '.join(known)}")
     return arguments
 
@@ -119,9 +128,13 @@ def _measure(model: str, report: dict[str, Any], arguments: argparse.Namespace) 
             with contextlib.nullcontext() if arguments.trial else quiet_machine():
                 found["rounds"].append(_round(waiting, len(found["rounds"])))
             found["claims"] = judge(model, found)
-            if not arguments.trial:
-                RESULTS.mkdir(parents=True, exist_ok=True)
-                write_whole(_path(), json.dumps(report, indent=1) + "\n")
+            _write(report, arguments)
+
+
+def _write(report: dict[str, Any], arguments: argparse.Namespace) -> None:
+    if not arguments.trial:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        write_whole(_path(), json.dumps(report, indent=1) + "\n")
 
 
 def _bytes_of(directory: Path) -> dict[str, Any]:
@@ -186,7 +199,8 @@ def _started(name: str, work: Path, arguments: argparse.Namespace) -> Iterator[_
     """
     engine, kind = CONTENDERS[name]
     python = arguments.peers_python if engine == "llama_cpp" else sys.executable
-    if engine == "llama_cpp" and subprocess.run([python, "-c", "import llama_cpp, gguf"], capture_output=True).returncode:
+    needed = [python, "-c", "import llama_cpp, gguf"]
+    if engine == "llama_cpp" and subprocess.run(needed, capture_output=True, check=False).returncode:
         raise RuntimeError(f"{python} has no llama_cpp or no gguf; name an interpreter in --peers-python")
     process = subprocess.Popen(
         [python, "-m", "serving_peers.turns", engine, kind, str(work)],

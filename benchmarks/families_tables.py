@@ -1,4 +1,4 @@
-"""What the rounds of benchmarks/families_peers.py come to: medians, what was asked for, and lines of docs/results.md."""
+"""What the rounds of benchmarks/families_peers.py come to: medians, what was asked for, lines of docs/results.md."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,41 @@ def family_lines(report: Mapping[str, Any]) -> list[str]:
     ]
     for model, found in report["models"].items():
         lines += _lines_of(model, found)
+    if "ltm" in report:
+        lines += _ltm_lines(report["ltm"])
     return lines
+
+
+def _ltm_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the lines on what ltm_costs.py measured."""
+    token, training, goals = found["token"], found["training"], found["goals"]
+    grows = _interval(token["exponent"], token["ci95"], ".3f")
+    costs = _interval(training["ratio"], training["ci95"], ".2f")
+    times = " | ".join(f"{ms:.2f} ms" for ms in token["ms"].values())
+    sizes = " | ".join(f"{size / 1e3:,.0f} kB" for size in token["state_bytes"].values())
+    return [
+        "",
+        f"A long-term-memory decoder of {found['parameters'] / 1e6:.1f} million weights, segments of "
+        f"{found['shape']['attention_block_size']} tokens, {found['shape']['memory_slots']} slots a layer, in PyTorch. "
+        "A token's time is the mean over a segment; it grows as the context to the power of the exponent.",
+        "",
+        f"| after | {' | '.join(f'{int(n):,}' for n in token['ms'])} | exponent (95%) | whet's goal | |",
+        "|---" * (len(token["ms"]) + 4) + "|",
+        f"| a token | {times} | {grows} | ≤ {goals['exponent']:g} | {_at_most(token['ci95'], goals['exponent'])} |",
+        f"| state | {sizes} | | | |",
+        "",
+        f"A training step of {training['rows']} x {training['tokens']} tokens takes {training['bank_s']:.2f} s with "
+        f"the bank and {training['window_s']:.2f} s without: {costs} times as long; the goal is at most "
+        f"{goals['overhead']:g}: {_at_most(training['ci95'], goals['overhead'])}.",
+    ]
+
+
+def _interval(value: float, ci95: Sequence[float], form: str) -> str:
+    return f"**{value:{form}}** ({ci95[0]:{form}}–{ci95[1]:{form}})"
+
+
+def _at_most(ci95: Sequence[float], goal: float) -> str:
+    return "reached" if ci95[1] <= goal else "missed" if ci95[0] > goal else "open"
 
 
 def _lines_of(model: str, found: Mapping[str, Any]) -> list[str]:
@@ -93,7 +127,9 @@ def _lines_of(model: str, found: Mapping[str, Any]) -> list[str]:
     for name, tokens in found["agreement"].items():
         rates = [statistics.median(_rates(rounds, task, name)) if _has(rounds, task, name) else None for task in TASKS]
         cells = ["" if rate is None else f"{rate:,.0f}" for rate in rates]
-        same = "" if expected is None else f"{sum(a == b for a, b in zip(tokens, expected, strict=True))} of {len(tokens)}"
+        same = (
+            "" if expected is None else f"{sum(a == b for a, b in zip(tokens, expected, strict=True))} of {len(tokens)}"
+        )
         lines.append(f"| {name} | {' | '.join(cells)} | {same} |")
     lines += [f"| {name} | absent: {why} |" + " |" * len(TASKS) for name, why in found["absent"].items()]
     lines += ["", f"| {model} | ratio (95%) | whet's goal | |", "|---|---|---|---|"]

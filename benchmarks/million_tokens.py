@@ -48,7 +48,9 @@ def main() -> None:
     weights = {key: value.detach() for key, value in model.state_dict().items()}
     native = NativeSelective(model.config, weights, library(), kind=Kind.F32)
     native.allocate(0, 1)
-    rows.append(_read("the engine's native model", lambda part, place: native.step(_batch(part, place)), arguments.tokens))
+    rows.append(
+        _read("the engine's native model", lambda part, place: native.step(_batch(part, place)), arguments.tokens)
+    )
     rows[1]["state_bytes"] = native.bytes_per_state
     report = {
         **circumstances(f"python benchmarks/million_tokens.py --tokens {arguments.tokens}"),
