@@ -2,11 +2,16 @@
 
     python benchmarks/families_peers.py --work DIR --peers-python PEERS/bin/python [--rounds 4] [--resume]
 
-llama.cpp has an environment of its own, built from source so that it uses all that this processor has:
+llama.cpp has an environment of its own, built from source so that it uses what this processor has:
 
     python -m venv PEERS
     PEERS/bin/pip install numpy gguf safetensors scikit-build-core
     CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" PEERS/bin/pip install --no-binary llama-cpp-python llama-cpp-python
+
+Where a processor has AMX, version 0.3.36 so built crashes on these models (SIGSEGV in ggml_backend_amx_mul_mat). There,
+name the other instruction sets in the place of GGML_NATIVE=ON: -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON
+-DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX_VNNI=ON -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON
+-DGGML_AVX512_BF16=ON. The report has llama.cpp's own list of what it uses.
 
 Without it, the other contenders are measured, and the report says that it is absent. transformers runs in whet's own
 environment. The models have random weights; they are made under --work, and each engine's tools convert and quantise

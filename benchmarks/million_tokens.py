@@ -32,7 +32,7 @@ from whet.models.selective.native import NativeSelective
 from whet.models.step import StepBatch
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-SHAPE: dict[str, Any] = {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 4}
+SHAPE: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 4}
 _PART = 4096
 
 
