@@ -73,3 +73,21 @@ def draft_lines(report: dict[str, Any]) -> list[str]:
         cells += [f"{ms[name]:,.2f}" for name in names]
         lines.append(f"| {row['model']} | {' | '.join(cells)} | {max(ms['none'], ms['all']) / ms['one token']:.2f} |")
     return lines
+
+
+def million_lines(report: dict[str, Any]) -> list[str]:
+    """Return the heading, and the lines that follow on docs/results/million_tokens.MACHINE.json."""
+    places = [f"{at['tokens']:,}" for at in report["rows"][0]["noted"]]
+    lines = [
+        f"## {report['tokens']:,} tokens in constant memory",
+        f"A Mamba of {report['parameters'] / 1e6:.1f} million new weights reads them in parts of 4,096. Resident "
+        "memory of the process in MB, after so many tokens. The states at the end differ by "
+        f"{report['states_differ_by']:.1e} of their largest number, which is rounding.",
+        "",
+        f"| way | state | {' | '.join(places)} | seconds |",
+        "|---" * (len(places) + 3) + "|",
+    ]
+    for row in report["rows"]:
+        sizes = " | ".join(f"{at['resident_bytes'] / 1e6:,.1f}" for at in row["noted"])
+        lines.append(f"| {row['way']} | {row['state_bytes'] / 1e3:,.1f} kB | {sizes} | {row['seconds']:,.1f} |")
+    return lines

@@ -4,11 +4,12 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from family_tables import training_lines
 from context_tables import context_lines
+from families_tables import family_lines
+from family_tables import training_lines
 from operator_tables import loss_kernel_lines
-from scan_tables import draft_lines, model_lines, scan_lines
 from recall_tables import memory_lines, recall_lines
+from scan_tables import draft_lines, million_lines, model_lines, scan_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
 """Returns a section's heading, then its lines."""
@@ -300,6 +301,8 @@ SECTIONS: dict[str, Lines] = {
     "long_context": context_lines,
     "recall": recall_lines,
     "memory_table": memory_lines,
+    "families_peers": family_lines,
+    "million_tokens": million_lines,
 }
 """Hold the section of each file of docs/results about training and its operators."""
 

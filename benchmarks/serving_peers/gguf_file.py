@@ -5,7 +5,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from safetensors.torch import load_file
+
+from serving_peers.selective import write_selective_gguf
 
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -24,6 +25,11 @@ _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_hea
 def write_gguf(directory: Path, path: Path) -> None:
     """All weights in float32, no vocabulary: prompts are token ids."""
     config = json.loads((directory / "config.json").read_text())
+    if config["model_type"] != "llama":
+        write_selective_gguf(directory, path)
+        return
+    from safetensors.torch import load_file
+
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])

@@ -1,10 +1,11 @@
 """What every contender is asked, and the figures made of its answers."""
 
+import contextlib
 import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,23 @@ TASKS: dict[str, Task] = {
 
 
 def run_task(name: str, contender: Contender, seed: int) -> dict[str, Any]:
-    """One task's figures, with the cores that this process kept busy meanwhile, and that others did.
+    """One task's figures, with the cores that this process kept busy meanwhile, and that others did."""
+    with busy_cores() as busy:
+        figures = TASKS[name](contender, Prompts("agreement" if name == "agreement" else f"{name} {seed}"))
+    return figures | busy
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[dict[str, float]]:
+    """How many cores this process kept busy meanwhile, and how many others did; known at the end of the block.
 
     Others: other processes, and other machines on the same hardware, as far as the kernel is told.
     """
+    busy: dict[str, float] = {}
     wall, own, all_ = time.perf_counter(), time.process_time(), _busy_seconds()
-    figures = TASKS[name](contender, Prompts("agreement" if name == "agreement" else f"{name} {seed}"))
+    yield busy
     wall_s, own_s, all_s = time.perf_counter() - wall, time.process_time() - own, _busy_seconds() - all_
-    return figures | {"busy_cores": own_s / wall_s, "others_busy_cores": max(0.0, all_s - own_s) / wall_s}
+    busy |= {"busy_cores": own_s / wall_s, "others_busy_cores": max(0.0, all_s - own_s) / wall_s}
 
 
 def _busy_seconds() -> float:

@@ -24,12 +24,12 @@ def start(work: Path, kind: str) -> "Transformers":
 
 
 class Transformers:
-    """The model in eager mode with PyTorch's own attention (sdpa), the default."""
+    """The model in eager mode with the attention that transformers chooses: sdpa, PyTorch's own, where there is any."""
 
     def __init__(self, directory: Path, dtype: str) -> None:
         torch.set_num_threads(NUM_THREADS)
         self._model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+            directory, dtype=getattr(torch, dtype), local_files_only=True
         ).eval()
         self._manager: Any = None
         self.settings: dict[str, Any] = {

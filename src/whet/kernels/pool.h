@@ -25,6 +25,14 @@ class Team {
   Team(Pool& pool, int rank) : pool_(pool), rank_(rank) {}
   int rank() const { return rank_; }
   int size() const;
+  // Have this thread fetch these bytes into its caches while it waits for others. They take the place of what it has not
+  // fetched yet of the last ones.
+  void expect(const uint8_t* at, size_t bytes) { expected_ = at, expected_end_ = at + bytes; }
+  // Fetch so many lines of them now.
+  void fetch_expected(int num_lines) {
+    for (; num_lines > 0 && expected_ < expected_end_; num_lines--, expected_ += 64) prefetch(expected_);
+  }
+  bool is_expecting() const { return expected_ < expected_end_; }
   // Wait for all; returns after every thread's writes before it can be seen.
   void barrier();
   // The items 0..count-1, each given to whichever thread is free: `work(item)`. All threads call it, in the same order
@@ -48,12 +56,28 @@ class Team {
     }
     barrier();
   }
+  // The same, but each thread's first item is that of its rank: it can be expected before.
+  template <typename Work>
+  void each_from_rank(int count, Work work) {
+    std::atomic<int>& counter = this->counter();
+    const auto take = [&] {
+      const int item = counter.fetch_add(1, std::memory_order_relaxed) + size();
+      return item < count ? item : -1;
+    };
+    for (int item = rank_ < count ? rank_ : -1; item >= 0;) {
+      const int next = take();
+      work(item, next);
+      item = next;
+    }
+    barrier();
+  }
 
  private:
   std::atomic<int>& counter();
   Pool& pool_;
   int rank_;
   int num_counters_ = 0;
+  const uint8_t *expected_ = nullptr, *expected_end_ = nullptr;
 };
 
 class Pool {
@@ -118,7 +142,7 @@ class Pool {
     }
   }
 
-  void barrier() {
+  void barrier(Team& team) {
     const uint64_t phase = phase_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
@@ -127,7 +151,7 @@ class Pool {
     }
     // A thread that the system has taken off its core comes back sooner if this one lets go now and then.
     for (int i = 1; phase_.load(std::memory_order_acquire) == phase; i++) {
-      pause();
+      team.is_expecting() ? team.fetch_expected(2) : pause();
       if (i % 4096 == 0) std::this_thread::yield();
     }
   }
@@ -146,7 +170,7 @@ class Pool {
 };
 
 inline int Team::size() const { return pool_.size(); }
-inline void Team::barrier() { pool_.barrier(); }
+inline void Team::barrier() { pool_.barrier(*this); }
 
 // Counters take turns: while one is used, the one after it is cleared; a thread can be at most one `each` behind.
 inline std::atomic<int>& Team::counter() {

@@ -34,6 +34,16 @@ void scaled(const Weights& weights, const Rows& rows, int row, int column, const
   });
 }
 
+template <int MR, int NR>
+void add_bias(const Weights& weights, int column, float* y) {
+  if (weights.bias == nullptr) return;
+  for (int m = 0; m < MR; m++)
+    for (int n = 0; n < NR; n++) {
+      float* at = y + PANEL * m + LANES * n;
+      store(at, add(load(at), load(weights.bias + column + LANES * n)));
+    }
+}
+
 template <Kind KIND, int MR, int NR>
 void tile(const uint8_t* w, const Ahead& ahead, const Weights& weights, const Rows& rows, int row, int column, float* y) {
   if constexpr (KIND == Kind::s8 || KIND == Kind::s4) {
@@ -41,7 +51,7 @@ void tile(const uint8_t* w, const Ahead& ahead, const Weights& weights, const Ro
     if constexpr (KIND == Kind::s8)
       Product<MR, NR>::s8(w, ahead, rows, row, weights.k, sum);
     else
-      Product<MR, NR>::s4(w, rows, row, weights.k, sum);
+      Product<MR, NR>::s4(w, NR, 0, ahead, rows, row, weights.k, sum);
     scaled<MR, NR>(weights, rows, row, column, sum, y);
   } else {
     F sum[MR][NR];
@@ -52,12 +62,17 @@ void tile(const uint8_t* w, const Ahead& ahead, const Weights& weights, const Ro
     for (int m = 0; m < MR; m++)
       for (int n = 0; n < NR; n++) store(y + PANEL * m + LANES * n, sum[m][n]);
   }
-  if (weights.bias != nullptr)
-    for (int m = 0; m < MR; m++)
-      for (int n = 0; n < NR; n++) {
-        float* at = y + PANEL * m + LANES * n;
-        store(at, add(load(at), load(weights.bias + column + LANES * n)));
-      }
+  add_bias<MR, NR>(weights, column, y);
+}
+
+// A tile of the strips `first`.. of a panel of s4; y is where the panel's first strip goes.
+template <int MR, int NR>
+void wide_tile(const uint8_t* w, int strips, int first, const Ahead& ahead, const Weights& weights, const Rows& rows,
+               int row, int column, float* y) {
+  I sum[MR][NR];
+  Product<MR, NR>::s4(w, strips, first, ahead, rows, row, weights.k, sum);
+  scaled<MR, NR>(weights, rows, row, column + LANES * first, sum, y + LANES * first);
+  add_bias<MR, NR>(weights, column + LANES * first, y + LANES * first);
 }
 
 using TileFunction = void (*)(const uint8_t*, const Ahead&, const Weights&, const Rows&, int, int, float*);
@@ -88,6 +103,32 @@ inline TileFunction tile_function(Kind kind, int num_rows, int num_strips) {
   }
 }
 
+using WideTileFunction = void (*)(const uint8_t*, int, int, const Ahead&, const Weights&, const Rows&, int, int, float*);
+
+template <int NR, int... ROWS>
+WideTileFunction wide_tile_of(int num_rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr WideTileFunction table[] = {wide_tile<ROWS + 1, NR>...};
+  return table[num_rows - 1];
+}
+
+// All strips of a panel of s4 for up to WIDE_ROWS rows. The first tile fetches what comes next of the panel, the others
+// their shares of the next panel.
+inline void wide_tiles(const uint8_t* w, const uint8_t* next, int pass, int passes, const Weights& weights, int panel,
+                       const Rows& rows, int row, int num_rows, float* y) {
+  constexpr auto counts = std::make_integer_sequence<int, WHET_ISA == 512 ? WIDE_ROWS : 1>();
+  const int strips = weights.strips_of(panel), parts = (strips + WIDE_STRIPS - 1) / WIDE_STRIPS;
+  const size_t bytes = weights.strip_bytes() * STRIPS;
+  for (int part = 0; part < parts; part++) {
+    const int first = part * WIDE_STRIPS, turn = parts * pass + part;
+    const auto function = strips - first >= WIDE_STRIPS ? wide_tile_of<WIDE_STRIPS>(num_rows, counts)
+                                                        : wide_tile_of<1>(num_rows, counts);
+    const Ahead ahead = turn == 0 || next == nullptr
+                            ? Ahead::of_panel(Kind::s4, w, strips, steps(Kind::s4, weights.k), nullptr)
+                            : Ahead::of_next(next, bytes, steps(Kind::s4, weights.k), turn - 1, parts * passes - 1);
+    function(w, strips, first, ahead, weights, rows, row, panel * PANEL, y);
+  }
+}
+
 inline void unpack_panel(int num_strips, const uint8_t* w, int k, uint8_t* to) {
   switch (num_strips) {
     case 1: return unpack_s4<1>(w, k, to);
@@ -99,8 +140,9 @@ inline void unpack_panel(int num_strips, const uint8_t* w, int k, uint8_t* to) {
 
 }  // namespace detail
 
-// Rows from which a panel of s4 is unpacked once for all.
-constexpr int UNPACK_FROM = max_rows(Kind::s4) + 1;
+// Rows from which what is unpacked of s4 serves tiles two strips wide, and those from which a panel is unpacked to memory,
+// once for all.
+constexpr int WIDE_FROM = max_rows(Kind::s4) + 1, UNPACK_FROM = WHET_ISA == 512 ? 2 * WIDE_ROWS + 1 : WIDE_FROM;
 // Tiles from which the next panel is fetched slowly: arithmetic takes so long that lines fetched at once would only be
 // in the way.
 constexpr int MANY_PASSES = 8;
@@ -113,12 +155,15 @@ inline int tile_rows(int num_left, int most) {
   return num_left <= most ? num_left : num_left < most + most / 2 ? (num_left + 1) / 2 : most;
 }
 
+// Rows of the largest tile.
+constexpr int MOST_ROWS = WIDE_ROWS > max_rows(Kind::f32) ? WIDE_ROWS : max_rows(Kind::f32);
+
 // One panel times the rows row0..row1: `done(Finished)` is called for every tile, by the thread that made it, and
 // before that `done.expect(row, num_rows, column)`. `next`: the panel that the thread reads after this one, or null.
 template <typename Done>
 void panel_times_rows(const Weights& weights, int panel, const uint8_t* next, const Rows& rows, int row0, int row1,
                       Done done) {
-  alignas(64) float y[max_rows(Kind::f32) * PANEL];
+  alignas(64) float y[MOST_ROWS * PANEL];
   const int strips = weights.strips_of(panel), column = panel * PANEL;
   const uint8_t* w = weights.panel(panel);
   Kind kind = weights.kind;
@@ -129,27 +174,39 @@ void panel_times_rows(const Weights& weights, int panel, const uint8_t* next, co
     w = unpacked.data();
     kind = Kind::s8;
   }
-  const int most = max_rows(kind), passes = (row1 - row0 + most - 1) / most;
+  const bool is_wide = kind == Kind::s4 && row1 - row0 >= WIDE_FROM;
+  const int most = is_wide ? WIDE_ROWS : max_rows(kind), passes = (row1 - row0 + most - 1) / most;
   const size_t bytes = weights.strip_bytes() * STRIPS;
   for (int pass = 0, row = row0; row < row1; pass++) {
     const int num_rows = tile_rows(row1 - row, most);
-    Ahead ahead = Ahead::of_panel(w, strips);
+    Ahead ahead = Ahead::of_panel(kind, w, strips, steps(kind, weights.k), passes == 1 ? next : nullptr);
     if (next != nullptr && passes >= MANY_PASSES && row0 == 0)  // later blocks find the weights in the last cache
       ahead = Ahead::spread(next, bytes, steps(kind, weights.k), pass, passes);
     else if (next != nullptr && passes > 1 && passes < MANY_PASSES && pass < STRIPS)
       ahead = Ahead::of_next(next, bytes, steps(kind, weights.k), pass, passes);
     if (passes > 1) done.expect(row, num_rows, column);
-    detail::tile_function(kind, num_rows, strips)(w, ahead, weights, rows, row, column, y);
+    if (is_wide)
+      detail::wide_tiles(w, next, pass, passes, weights, panel, rows, row, num_rows, y);
+    else
+      detail::tile_function(kind, num_rows, strips)(w, ahead, weights, rows, row, column, y);
     done(Finished{y, PANEL, row, num_rows, column, strips * LANES});
     row += num_rows;
   }
+}
+
+// Have a thread fetch ahead the beginning of the panel that it will take first.
+inline void expect(Team& team, const Weights& weights) {
+  constexpr size_t MOST = 64 * 1024;  // of a second-level cache
+  if (team.rank() >= weights.num_panels()) return;
+  const size_t bytes = weights.strip_bytes() * weights.strips_of(team.rank());
+  team.expect(weights.panel(team.rank()), bytes < MOST ? bytes : MOST);
 }
 
 // All panels times all rows, shared out among the team. Ends with a barrier.
 template <typename Done>
 void linear(Team& team, const Weights& weights, const Rows& rows, int num_rows, Done done) {
   const int blocks = (num_rows + ROW_BLOCK - 1) / ROW_BLOCK, panels = weights.num_panels();
-  team.each_with_next(blocks * panels, [&](int item, int next) {
+  team.each_from_rank(blocks * panels, [&](int item, int next) {
     const int row0 = item / panels * ROW_BLOCK;
     const int row1 = row0 + ROW_BLOCK < num_rows ? row0 + ROW_BLOCK : num_rows;
     panel_times_rows(weights, item % panels, next < 0 ? nullptr : weights.panel(next % panels), rows, row0, row1, done);

@@ -9,7 +9,10 @@ namespace whet {
 
 // Rows that a tile has at the most: with 4 strips, 24 of the 32 registers of AVX-512 hold sums; unpacking s4 needs 16.
 constexpr int max_rows(Kind kind) { return WHET_ISA != 512 ? 1 : kind == Kind::s4 ? 3 : 6; }
-constexpr int AHEAD = 1536;  // bytes; what the hardware's own prefetchers leave
+// Rows of a tile of s4 that is two strips wide: 16 registers hold sums, and what is unpacked serves all of them.
+constexpr int WIDE_ROWS = 8, WIDE_STRIPS = 2;
+// Bytes; what the hardware's own prefetchers leave.
+constexpr int AHEAD = 6144, AHEAD_OF_FLOATS = 1536;
 
 // What to fetch into the cache while a tile is computed: at each step of k a line at `at + offset[n]` for every strip,
 // then `at` moves on.
@@ -18,10 +21,22 @@ struct Ahead {
   size_t stride;
   size_t offset[STRIPS];
   bool is_spread = false;  // one line a step at the most, whatever the strips
+  size_t header = 0;       // bytes to pass over at each group of s4
+  int left = 0;            // steps until `at` goes on at `then`; 0: it does not
+  const uint8_t* then = nullptr;
 
-  // What comes next of the panel itself.
-  static Ahead of_panel(const uint8_t* w, int num_strips) {
-    return {w + AHEAD, static_cast<size_t>(64 * num_strips), {0, 64, 128, 192}};
+  void move() {
+    at += stride;
+    if (--left == 0) at = then;
+  }
+  // What comes next of the panel itself. Towards its end, the first lines of the one after it, if there is one: this made
+  // f32 and bf16 slower, which move more bytes.
+  static Ahead of_panel(Kind kind, const uint8_t* w, int num_strips, int num_steps, const uint8_t* next) {
+    const size_t stride = 64 * num_strips;
+    if (kind == Kind::f32 || kind == Kind::bf16) return {w + AHEAD_OF_FLOATS, stride, {0, 64, 128, 192}};
+    const int early = static_cast<int>(AHEAD / stride), left = next == nullptr ? 0 : num_steps - early;
+    const uint8_t* at = next != nullptr && left <= 0 ? next : w + AHEAD;
+    return {at, stride, {0, 64, 128, 192}, false, kind == Kind::s4 ? static_cast<size_t>(LANES * num_strips) : 0, left, next};
   }
   // Where a panel serves `passes` tiles, these wait for arithmetic, and memory would lie idle: each fetches its share of
   // the next panel, in up to four runs of `steps` lines.
@@ -96,21 +111,24 @@ struct Product {
       s8_fetching<NR>(w, ahead, rows, row, k, sum);
   }
 
-  static void s4(const uint8_t* w, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
+  // The strips `first`.. of a panel of `strips`.
+  static void s4(const uint8_t* w, int strips, int first, Ahead ahead, const Rows& rows, int row, int k,
+                 I (&sum)[MR][NR]) {
     const uint8_t* a = rows.data + rows.stride * row;
     start(rows, row, sum);
     for (int group = 0; group < k; group += GROUP) {
       B r[NR], zero[NR];
       for (int n = 0; n < NR; n++) {
-        r[n] = spread_bytes(w + LANES * n);
+        r[n] = spread_bytes(w + LANES * (first + n));
         zero[n] = sub_bytes(set1_bytes(int32_t(0x80808080u)), eight_times(r[n]));
       }
-      w += LANES * NR;
-      for (int i = group; i < group + GROUP; i += 8, w += 64 * NR) {
+      w += LANES * strips, ahead.at += ahead.header;
+      for (int i = group; i < group + GROUP; i += 8, w += 64 * strips) {
         B low[NR], high[NR];
+        for (int n = 0; n < STRIPS; n++) prefetch(ahead.at + ahead.offset[n]);
+        ahead.move();
         for (int n = 0; n < NR; n++) {
-          const B both = load_bytes(w + 64 * n);
-          prefetch(w + AHEAD + 64 * n);
+          const B both = load_bytes(w + 64 * (first + n));
           low[n] = add_bytes(mul_small_bytes(low_nibbles(both), r[n]), zero[n]);
           high[n] = add_bytes(mul_small_bytes(high_nibbles(both), r[n]), zero[n]);
         }
@@ -129,7 +147,7 @@ struct Product {
       B b[NR];
       unrolled<NR>([&](auto n) { b[n] = load_bytes(w + 64 * n); });
       for (int n = 0; n < LINES; n++) prefetch(ahead.at + ahead.offset[n]);
-      ahead.at += ahead.stride;
+      ahead.move();
       step(b, a, rows.stride, i, sum);
     }
   }

@@ -25,7 +25,9 @@ constexpr int PANEL = STRIPS * LANES;  // outputs
 constexpr int GROUP = 32;              // inputs that share an r
 
 // Steps along k, each of 64 bytes a strip.
-inline int steps(Kind kind, int k) { return kind == Kind::f32 ? k : kind == Kind::bf16 ? k / 2 : k / 4; }
+inline int steps(Kind kind, int k) {
+  return kind == Kind::f32 ? k : kind == Kind::bf16 ? k / 2 : kind == Kind::s8 ? k / 4 : k / 8;
+}
 
 struct Weights {
   Kind kind;

@@ -72,6 +72,10 @@ struct Tokens {
 constexpr int PART_TOKENS = 192;
 // Strips and channels that a thread takes at once.
 constexpr int STRIPS_AT_ONCE = 4, CHANNELS_AT_ONCE = 128;
+// States of the next strip that are fetched while one is computed.
+constexpr int STATES_AHEAD = 16;
+// Lines of the next matrix that a thread fetches beside them: memory would lie idle.
+constexpr int LINES_AT_ONCE = 32;
 
 // Room for a step.
 struct Workspace {
@@ -134,6 +138,7 @@ inline void convolve(const Model& m, const Layer& layer, const Segment& s, int b
   const causal_conv::Problem p{1, s.count, m.conv_size, m.taps, 1, x, layer.conv_weight, layer.conv_bias, before};
   const causal_conv::Problem of_drafts{1, s.replayed,        m.conv_size,     m.taps, 1,
                                        drafts, layer.conv_weight, layer.conv_bias, state};
+  if (!s.begins) expect_writes(state, m.conv_size, 0, kept, begin, end - begin);
   for (int c = begin; c < end; c += LANES) {
     const int width = std::min(LANES, end - c);
     for (int t = 0; t < s.replayed; t++)
@@ -231,8 +236,12 @@ inline void scan(const Model& m, const Layer& layer, const Segment& segment, int
   const selective_scan::Results to{ws.y.data() + static_cast<size_t>(segment.first) * m.inner, 0, nullptr, nullptr,
                                    nullptr};
   room.fit(p, 0);
+  const auto states_of = [&](int i) {
+    return layer.scan_state + (static_cast<size_t>(segment.state_row) * p.num_strips() + i) * p.strip_states();
+  };
   for (int i = begin; i < end; i++) {
-    float* states = layer.scan_state + (static_cast<size_t>(segment.state_row) * p.num_strips() + i) * p.strip_states();
+    float* states = states_of(i);
+    if (i + 1 < end) expect_writes(states_of(i + 1), 0, 0, 1, 0, std::min(m.num_states, STATES_AHEAD) * LANES);
     if (segment.begins) std::memset(states, 0, sizeof(float) * p.strip_states());
     const float* rates = m.per_head ? nullptr : layer.rates + p.strip_states() * i;
     if (has_drafts) {
@@ -279,17 +288,23 @@ inline void project(Team& team, const Model& m, const Layer& layer, int num_toke
         rms_norm_row(part, m.ones, m.num_states, m.projection_eps, part);
     });
   rows = ws.rows_for(layer.dt_proj);
+  expect(team, layer.out_proj);
   prepare(team, layer.dt_proj, ws.projected.data(), m.x_width(), m.rank, nullptr, 0.0f, num_tokens, rows, same);
   linear(team, layer.dt_proj, rows, num_tokens, Store<false>{ws.delta.data(), m.inner});
 }
 
 // x [T][hidden] of a part gets what the mixer makes of `from`, which may be x.
 inline void mix(Team& team, const Model& m, const Layer& layer, const Tokens& part, const float* from, float* x,
+// x [T][hidden] of a part gets what the mixer adds.
+// `after`: the matrix that is read next.
+inline void mix(Team& team, const Model& m, const Layer& layer, const Weights& after, const Tokens& part, float* x,
                 Workspace& ws) {
   const auto same = [](int row) { return row; };
   const int T = part.num_tokens;
   Rows rows = ws.rows_for(layer.in_proj);
   prepare(team, layer.in_proj, from, m.hidden, m.hidden, layer.norm, m.eps, T, rows, same);
+  prepare(team, layer.in_proj, x, m.hidden, m.hidden, layer.norm, m.eps, T, rows, same);
+  expect(team, m.per_head ? layer.out_proj : layer.x_proj);
   linear(team, layer.in_proj, rows, T, Store<false>{ws.wide.data(), m.in_width()});
   if (m.in_factors != nullptr)
     team.each(T, [&](int t) {
@@ -298,6 +313,7 @@ inline void mix(Team& team, const Model& m, const Layer& layer, const Tokens& pa
   const int groups = (m.conv_size + CHANNELS_AT_ONCE - 1) / CHANNELS_AT_ONCE;
   team.each(groups * part.num_segments, [&](int item) {
     const int begin = item % groups * CHANNELS_AT_ONCE;
+    team.fetch_expected(LINES_AT_ONCE);
     convolve(m, layer, part.segments[item / groups], begin, std::min(begin + CHANNELS_AT_ONCE, m.conv_size), ws);
   });
   if (!m.per_head) project(team, m, layer, T, ws);
@@ -305,6 +321,7 @@ inline void mix(Team& team, const Model& m, const Layer& layer, const Tokens& pa
   const int bundles = (strips + STRIPS_AT_ONCE - 1) / STRIPS_AT_ONCE;
   team.each(bundles * part.num_segments, [&](int item) {
     const int begin = item % bundles * STRIPS_AT_ONCE;
+    team.fetch_expected(LINES_AT_ONCE);
     scan(m, layer, part.segments[item / bundles], begin, std::min(begin + STRIPS_AT_ONCE, strips), ws);
   });
   if (part.has_drafts)
@@ -317,6 +334,8 @@ inline void mix(Team& team, const Model& m, const Layer& layer, const Tokens& pa
   rows = ws.rows_for(layer.out_proj);
   prepare(team, layer.out_proj, ws.y.data(), m.inner, m.inner, nullptr, 0.0f, T, rows, same);
   linear(team, layer.out_proj, rows, T, Store<true>{x, m.hidden, m.out_factor});
+  expect(team, after);
+  linear(team, layer.out_proj, rows, T, Store<true>{x, m.hidden});
 }
 
 // The tokens first..last - 1 of a step as a step of their own; `cut` gets its segments.
@@ -347,6 +366,7 @@ inline void step(Team& team, const Model& m, const std::vector<Tokens>& parts, c
     float* x = ws.x.data();
     for (const Tokens& part : parts) {
       mix(team, m, m.layers[i], part, x, x, ws);
+      mix(team, m, m.layers[i], i + 1 < m.num_layers ? m.layers[i + 1].in_proj : m.head, part, x, ws);
       x += static_cast<size_t>(m.hidden) * part.num_tokens;
     }
   }
