@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from whet.models.memory_bank import Ltm, LtmConfig
 
 from whet.comparison.claim import claim_of
+from whet.models.memory_bank import Ltm, LtmConfig
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,

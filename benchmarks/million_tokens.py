@@ -29,7 +29,7 @@ from whet.kernels.linear.packed import Kind
 from whet.machine import describe
 from whet.models.selective import Selective, SelectiveConfig, SelectiveState
 from whet.models.selective.native import NativeSelective
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SHAPE: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 4}
@@ -47,7 +47,7 @@ def main() -> None:
     rows[0]["state_bytes"] = state.num_bytes
     weights = {key: value.detach() for key, value in model.state_dict().items()}
     native = NativeSelective(model.config, weights, library(), kind=Kind.F32)
-    native.allocate(0, 1)
+    native.allocate(Allocation(num_states=1))
     rows.append(
         _read("the engine's native model", lambda part, place: native.step(_batch(part, place)), arguments.tokens)
     )
@@ -91,6 +91,7 @@ def _batch(part: Tensor, place: int) -> StepBatch:
         positions=np.arange(place, place + count, dtype=np.int32),
         query_start=np.array([0, count], np.int32),
         context_len=np.array([place + count], np.int32),
+        settled_len=np.array([place + count], np.int32),
         block_tables=np.zeros((1, 0), np.int32),
         state_rows=np.zeros(1, np.int32),
         logit_rows=np.array([count - 1], np.int32),

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
 from whet.models.memory_bank import Ltm, LtmConfig
 
 NONE, BANK, TEST_TIME, FULL, TITANS = "none", "bank", "test-time", "full attention", "titans-pytorch"

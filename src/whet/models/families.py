@@ -19,6 +19,7 @@ from whet.models.decoder.reference import load_decoder
 from whet.models.decoder.serving import open_decoder
 from whet.models.hybrid import config_files as hybrid_config
 from whet.models.hybrid import files as hybrid_files
+from whet.models.hybrid import fresh as hybrid_fresh
 from whet.models.hybrid.serving import open_hybrid
 from whet.models.memory_bank import config as ltm_config
 from whet.models.memory_bank import files as ltm_files
