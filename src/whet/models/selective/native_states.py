@@ -10,7 +10,7 @@ Rows of snapshots hold states alone, next to each other in memory.
 Shape suffixes: N states, C convolved channels, K taps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class NativeStates:
         self._convs: list[Tensor] = []  # of each layer, [rows, K - 1, C]
         self._snapshots = torch.empty(0, 0)
 
-    def allocate(self, room: Allocation, layers: Sequence[LayerStruct]) -> None:
+    def allocate(self, room: Allocation, layers: Iterable[LayerStruct]) -> None:
         """Allocate the rows, and write their addresses into the structures of the layers."""
         config, rows, drafts = self._config, room.num_states, room.num_drafts
         kept = config.conv_kernel - 1
