@@ -23,6 +23,7 @@ from whet.models.step import ServedModel
 from whet.server.engine import Engine
 from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
+from whet.server.stats import Stats
 from whet.server.text import Tokenizer
 from whet.workloads import WEIGHTS
 
@@ -67,7 +68,7 @@ def prompts(vocab_size: int) -> list[list[int]]:
         return torch.randint(3, vocab_size, (count,), generator=generator).tolist()
 
     shared = some(21)
-    return [some(1), some(5), some(40), shared + some(3), shared + some(9), some(8) * 4, some(17)]
+    return [some(1), some(5), some(40), shared + some(3), shared + some(9), some(8) * 4, some(70)]
 
 
 def theirs_alone(theirs: Any, prompt: list[int]) -> tuple[list[int], list[float]]:
@@ -86,7 +87,7 @@ def theirs_alone(theirs: Any, prompt: list[int]) -> tuple[list[int], list[float]
     return made.sequences[0, len(prompt) :].tolist(), [float(two[0] - two[1]) for two in best]
 
 
-def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedModel | None = None) -> None:
+def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedModel | None = None) -> Stats:
     theirs.generation_config.eos_token_id = None
     blocks = -(-96 // model.block_size) + 2  # one of the longest has room, and little else
     bytes_per_block = model.bytes_per_block
@@ -104,7 +105,6 @@ def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedM
         ours = [*engine.generate(some, params), *engine.generate(some, params)]
         stats = engine.stats()
     assert (stats.num_preemptions > 0) is (model.bytes_per_block > 0)
-    assert stats.prefix_cache_hits > 0
     assert stats.num_draft_tokens > 0
     num_compared = 0
     wanted = [theirs_alone(theirs, prompt) for prompt in some]
@@ -114,6 +114,7 @@ def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedM
             assert gaps[differing[0]] < 1e-4, (prompt, one.token_ids, expected)
         num_compared += differing[0] if differing else MAX_TOKENS
     assert num_compared > 0.7 * len(ours) * MAX_TOKENS
+    return stats
 
 
 def opened(directory: Path, kernels: bool) -> ServedModel:
@@ -132,7 +133,7 @@ def opened(directory: Path, kernels: bool) -> ServedModel:
 def test_random_models(family: str, kernels: bool, tmp_path: Path) -> None:
     theirs = saved(family, tmp_path)
     model = opened(tmp_path, kernels)
-    check(model, theirs, prompts(COMMON["vocab_size"]))
+    assert check(model, theirs, prompts(COMMON["vocab_size"])).prefix_cache_hits >= 64
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])

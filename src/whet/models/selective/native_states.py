@@ -11,10 +11,11 @@ Shape suffixes: N states, C convolved channels, K taps.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whet.errors import InputsError
@@ -22,6 +23,8 @@ from whet.kernels.linear.packed import LANES, large_pages
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.state import LayerState, SelectiveState, check_state
 from whet.models.step import Allocation, Ints, StepBatch
+
+Floats = NDArray[np.float32]
 
 _ALIGNED = 16  # floats of a cache line
 
@@ -54,7 +57,7 @@ class NativeStates:
         self._convs: list[Tensor] = []  # of each layer, [rows, K - 1, C]
         self._snapshots = torch.empty(0, 0)
 
-    def allocate(self, room: Allocation, layers: Sequence[ctypes.Structure]) -> None:
+    def allocate(self, room: Allocation, layers: Iterable[ctypes.Structure]) -> None:
         """Allocate the rows, and write their addresses into the structures of the layers."""
         config, rows, drafts = self._config, room.num_states, room.num_drafts
         kept = config.conv_kernel - 1
@@ -108,9 +111,12 @@ class NativeStates:
         return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the settled states of a row to another one. Either may be a snapshot."""
+        """Copy the settled states of a row to another one. Either may be a snapshot.
+
+        numpy copies on this thread: threads of torch would go on spinning, and slow down the next step.
+        """
         for one, other in zip(self._parts(source), self._parts(target), strict=True):
-            other.copy_(one)
+            np.copyto(other, one)
         self._settled[target] = self._read[target] = self._settled[source]
 
     def read(self, row: int, num_tokens: int) -> SelectiveState:
@@ -143,10 +149,11 @@ class NativeStates:
             in_lanes[row] = padded.unflatten(1, (-1, LANES)).transpose(2, 3).flatten(0, 1)
         self._settled[row] = self._read[row] = state.num_tokens
 
-    def _parts(self, row: int) -> list[Tensor]:
+    def _parts(self, row: int) -> list[Floats]:
         """Return the settled states of a row, layer by layer: views."""
         snapshot = row - self._room.num_states
         if snapshot < 0:
-            views = (view[row].flatten() for pair in zip(self._scans, self._convs, strict=True) for view in pair)
-            return list(views)
-        return list(self._snapshots[snapshot].split([self._scan, self._conv] * self._num_layers))
+            pairs = zip(self._scans, self._convs, strict=True)
+            return [view[row].view(-1).numpy() for pair in pairs for view in pair]
+        sizes = [self._scan, self._conv] * self._num_layers
+        return [part.numpy() for part in self._snapshots[snapshot].split(sizes)]
