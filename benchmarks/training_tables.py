@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from family_tables import training_lines
+from families_training_table import training_lines
 from operator_tables import loss_kernel_lines
 from scan_tables import draft_lines, model_lines, scan_lines
 
