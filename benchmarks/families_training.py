@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from circumstances import circumstances
-from family_tables import training_lines
+from families_training_table import training_lines
 from kept_pages import keep_pages
 from quietly import quiet_machine
 from torch import Tensor, nn

@@ -6,7 +6,7 @@ from typing import Any
 
 from context_tables import context_lines
 from families_tables import family_lines
-from family_tables import training_lines
+from families_training_table import training_lines
 from operator_tables import loss_kernel_lines
 from recall_tables import memory_lines, recall_lines
 from scan_tables import draft_lines, million_lines, model_lines, scan_lines

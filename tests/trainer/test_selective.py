@@ -214,5 +214,5 @@ def test_dropout_of_models_of_transformers_is_their_own(tmp_path: Path) -> None:
     raw = config(tmp_path, optimizer={"dropout": 0.1})
     directory = gpt2(tmp_path, base_model(tmp_path))
     raw = raw.model_copy(update={"model": raw.model.model_validate({"directory": str(directory)})})
-    with pytest.raises(OptionError, match=r"optimizer.dropout is for models of whet's own"):
+    with pytest.raises(OptionError, match=r"adds no dropout to models of this family; leave optimizer.dropout out"):
         set_up(raw, lambda line: None)

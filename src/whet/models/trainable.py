@@ -34,6 +34,7 @@ class Trainable:
         max_tokens: Returns the most tokens of a row; None for any number.
         not_adapted: The linear layers that LoRA cannot take, by the end of their names, each with the reason.
         dropped: The types of a block's parts whose output is added to the stream, by name: what dropout applies to.
+            Empty where it does not apply.
         size_keys: The keys that make a model smaller, for messages.
         refusal: Returns why no new model of a config is made, beginning with the key; "" where one is.
     """
@@ -48,7 +49,7 @@ class Trainable:
     packing: Packing = "none"
     max_tokens: Callable[[Any], int | None] = lambda config: None
     not_adapted: Mapping[str, str] = field(default_factory=dict)
-    dropped: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
     size_keys: tuple[str, ...] = ("hidden_size", "num_hidden_layers")
     refusal: Callable[[Any], str] = lambda config: ""
 

@@ -20,14 +20,14 @@ def add_dropout(model: TrainedModel, share: float) -> None:
         share: The share of numbers that become zero.
 
     Raises:
-        OptionError: The model is one of transformers, which has a dropout of its own.
+        OptionError: The model is one of transformers, or of a family whose parts are not named.
     """
     if not share:
         return
     if not model.dropped:
         raise OptionError(
-            "optimizer.dropout is for models of whet's own; set the dropout of this one in its config.json, and leave "
-            "optimizer.dropout out"
+            "whet adds no dropout to models of this family; leave optimizer.dropout out (models of transformers have a "
+            "dropout of their own in config.json)"
         )
     for module in model.module.modules():
         if isinstance(module, nn.Embedding) or type(module).__name__ in model.dropped:

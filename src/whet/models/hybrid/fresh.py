@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from whet.models.hybrid.config import HybridConfig
-from whet.models.hybrid.config_files import FILES, HybridFile, NemotronHFile
+from whet.models.hybrid.config_files import FILES, NemotronHFile
+from whet.models.hybrid.file_types import HybridFile
 from whet.models.hybrid.files import file_name, to_files
 from whet.models.hybrid.reference import Hybrid, initialise
 from whet.models.trainable import Trainable

@@ -187,8 +187,10 @@ class NativeHybrid:
             struct.mamba.in_factors = self._weights.floats(parts_scale(config))
         struct.mamba.layers = self._mamba_layers
         struct.convs = self._convs
-        flags = [sum(_FLAGS[mixer] for mixer in mixers) for mixers in config.mixers]
-        flags = [flag | (MixerFlag.MLP if config.has_mlp(index) else 0) for index, flag in enumerate(flags)]
+        flags = [
+            sum(int(_FLAGS[mixer]) for mixer in mixers) + (int(MixerFlag.MLP) if config.has_mlp(index) else 0)
+            for index, mixers in enumerate(config.mixers)
+        ]
         self._mixers = np.array(flags, np.int32)
         struct.mixers = self._mixers.ctypes.data
         return struct

@@ -58,4 +58,5 @@ class DocumentRows:
         """Apply a causal layer to each document by itself: [B, T, D] -> [B, T, D]."""
         flat = x_BTD.flatten(0, 1)
         parts = [layer(flat[places_RL]).flatten(0, 1) for places_RL in self.groups]
-        return torch.cat(parts)[self.back].unflatten(0, x_BTD.shape[:2])
+        y_BTD: Tensor = torch.cat(parts)[self.back].unflatten(0, x_BTD.shape[:2])
+        return y_BTD

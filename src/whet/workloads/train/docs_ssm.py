@@ -29,7 +29,7 @@ SPLIT_AGAIN = 0.1  # the chance that a merge of two tokens is skipped (BPE-dropo
 MAX_LENGTH = 4096  # tokens of a text, for those who ask the tokenizer; the model has no limit
 
 
-def train(out: Path = WEIGHTS, steps: int = 600) -> None:
+def train(out: Path = WEIGHTS, steps: int = 300) -> None:
     """Write out/docs-ssm and print its bits per byte of held-out text."""
     tokenizer = train_tokenizer()
     run = out / ".docs-ssm-run"
