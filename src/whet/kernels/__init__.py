@@ -1,4 +1,4 @@
-"""Provide whet's own operators, in C++ for CPUs, each with a torch reference.
+"""Provide whet's own operators, in C++ for CPUs and some in Triton for GPUs, each with a torch reference.
 
     whet.kernels.linear           pack_weights, linear           int8, int4, bf16 and float32 weights
     whet.kernels.paged_attention  attention over a cache in blocks
