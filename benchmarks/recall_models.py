@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
 from whet.models.memory_bank import Ltm, LtmConfig
 
 NONE, BANK, TEST_TIME, FULL, TITANS = "none", "bank", "test-time", "full attention", "titans-pytorch"
@@ -128,7 +129,7 @@ def ltm_config(arm: str, shape: Shape, inner: int) -> LtmConfig:
             "attention_block_size": shape.longest if arm == FULL else shape.segment,
             "memory_slots": SLOTS if arm == BANK else 0,
             "test_time_memory": "mlp" if arm == TEST_TIME else "none",
-            "test_time_chunk": 16,
+            "test_time_chunk": shape.segment,  # as titans-pytorch has it
         }
     )
 
