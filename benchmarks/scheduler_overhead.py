@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch, WithoutStates
 from whet.server.blocks import Blocks
 from whet.server.engine import Engine
 from whet.server.options import EngineOptions
@@ -46,16 +46,16 @@ PENALISED = dataclasses.replace(SAMPLED, repetition_penalty=1.1, frequency_penal
 PARTS = ("schedule", "build", "choose", "update", "rest")
 
 
-class NullModel:
+class NullModel(WithoutStates):
     """Takes no time and says nothing."""
 
-    max_model_len, block_size, bytes_per_block, bytes_per_state, can_rewind = MAX_LEN, 16, 16, 0, True
+    max_model_len, block_size, bytes_per_block = MAX_LEN, 16, 16
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._logits = torch.randn(64, vocab_size)
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
+    def allocate(self, room: Allocation) -> None:
         pass
 
     def step(self, batch: StepBatch) -> Tensor:

@@ -33,7 +33,7 @@ from whet.machine import describe, load_limits
 from whet.models.selective import SelectiveConfig
 from whet.models.selective.files import weight_shapes
 from whet.models.selective.native import NativeSelective
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MODELS: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def _native(name: str, bits: str, given: dict[str, Any], bandwidth: float, repea
     generator = torch.Generator().manual_seed(0)
     weights = {key: 0.02 * torch.randn(shape, generator=generator) for key, shape in weight_shapes(config).items()}
     model = NativeSelective(config, weights, library(), kind=KINDS[bits])
-    model.allocate(0, 8)
+    model.allocate(Allocation(num_states=8))
     per_second, of_limit = {}, {}
     for step, (num_seqs, num_tokens) in STEPS.items():
         model.step(_batch(num_seqs, num_tokens, 0))
@@ -111,6 +111,7 @@ def _batch(num_seqs: int, num_tokens: int, begin: int) -> StepBatch:
         positions=np.tile(places, num_seqs).astype(np.int32),
         query_start=(np.arange(num_seqs + 1) * num_tokens).astype(np.int32),
         context_len=np.full(num_seqs, begin + num_tokens, np.int32),
+        settled_len=np.full(num_seqs, begin + num_tokens, np.int32),
         block_tables=np.zeros((num_seqs, 0), np.int32),
         state_rows=np.arange(num_seqs, dtype=np.int32),
         logit_rows=(np.arange(1, num_seqs + 1) * num_tokens - 1).astype(np.int32),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -40,6 +40,55 @@ def assert_cuts_do_not_show(
             done[i] = ends[i]
     for whole, pieces in zip(alone, parts, strict=True):
         assert torch.equal(torch.cat(pieces), whole)
+
+
+class Read(NamedTuple):
+    """Name what a step reads of a sequence: the tokens from `begin` on, in a row, settled up to a position."""
+
+    ids: Tensor
+    begin: int
+    row: int
+    settled: int
+
+
+def assert_drafts_do_not_show(
+    data: st.DataObject,
+    texts: Sequence[Tensor],
+    alone: Sequence[Tensor],
+    run: Callable[[list[Read]], list[Tensor]],
+    num_drafts: int,
+    num_steps: int = 12,
+) -> None:
+    """Read texts with drafts drawn at random, right and wrong, go back over some, and check all logits bit for bit.
+
+    Args:
+        data: Draws the steps.
+        texts: The tokens of each text. It is read in the row of its number.
+        alone: The logits of each text, read in one step by itself.
+        run: Makes a step, and returns the logits of each sequence.
+        num_drafts: The most tokens of a sequence that are not settled.
+        num_steps: How many steps to draw.
+    """
+    places = [0] * len(texts)  # where the next step begins
+    settled = [0] * len(texts)
+    for _ in range(num_steps):
+        chosen = data.draw(st.lists(st.sampled_from(range(len(texts))), min_size=1, unique=True))
+        reads, right = [], []
+        for i in chosen:
+            if places[i] >= len(texts[i]) or data.draw(st.integers(0, 15)) == 0:
+                places[i] = settled[i] = 0  # another sequence in the same row
+            size = data.draw(st.one_of(st.integers(1, num_drafts + 1), st.integers(1, 150)))
+            end = min(len(texts[i]), places[i] + size)
+            settled[i] = data.draw(st.integers(max(settled[i], end - num_drafts), end))
+            wrong = data.draw(st.integers(max(settled[i], places[i]), end))  # the first wrong draft, or the end
+            ids = texts[i][places[i] : end].clone()
+            ids[wrong - places[i] :] = (ids[wrong - places[i] :] + 1) % 90
+            reads.append(Read(ids, places[i], i, settled[i]))
+            right.append(wrong)
+        for read, wrong, logits in zip(reads, right, run(reads), strict=True):
+            count = wrong - read.begin
+            assert torch.equal(logits[:count], alone[read.row][read.begin : wrong])
+            places[read.row] = data.draw(st.integers(read.settled, wrong))
 
 
 def saved_by_transformers(directory: Path, family: str, sizes: dict[str, Any], shard_size: str) -> Any:

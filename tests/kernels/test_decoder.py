@@ -14,7 +14,7 @@ from whet.kernels.linear.packed import Kind
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.files import weight_shapes
 from whet.models.decoder.native import NativeDecoder
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch
 
 PART_TOKENS = 192  # of decoder/kernel.h
 SHORT = 100  # tokens of a step that is one part
@@ -41,7 +41,7 @@ def decoder(isa: Isa, kind: Kind, kv: Kv) -> NativeDecoder:
         if "norm" in name:
             weights[name] += 1
     model = NativeDecoder(CONFIG, weights, library(isa), kind=kind, kv=kv)
-    model.allocate(4 * BLOCKS, 0)
+    model.allocate(Allocation(num_blocks=4 * BLOCKS))
     return model
 
 
@@ -56,6 +56,7 @@ def step(model: NativeDecoder, sequences: list[Sequence]) -> Tensor:
         positions=np.concatenate(places).astype(np.int32),
         query_start=starts,
         context_len=np.array([last for _, _, last in sequences], np.int32),
+        settled_len=np.array([last for _, _, last in sequences], np.int32),
         block_tables=np.stack([np.arange(BLOCKS)[::-1] * 4 + which for which, _, _ in sequences]).astype(np.int32),
         state_rows=np.zeros(len(sequences), np.int32),
         logit_rows=np.arange(starts[-1], dtype=np.int32),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from whet.models.step import ServedModel
+from whet.models.step import Allocation, ServedModel
 from whet.server.blocks import Blocks
 from whet.server.completion import Completion, Delta, join
 from whet.server.drafters import ModelDrafter
@@ -47,7 +47,7 @@ def make_stepper(
         prefix_caching=prefix_caching and not model.bytes_per_state,
     )
     scheduler = Scheduler(blocks, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, max_step_ms=max_step_ms)
-    model.allocate(num_blocks if has_blocks else 0, max_num_seqs)
+    model.allocate(Allocation(num_blocks=num_blocks if has_blocks else 0, num_states=max_num_seqs))
     return Stepper(model, scheduler, speculation, Clock())
 
 

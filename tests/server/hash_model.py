@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch, WithoutStates
 
 _GARBAGE = np.uint64(0xBAD0BAD0BAD0BAD0)
 
@@ -26,13 +26,11 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(33))
 
 
-class HashModel:
+class HashModel(WithoutStates):
     """liking: what the likely next token has above the others' 0 to 1. seed: of the others.
 
     fail_at: steps that raise. nan_after: tokens after which the logits are no numbers.
     """
-
-    bytes_per_state = 0
 
     def __init__(
         self,
@@ -54,8 +52,8 @@ class HashModel:
         self._fail_at, self._nan_after = set(fail_at), set(nan_after)
         self._cells = np.zeros((0, block_size), np.uint64)
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
-        self._cells = np.full((num_blocks, self.block_size), _GARBAGE)
+    def allocate(self, room: Allocation) -> None:
+        self._cells = np.full((room.num_blocks, self.block_size), _GARBAGE)
 
     def step(self, batch: StepBatch) -> Tensor:
         self.num_steps += 1

@@ -14,7 +14,8 @@ import torch
 from hash_model import HashModel
 from torch import Tensor
 
-from whet.models.step import StepBatch
+from whet.models.state_rows import StateRows
+from whet.models.step import Allocation, StepBatch
 
 D, M = 8, 3
 
@@ -58,7 +59,7 @@ class BankCell:
 class RecurrentModel:
     """A ServedModel without blocks. What a row held before belongs to another sequence: position 0 starts it anew."""
 
-    can_rewind = False
+    can_rewind = True
     bytes_per_block = 0
     block_size = 1
 
@@ -71,18 +72,24 @@ class RecurrentModel:
             self.embedding_VD = torch.randn(vocab_size, D)
             self.head_VD = torch.randn(vocab_size, D) * 3
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
-        self.bytes_per_state = 4 * torch.Size(self.cell.shape).numel()
-        self.states = torch.zeros(0)
+        self.bytes_per_state = self.bytes_per_draft = 4 * torch.Size(self.cell.shape).numel()
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
-        self.states = torch.full((num_states, *self.cell.shape), torch.nan)
+    def allocate(self, room: Allocation) -> None:
+        self.rows: StateRows[Tensor] = StateRows(room, lambda: torch.zeros(self.cell.shape))
+
+    def copy_state(self, source_row: int, target_row: int) -> None:
+        self.rows.copy(source_row, target_row)
 
     def step(self, batch: StepBatch) -> Tensor:
         outputs = torch.zeros(len(batch.token_ids), D)
         for s, row in enumerate(batch.state_rows.tolist()):
-            for t in range(batch.query_start[s], batch.query_start[s + 1]):
-                state = self.states[row] if batch.positions[t] else torch.zeros(self.cell.shape)
-                self.states[row], outputs[t] = self.cell(state, self.embedding_VD[int(batch.token_ids[t])])
+            first, end = batch.query_start[s], batch.query_start[s + 1]
+            begin = int(batch.positions[first])
+            state, after = self.rows.before(row, begin), {}
+            for t in range(first, end):
+                state, outputs[t] = self.cell(state, self.embedding_VD[int(batch.token_ids[t])])
+                after[int(batch.positions[t]) + 1] = state
+            self.rows.keep(row, begin, after, int(batch.settled_len[s]))
         rows = [self.head_VD @ outputs[r] for r in batch.logit_rows.tolist()]
         return torch.stack(rows) if rows else torch.zeros(0, self.vocab_size)
 
@@ -101,9 +108,9 @@ class WithBlocks(RecurrentModel):
         self.hashed = HashModel()
         self.bytes_per_block, self.block_size = self.hashed.bytes_per_block, self.hashed.block_size
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
-        super().allocate(num_blocks, num_states)
-        self.hashed.allocate(num_blocks, 0)
+    def allocate(self, room: Allocation) -> None:
+        super().allocate(room)
+        self.hashed.allocate(room)
 
     def step(self, batch: StepBatch) -> Tensor:
         return super().step(batch) + self.hashed.step(batch)

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from whet.server.blocks import Blocks, block_hash, root_hash
+from whet.server.blocks import Blocks
+from whet.server.prefixes import block_hash, root_hash
 from whet.server.request import NO_ROW, Request, Status
 from whet.server.sampling_params import SamplingParams
 

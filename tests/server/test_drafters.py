@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive import naive_output
 
+from whet.models.step import Allocation
 from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
@@ -58,7 +59,9 @@ def test_nothing_is_kept_of_those_that_are_gone() -> None:
 
 def stepper_with_itself(num_draft_blocks: int, **options: int) -> tuple[Run, ModelDrafter]:
     """The drafting model is the model: every draft must be right, if its state is."""
-    drafter = ModelDrafter(HashModel(block_size=8), num_draft_blocks, num_rows=8, max_len=64, max_batch_tokens=16)
+    drafter = ModelDrafter(
+        HashModel(block_size=8), Allocation(num_blocks=num_draft_blocks), num_rows=8, max_len=64, max_batch_tokens=16
+    )
     return Run(make_stepper(HashModel(), speculation=Speculation(drafter, 4), **options)), drafter
 
 
@@ -98,7 +101,9 @@ class NowAndThen(SpeculationController):
 @pytest.mark.parametrize("controller", [None, NowAndThen()], ids=["always", "now and then"])
 @pytest.mark.parametrize("num_blocks", [100, 16])
 def test_refused_drafts_leave_nothing_behind(num_blocks: int, controller: SpeculationController | None) -> None:
-    drafter = Watched(HashModel(vocab_size=12, seed=2), 100, num_rows=8, max_len=64, max_batch_tokens=64)
+    drafter = Watched(
+        HashModel(vocab_size=12, seed=2), Allocation(num_blocks=100), num_rows=8, max_len=64, max_batch_tokens=64
+    )
     speculation = Speculation(drafter, 3, controller)
     run = Run(make_stepper(HashModel(vocab_size=12), num_blocks=num_blocks, speculation=speculation))
     run.add(*(make_request([i, 7, 3], PARAMS) for i in range(5)))
@@ -117,7 +122,7 @@ def test_with_too_few_blocks_it_drafts_for_some() -> None:
 
 
 def test_no_further_than_the_drafting_model_can_read() -> None:
-    drafter = ModelDrafter(HashModel(), 60, num_rows=8, max_len=20, max_batch_tokens=64)
+    drafter = ModelDrafter(HashModel(), Allocation(num_blocks=60), num_rows=8, max_len=20, max_batch_tokens=64)
     speculation = Speculation(drafter, 4)
     run = Run(make_stepper(HashModel(), speculation=speculation))
     run.add(make_request([1, 7, 3], PARAMS), make_request([2] * 30, PARAMS))
@@ -143,6 +148,8 @@ def test_its_blocks_come_back() -> None:
 def test_logits_that_are_no_numbers_give_no_drafts() -> None:
     for temperature in (0.0, 1.0):
         request: Request = make_request([1, 2], SamplingParams(temperature=temperature, seed=1, max_tokens=9))
-        drafter = ModelDrafter(HashModel(nan_after=[2]), 8, num_rows=1, max_len=64, max_batch_tokens=16)
+        drafter = ModelDrafter(
+            HashModel(nan_after=[2]), Allocation(num_blocks=8), num_rows=1, max_len=64, max_batch_tokens=16
+        )
         drafter.propose([request], [3])
         assert request.drafts == []

@@ -13,6 +13,7 @@ from naive import naive_output
 
 import whet
 from whet.errors import OptionError, QueueFull, RequestError, TargetError
+from whet.models.step import Allocation
 from whet.server.completion import Delta, join
 from whet.server.engine import Engine
 from whet.server.options import EngineOptions
@@ -376,7 +377,7 @@ def test_memory_decides_how_much_runs() -> None:
 )
 def test_too_little_memory_is_one_clear_error(error: Exception) -> None:
     class Greedy(HashModel):
-        def allocate(self, num_blocks: int, num_states: int) -> None:
+        def allocate(self, room: Allocation) -> None:
             raise error
 
     with pytest.raises(TargetError, match="too little memory for this model"):
@@ -385,7 +386,7 @@ def test_too_little_memory_is_one_clear_error(error: Exception) -> None:
 
 def test_other_errors_of_a_model_are_not_called_lack_of_memory() -> None:
     class Broken(HashModel):
-        def allocate(self, num_blocks: int, num_states: int) -> None:
+        def allocate(self, room: Allocation) -> None:
             raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import whet
 from whet.errors import RequestError
+from whet.models.step import Allocation
 from whet.server.completion import Completion, join
 from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.engine import Engine
@@ -130,7 +131,9 @@ def test_the_same_tokens_however_steps_are_made(
         speculation = Speculation(NgramDrafter(), 3)
     elif drafting is not None:
         small = random_model(seed=1 if drafting == "itself" else 2)
-        speculation = Speculation(ModelDrafter(small, 400, num_rows=8, max_len=256, max_batch_tokens=64), 3)
+        speculation = Speculation(
+            ModelDrafter(small, Allocation(num_blocks=400), num_rows=8, max_len=256, max_batch_tokens=64), 3
+        )
     stepper = random_stepper(speculation, num_blocks=22 if is_tight else 512, max_batch_tokens=13 if is_chunked else 64)
     found = outputs(stepper, crowd())
     assert [one.token_ids for one in found] == [one.token_ids for one in alone]

@@ -10,6 +10,7 @@ from driving import Run, make_request, make_stepper, outputs
 from hash_model import HashModel
 from scipy import stats
 
+from whet.models.step import Allocation
 from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
@@ -22,7 +23,7 @@ COUNT = 1500
 
 def drafter(seed: int, max_batch_tokens: int = 256) -> ModelDrafter:
     model = HashModel(vocab_size=VOCAB, seed=seed)
-    return ModelDrafter(model, 300, num_rows=64, max_len=64, max_batch_tokens=max_batch_tokens)
+    return ModelDrafter(model, Allocation(num_blocks=300), num_rows=64, max_len=64, max_batch_tokens=max_batch_tokens)
 
 
 def joint(prompt: list[int], params: SamplingParams) -> dict[tuple[int, ...], float]:

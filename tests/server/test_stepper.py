@@ -9,6 +9,7 @@ from driving import Run, make_request, make_stepper, outputs
 from hash_model import HashModel
 from naive import naive_logprobs, naive_output, values
 
+from whet.models.step import Allocation
 from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
@@ -52,7 +53,11 @@ def stepper_of(preemption: bool, chunking: bool, speculation: str, **changes: ob
         "ngram": lambda: Speculation(NgramDrafter(), 3),
         "draft": lambda: Speculation(
             ModelDrafter(
-                HashModel(vocab_size=VOCAB, seed=2, block_size=8), 40, num_rows=7, max_len=64, max_batch_tokens=16
+                HashModel(vocab_size=VOCAB, seed=2, block_size=8),
+                Allocation(num_blocks=40),
+                num_rows=7,
+                max_len=64,
+                max_batch_tokens=16,
             ),
             3,
         ),

@@ -1,6 +1,6 @@
 """Read the config.json of a Hugging Face directory, before the kind of model is known."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,20 @@ def read_json(directory: Path | str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise TargetError(f"{path} is not a model's config: it holds {type(raw).__name__}, not an object")
     return raw
+
+
+def check_model_type(directory: Path | str, raw: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    """Raise TargetError unless a config.json is of one of the known families.
+
+    Args:
+        directory: The directory, for the message.
+        raw: The content of its config.json.
+        known: The values of model_type that are known.
+        what: What they are, as "the families of decoders are".
+    """
+    if str(raw.get("model_type")) not in known:
+        path = Path(directory) / FILE
+        raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; {what} {', '.join(known)}")
 
 
 def validated(directory: Path | str, kind: type[Config], raw: Mapping[str, Any]) -> Config:

@@ -108,6 +108,26 @@ def compare_shapes(weights: Mapping[str, Tensor], directory: Path, shapes: Mappi
         raise TargetError(f"the weights in {directory} do not fit its config.json: {'; '.join(found)}")
 
 
+def drop_tied_head(weights: dict[str, Tensor], directory: Path, embedding: str, says: str) -> None:
+    """Remove the second copy of a head whose weight is the embedding's.
+
+    Args:
+        weights: The tensors by name.
+        directory: The directory, for the message.
+        embedding: The name of the embedding's weight.
+        says: The key of config.json that says so.
+
+    Raises:
+        TargetError: The two differ.
+    """
+    name = next((name for name in weights if name.endswith("lm_head.weight")), "")
+    head, kept = weights.pop(name, None), weights.get(embedding)
+    if head is not None and kept is not None and not torch.equal(head, kept):
+        raise TargetError(
+            f"{directory}: config.json says {says}, but lm_head.weight is not {embedding}: set {says} to false"
+        )
+
+
 def filled(build: Callable[[], Model], weights: Mapping[str, Tensor], embedding: str, *, tied: bool) -> Model:
     """Return a model whose parameters are tensors that were read, in eval mode.
 

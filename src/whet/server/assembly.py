@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 from whet.errors import OptionError
-from whet.models.step import ServedModel
+from whet.models.step import Allocation, ServedModel
 from whet.server.blocks import Blocks
-from whet.server.drafters import Drafter, ModelDrafter, NgramDrafter
+from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.options import EngineOptions
+from whet.server.prefixes import PrefixHashes
 from whet.server.scheduler import Scheduler
-from whet.server.sizing import Sizes, sizes
+from whet.server.sizing import default_memory, sizes
+from whet.server.snapshots import Snapshots
 from whet.server.speculation_controller import SpeculationController
 from whet.server.speculative import Speculation
 from whet.server.stepper import Stepper
@@ -36,34 +38,53 @@ def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Step
     """
     model, draft = models.model, models.draft
     _check_speculation(model, draft, options)
-    is_drafting = draft is not None and options.speculation == "auto"
+    memory = default_memory() if options.memory is None else options.memory
+    num_drafts = _num_drafts(model, draft, options, memory)
     room = sizes(
         model,
-        draft if is_drafting else None,
-        memory=options.memory,
+        draft,
+        memory=memory,
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
+        num_drafts=num_drafts,
+        prefix_caching=options.prefix_caching,
     )
+    num_snapshots = room.model.num_snapshots
     blocks = Blocks(
-        room.num_blocks,
+        room.model.num_blocks,
         model.block_size if model.bytes_per_block else 0,
         options.max_num_seqs,
         max_model_len,
         identity=models.identity,
-        prefix_caching=options.prefix_caching and not model.bytes_per_state,  # cached blocks lack state of fixed size
+        # Cached blocks alone lack the state of fixed size.
+        prefix_caching=options.prefix_caching and (num_snapshots > 0 or not model.bytes_per_state),
     )
     scheduler = Scheduler(
         blocks,
         max_num_seqs=options.max_num_seqs,
         max_batch_tokens=options.max_batch_tokens,
         max_step_ms=options.max_step_ms,
+        snapshots=snapshots_of(model, room.model, models.identity) if num_snapshots else None,
     )
-    model.allocate(room.num_blocks, room.num_states)
-    drafter = _drafter(model, draft if is_drafting else None, room, options, max_model_len)
-    speculation = (
-        Speculation(drafter, options.num_draft_tokens, SpeculationController()) if drafter is not None else None
-    )
+    model.allocate(room.model)
+    speculation = None
+    if num_drafts:
+        drafter = NgramDrafter() if draft is None else _model_drafter(draft, room.draft, options, max_model_len)
+        speculation = Speculation(drafter, options.num_draft_tokens, SpeculationController())
     return Stepper(model, scheduler, speculation)
+
+
+def snapshots_of(model: ServedModel, room: Allocation, identity: str, **places: int) -> Snapshots:
+    """Return the snapshots of a model, in the rows that it allocates for them.
+
+    Args:
+        model: The model.
+        room: What it allocates.
+        identity: A text that differs for any two models whose states differ.
+        **places: Arguments of Snapshots that say where snapshots are taken.
+    """
+    rows = range(room.num_states, room.num_states + room.num_snapshots)
+    return Snapshots(rows, PrefixHashes(identity, model.block_size), model.copy_state, **places)
 
 
 def _check_speculation(model: ServedModel, draft: ServedModel | None, options: EngineOptions) -> None:
@@ -82,15 +103,20 @@ def _check_speculation(model: ServedModel, draft: ServedModel | None, options: E
         )
 
 
-def _drafter(
-    model: ServedModel, draft: ServedModel | None, room: Sizes, options: EngineOptions, max_model_len: int
-) -> Drafter | None:
-    if draft is not None:
-        return ModelDrafter(
-            draft,
-            room.num_draft_blocks,
-            num_rows=options.max_num_seqs,
-            max_len=min(max_model_len, draft.max_model_len),
-            max_batch_tokens=options.max_batch_tokens,
-        )
-    return NgramDrafter() if options.speculation != "off" and model.can_rewind else None
+def _num_drafts(model: ServedModel, draft: ServedModel | None, options: EngineOptions, memory: int) -> int:
+    """Return the most drafts for a sequence. None are looked up by themselves where memory for states is short."""
+    if options.speculation == "off" or not model.can_rewind:
+        return 0
+    of_sequence = model.bytes_per_state + options.num_draft_tokens * model.bytes_per_draft
+    is_chosen = draft is not None or options.speculation != "auto"
+    return options.num_draft_tokens if is_chosen or options.max_num_seqs * of_sequence <= memory else 0
+
+
+def _model_drafter(draft: ServedModel, room: Allocation, options: EngineOptions, max_model_len: int) -> ModelDrafter:
+    return ModelDrafter(
+        draft,
+        room,
+        num_rows=options.max_num_seqs,
+        max_len=min(max_model_len, draft.max_model_len),
+        max_batch_tokens=options.max_batch_tokens,
+    )

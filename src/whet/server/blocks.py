@@ -5,23 +5,20 @@ end of a sequence is then reused before its beginning, which other sequences are
 keeps its content and its hash until it is handed out again. The block that has been free for longest goes first.
 
 A full block is published once all its tokens are computed and verified (no drafts). Its key is a hash of everything
-that its content depends on: the model and its number format, the salt, all tokens before, and its own tokens. Another
-sequence that begins with the same tokens uses the block. Each hashed field is preceded by its name and its length, so
-that different fields never give the same bytes. The hash is SHA-256: a collision would show one user the text of
-another.
+that its content depends on (whet.server.prefixes). Another sequence that begins with the same tokens uses the block.
 
 State of fixed size is kept in rows, one for each sequence. Every running sequence has a row; it is also the row of
 `Blocks.tables`.
 """
 
-import hashlib
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whet.server.prefixes import PrefixHashes
+from whet.server.records import agree
 from whet.server.request import NO_ROW, UNLIMITED, Request
 
 
@@ -52,7 +49,7 @@ class Blocks:
         self.num_blocks, self.block_size, self.num_rows, self.max_len = num_blocks, block_size, num_rows, max_len
         self.prefix_caching = prefix_caching and block_size > 0
         self.tables: NDArray[np.int32] = np.zeros((num_rows, self.blocks_for(max_len)), np.int32)
-        self._identity = identity
+        self._hashes = PrefixHashes(identity, block_size)
         self._references: list[int]
         self._hash_of: list[bytes | None]
         self._published: dict[bytes, int]
@@ -91,7 +88,7 @@ class Blocks:
         num_full = (len(request.token_ids) - 1) // self.block_size
         found = []
         for i in range(num_full):
-            block = self._published.get(self._hash(request, i))
+            block = self._published.get(self._hashes.of(request, i))
             if block is None:
                 break
             found.append(block)
@@ -146,7 +143,7 @@ class Blocks:
             return
         num_full = min(request.num_computed, len(request.token_ids)) // self.block_size
         for i in range(request.num_published, num_full):
-            digest, block = self._hash(request, i), request.blocks[i]
+            digest, block = self._hashes.of(request, i), request.blocks[i]
             if digest not in self._published:  # two requests may compute equal blocks in one step; then both are kept
                 self._published[digest] = block
                 self._hash_of[block] = digest
@@ -175,55 +172,23 @@ class Blocks:
         requests = list(requests)
         held = Counter(block for request in requests for block in request.blocks)
         for block, count in enumerate(self._references):
-            _agree(f"references of block {block}", count, held[block])
-            _agree(f"block {block} is free", block in self._free, count == 0)
-        _agree("free and used blocks", len(self._free) + len(held), self.num_blocks)
-        _agree("published blocks", len(self._published), sum(h is not None for h in self._hash_of))
+            agree(f"references of block {block}", count, held[block])
+            agree(f"block {block} is free", block in self._free, count == 0)
+        agree("free and used blocks", len(self._free) + len(held), self.num_blocks)
+        agree("published blocks", len(self._published), sum(h is not None for h in self._hash_of))
         for digest, block in self._published.items():
-            _agree(f"the hash of block {block}", self._hash_of[block], digest)
+            agree(f"the hash of block {block}", self._hash_of[block], digest)
         rows = [request.row for request in requests if request.row != NO_ROW]
-        _agree("rows", sorted(rows + self._free_rows), list(range(self.num_rows)))
+        agree("rows", sorted(rows + self._free_rows), list(range(self.num_rows)))
         for request in requests:
-            _agree(f"{request.id}'s table", self.tables[request.row, : len(request.blocks)].tolist(), request.blocks)
+            agree(f"{request.id}'s table", self.tables[request.row, : len(request.blocks)].tolist(), request.blocks)
             capacity = len(request.blocks) * self.block_size if self.block_size else UNLIMITED
-            _agree(f"{request.id}'s capacity", request.capacity, capacity)
-            _agree(f"{request.id}'s blocks are different ones", len(set(request.blocks)), len(request.blocks))
-            _agree(f"{request.id}'s state has room", request.num_computed <= request.capacity, True)
+            agree(f"{request.id}'s capacity", request.capacity, capacity)
+            agree(f"{request.id}'s blocks are different ones", len(set(request.blocks)), len(request.blocks))
+            agree(f"{request.id}'s state has room", request.num_computed <= request.capacity, True)
 
     def _append(self, request: Request, blocks: list[int]) -> None:
         first = len(request.blocks)
         self.tables[request.row, first : first + len(blocks)] = blocks
         request.blocks.extend(blocks)
         request.capacity = len(request.blocks) * self.block_size
-
-    def _hash(self, request: Request, index: int) -> bytes:
-        """Return the hash of the request's full block `index`, which covers all blocks before it."""
-        hashes = request.block_hashes
-        while len(hashes) <= index:
-            first = len(hashes) * self.block_size
-            parent = hashes[-1] if hashes else root_hash(self._identity, request.cache_salt)
-            hashes.append(block_hash(parent, request.token_ids[first : first + self.block_size]))
-        return hashes[index]
-
-
-def root_hash(identity: str, salt: str) -> bytes:
-    """Return the parent hash of a sequence's first block."""
-    return _sha256((b"identity", _text(identity)), (b"salt", _text(salt)))
-
-
-def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
-    """Return the hash of a full block, given the hash of the block before it."""
-    return _sha256((b"parent", parent), (b"tokens", array("q", token_ids).tobytes()))
-
-
-def _sha256(*fields: tuple[bytes, bytes]) -> bytes:
-    return hashlib.sha256(b"".join(b"%s:%d:%s" % (name, len(value), value) for name, value in fields)).digest()
-
-
-def _text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # a client's salt may contain lone surrogates
-
-
-def _agree(what: str, first: object, second: object) -> None:
-    if first != second:
-        raise AssertionError(f"{what}: {first} and {second}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from whet.models.step import ServedModel
+from whet.models.step import Allocation, ServedModel
 from whet.server.blocks import Blocks
 from whet.server.request import Request
 from whet.server.runner import Runner
@@ -88,21 +88,29 @@ class _Turn:
 
 
 class ModelDrafter:
-    """Draft with a smaller model of the same vocabulary, which has its own blocks.
+    """Draft with a smaller model of the same vocabulary, which has its own blocks and states.
 
     After its drafts have been verified, the model continues from the last accepted one. If all were accepted, it must
     first read its own last draft, which it has proposed but not read yet.
+
+    Args:
+        model: The drafting model.
+        room: What it allocates. `num_drafts` is the most drafts for a sequence.
+        num_rows: The most sequences.
+        max_len: The most tokens of a sequence.
+        max_batch_tokens: The most tokens in a step.
     """
 
     def __init__(
-        self, model: ServedModel, num_blocks: int, *, num_rows: int, max_len: int, max_batch_tokens: int
+        self, model: ServedModel, room: Allocation, *, num_rows: int, max_len: int, max_batch_tokens: int
     ) -> None:
         self._model = model
-        self._blocks = Blocks(num_blocks, model.block_size, num_rows, max_len, prefix_caching=False)
+        block_size = model.block_size if model.bytes_per_block else 0
+        self._blocks = Blocks(room.num_blocks, block_size, num_rows, max_len, prefix_caching=False)
         self._runner = Runner(self._blocks, max_batch_tokens)
         self._max_batch_tokens = max_batch_tokens
         self._mirrors: dict[str, Request] = {}
-        model.allocate(num_blocks, 0)
+        model.allocate(room)
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
         """See Drafter."""

@@ -19,7 +19,8 @@ class EngineOptions(ServingOptions):
         kv: The format of keys and values: "as-is" or "int8".
         max_model_len: The most tokens of a prompt and its output together. By default, the model's own limit.
         speculation: "auto" drafts with the draft model, or without one from the text itself, as long as that is
-            faster. "ngram" drafts from the text, and "off" never drafts.
+            faster. States of fixed size need memory for drafts; without a draft model, "auto" does not draft if there
+            is too little. "ngram" drafts from the text, and "off" never drafts.
         num_draft_tokens: The most tokens that are drafted at a time.
         max_num_seqs: The most sequences in a step.
         max_batch_tokens: The most tokens in a step.

@@ -87,6 +87,8 @@ class Request:
     capacity: int = field(init=False, default=0)  # tokens for which its blocks have room
     block_hashes: list[bytes] = field(init=False, default_factory=list)  # hashes of its full blocks, as far as needed
     num_published: int = field(init=False, default=0)  # blocks that other requests may share
+    parting: int = field(init=False, default=0)  # first tokens of the prompt, in whole blocks, that other prompts had
+    rolling_snapshot: bytes | None = field(init=False, default=None)  # the hash of the latest one in the output
 
     prompt_logprobs: list[TokenLogprobs | None] | None = field(init=False, default=None)
     admitted_s: float | None = field(init=False, default=None)

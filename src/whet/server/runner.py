@@ -3,9 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from whet.models.step import StepBatch
+from whet.models.step import Ints, StepBatch
 from whet.server.blocks import Blocks
 from whet.server.request import Request
 from whet.server.sampler import Row
@@ -53,6 +52,7 @@ class Runner:
         self._positions = np.zeros(max_batch_tokens, np.int32)
         self._query_start = np.zeros(blocks.num_rows + 1, np.int32)
         self._context_len = np.zeros(blocks.num_rows, np.int32)
+        self._settled_len = np.zeros(blocks.num_rows, np.int32)
         self._state_rows = np.zeros(blocks.num_rows, np.int32)
         self._ascending = np.arange(blocks.max_len + 1, dtype=np.int32)
         self._requests: list[Request] = []  # the last step with one token for each request, and its samples
@@ -87,7 +87,10 @@ class Runner:
         np.cumsum(plan.num_tokens, out=query_start[1:])
         context_len[:] = starts
         context_len += query_start[1:] - query_start[:-1]
-        batch = self._batch(requests, offset, query_start, np.array(wanted, np.int32))
+        known = self._settled_len[:num_seqs]
+        known[:] = [len(request.token_ids) for request in requests]
+        np.minimum(known, context_len, out=known)
+        batch = self._batch(requests, offset, query_start, known, np.array(wanted, np.int32))
         return Work(batch, samples, sample_rows, prompts)
 
     def _batch_of_ones(self, requests: list[Request], starts: list[int]) -> StepBatch:
@@ -96,7 +99,10 @@ class Runner:
         self._token_ids[:num_seqs] = [request.token_ids[-1] for request in requests]
         self._positions[:num_seqs] = starts
         np.add(self._positions[:num_seqs], 1, out=self._context_len[:num_seqs])
-        return self._batch(requests, num_seqs, self._ascending[: num_seqs + 1], self._ascending[:num_seqs])
+        ascending = self._ascending
+        return self._batch(
+            requests, num_seqs, ascending[: num_seqs + 1], self._context_len[:num_seqs], ascending[:num_seqs]
+        )
 
     def _enter(self, request: Request, start: int, count: int, offset: int) -> None:
         """Write the tokens and positions of one sequence into the buffers."""
@@ -108,7 +114,7 @@ class Runner:
         self._positions[offset : offset + count] = range(start, end)
 
     def _batch(
-        self, requests: list[Request], num_tokens: int, query_start: NDArray[np.int32], logit_rows: NDArray[np.int32]
+        self, requests: list[Request], num_tokens: int, query_start: Ints, settled_len: Ints, logit_rows: Ints
     ) -> StepBatch:
         num_seqs = len(requests)
         state_rows = self._state_rows[:num_seqs]
@@ -119,6 +125,7 @@ class Runner:
             positions=self._positions[:num_tokens],
             query_start=query_start,
             context_len=self._context_len[:num_seqs],
+            settled_len=settled_len,
             block_tables=self._blocks.tables[state_rows, :width],
             state_rows=state_rows,
             logit_rows=logit_rows,

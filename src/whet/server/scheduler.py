@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from whet.server.blocks import Blocks
 from whet.server.request import FinishReason, Request, Status
+from whet.server.snapshots import Snapshots
 from whet.server.step_cost import StepCost
 
 _WATERMARK = 0.01  # the share of blocks that stays free when a request is admitted, so that running ones can grow
@@ -47,6 +48,8 @@ class Scheduler:
         max_num_seqs: The most requests in a step.
         max_batch_tokens: The most tokens in a step, at least max_num_seqs.
         max_step_ms: The time that a step with prompts in it may take while outputs wait for it.
+        snapshots: Keeps states of fixed size for requests that share a beginning; None if the model has none, or they
+            are not to be shared.
     """
 
     def __init__(
@@ -56,10 +59,11 @@ class Scheduler:
         max_num_seqs: int,
         max_batch_tokens: int,
         max_step_ms: float = 100.0,
+        snapshots: Snapshots | None = None,
     ) -> None:
         if max_batch_tokens < max_num_seqs:
             raise ValueError("each running request gets a token in every step")
-        self.blocks = blocks
+        self.blocks, self.snapshots = blocks, snapshots
         self.cost = StepCost(max_step_ms)
         self.max_num_seqs, self.max_batch_tokens = max_num_seqs, max_batch_tokens
         self.waiting: deque[Request] = deque()
@@ -117,6 +121,8 @@ class Scheduler:
         requests = [*self.running, *self.waiting]
         self.running, self.waiting = [], deque()
         self.blocks.reset()
+        if self.snapshots is not None:
+            self.snapshots.reset()
         for request in requests:
             request.status, request.blocks = Status.FINISHED, []
         return requests
@@ -128,6 +134,8 @@ class Scheduler:
             AssertionError: They are not.
         """
         self.blocks.check(self.running)
+        if self.snapshots is not None:
+            self.snapshots.check()
         for requests, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
             if not all(request.status is status for request in requests):
                 raise AssertionError(f"not all are {status.value}")
@@ -167,7 +175,7 @@ class Scheduler:
                 others = len(running) - i - 1  # each of these still needs room for its one token
                 room = self.max_batch_tokens - plan.total_tokens - others
                 is_chunk = not _is_decoding(request)
-                count = min(count, room, chunk_limit) if is_chunk else self._trim_drafts(request, room)
+                count = self._chunk(request, min(room, chunk_limit)) if is_chunk else self._trim_drafts(request, room)
                 if is_chunk and count <= 0:
                     i += 1
                     continue
@@ -186,7 +194,7 @@ class Scheduler:
             if room <= 0:
                 return
             request = self.waiting[0]
-            shared = self.blocks.match(request)
+            shared, num_found = self._match(request)
             if not self.blocks.can_seat(request, shared, self._watermark if self.running else 0):
                 if self.running:
                     return
@@ -196,10 +204,28 @@ class Scheduler:
             self.running.append(request)
             request.status = Status.RUNNING
             self.blocks.seat(request, shared)
+            if self.snapshots is not None:
+                self.snapshots.begin(request, num_found)
             self._count_prefix(request)
-            count = min(len(request.token_ids) - request.num_computed, room)
+            count = self._chunk(request, room)
             self.blocks.grow(request, request.num_computed + count)
             chunk_limit -= _plan(plan, request, count)
+
+    def _match(self, request: Request) -> tuple[list[int], int]:
+        """Return the blocks with which the request begins, and how many tokens need not be computed."""
+        shared = self.blocks.match(request)
+        size = self.blocks.block_size
+        if self.snapshots is None:
+            return shared, len(shared) * size
+        found = self.snapshots.find(request, len(shared) * size if size else len(request.token_ids))
+        return shared[: found // size] if size else [], found
+
+    def _chunk(self, request: Request, room: int) -> int:
+        """Return how many tokens of a prompt are computed, at most `room`. A chunk ends where a snapshot is due."""
+        end = len(request.token_ids)
+        if self.snapshots is not None:
+            end = min(end, self.snapshots.next_place(request))
+        return min(end - request.num_computed, room)
 
     def _make_room(self, request: Request, count: int, plan: Plan) -> int:
         """Get blocks for a running request. If they run out, drop its drafts, then preempt the newest requests.
@@ -226,6 +252,8 @@ class Scheduler:
 
     def _trim_drafts(self, request: Request, room: int) -> int:
         """Drop the drafts of a decoding request that do not fit into `room` tokens, and return its token count."""
+        if self.snapshots is not None:
+            room = min(room, self.snapshots.draft_room(request))
         count = min(1 + len(request.drafts), max(room, 1))
         if len(request.drafts) >= count:
             del request.drafts[count - 1 :]
@@ -242,7 +270,7 @@ class Scheduler:
         plan.failed.append(request)
 
     def _count_prefix(self, request: Request) -> None:
-        if not self.blocks.prefix_caching or request.num_preemptions:
+        if request.num_preemptions or not (self.blocks.prefix_caching or self.snapshots):
             return  # a preempted request finds its own blocks again, which is no cache hit
         self.prefix_queries += len(request.token_ids)
         self.prefix_hits += request.num_computed

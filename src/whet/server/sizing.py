@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import psutil
@@ -9,9 +10,10 @@ import psutil
 from whet.errors import OptionError, TargetError, reason
 from whet.figures import num_bytes
 from whet.measure.cgroup import memory_limit
-from whet.models.step import ServedModel
+from whet.models.step import Allocation, ServedModel
 
 _SIGNS = ("allocate memory", "not enough memory", "can't start new thread", "out of memory")
+_SNAPSHOTS_OF_SEQUENCE = 4  # for each sequence that may run
 
 
 @contextmanager
@@ -30,57 +32,83 @@ def explaining_lack_of_memory() -> Iterator[None]:
 
 
 class Sizes(NamedTuple):
-    """Hold the sizes of an engine's memory.
+    """Hold what the models of an engine allocate.
 
     Attributes:
-        num_blocks: The model's blocks.
-        num_states: The rows of the model's state of fixed size.
-        num_draft_blocks: The blocks of the drafting model.
+        model: The memory of the model.
+        draft: The memory of the drafting model; nothing if there is none.
     """
 
-    num_blocks: int
-    num_states: int
-    num_draft_blocks: int
+    model: Allocation
+    draft: Allocation
 
 
 def sizes(
-    model: ServedModel, draft: ServedModel | None, *, memory: int | None, max_num_seqs: int, max_model_len: int
+    model: ServedModel,
+    draft: ServedModel | None,
+    *,
+    memory: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_drafts: int = 0,
+    prefix_caching: bool = True,
 ) -> Sizes:
     """Return the sizes of the memory to allocate: no more than can be used at once.
+
+    States of fixed size come first, since every running sequence has one. Of what is left, one sequence gets the blocks
+    that it may need. Snapshots get a quarter of the rest, and blocks the other part; or all of it where there are no
+    blocks. There are at most four snapshots for each sequence that may run.
 
     Args:
         model: The model.
         draft: The drafting model, or None.
-        memory: The bytes for the state of all sequences. None: a quarter of the free memory.
+        memory: The bytes for the state of all sequences.
         max_num_seqs: The most sequences in a step.
         max_model_len: The most tokens of a sequence.
+        num_drafts: The most drafts for a sequence.
+        prefix_caching: Whether there are to be snapshots.
 
     Raises:
         OptionError: Not even one sequence of max_model_len tokens has room.
     """
-    budget = default_memory() if memory is None else memory
-    state_bytes = model.bytes_per_state * max_num_seqs
-    has = f"and the memory for them is {num_bytes(budget)}"
-    if state_bytes > budget:
+    both = [model] if draft is None else [model, draft]
+    state_bytes = sum(one.bytes_per_state + num_drafts * one.bytes_per_draft for one in both) * max_num_seqs
+    has = f"and the memory for them is {num_bytes(memory)}"
+    if state_bytes > memory:
         raise OptionError(
             f"the states of {max_num_seqs} sequences take {num_bytes(state_bytes)} {has}: "
             "give more (memory), or run fewer at once (max_num_seqs)"
         )
-    if not model.bytes_per_block:
-        return Sizes(0, max_num_seqs, 0)
-    per_sequence = -(-max_model_len // model.block_size)
-    bytes_per_block = model.bytes_per_block
-    if draft is not None:
-        bytes_per_block += -(-draft.bytes_per_block * model.block_size // draft.block_size)
-    num_blocks = min((budget - state_bytes) // bytes_per_block, per_sequence * max_num_seqs)
-    if num_blocks < per_sequence:
+    # A drafting model has a block for the same tokens as each block of the model.
+    block_size = next((one.block_size for one in both if one.bytes_per_block), 1)
+    bytes_per_block = sum(-(-one.bytes_per_block * block_size // one.block_size) for one in both)
+    longest = max_model_len if model.bytes_per_block else min(max_model_len, both[-1].max_model_len)
+    per_sequence = -(-longest // block_size) if bytes_per_block else 0
+    spare = memory - state_bytes - per_sequence * bytes_per_block
+    if spare < 0:
         needed = num_bytes(state_bytes + per_sequence * bytes_per_block)
         raise OptionError(
-            f"one sequence of {max_model_len} tokens takes {needed} {has}: "
+            f"one sequence of {longest} tokens takes {needed} {has}: "
             "give more (memory), or allow fewer tokens (max_model_len)"
         )
-    num_draft_blocks = -(-num_blocks * model.block_size // draft.block_size) if draft is not None else 0
-    return Sizes(num_blocks, max_num_seqs if model.bytes_per_state else 0, num_draft_blocks)
+    num_snapshots = 0
+    if model.bytes_per_state and prefix_caching:
+        for_snapshots = max(spare // 4, spare - per_sequence * (max_num_seqs - 1) * bytes_per_block)
+        num_snapshots = min(for_snapshots // model.bytes_per_state, _SNAPSHOTS_OF_SEQUENCE * max_num_seqs)
+        spare -= num_snapshots * model.bytes_per_state
+    num_blocks = 0
+    if bytes_per_block:
+        num_blocks = min(per_sequence + spare // bytes_per_block, per_sequence * max_num_seqs)
+    made = [_allocation(one, num_blocks * block_size, max_num_seqs, num_drafts) for one in both]
+    return Sizes(replace(made[0], num_snapshots=num_snapshots), made[1] if draft is not None else Allocation())
+
+
+def _allocation(model: ServedModel, num_tokens: int, max_num_seqs: int, num_drafts: int) -> Allocation:
+    return Allocation(
+        num_blocks=-(-num_tokens // model.block_size) if model.bytes_per_block else 0,
+        num_states=max_num_seqs if model.bytes_per_state else 0,
+        num_drafts=num_drafts,
+    )
 
 
 def default_memory() -> int:

@@ -126,8 +126,11 @@ class Stepper:
 
     def _update(self, plan: Plan, work: Work, chosen: "_Chosen", now: float) -> list[Progress]:
         """Note what has been computed, give each request its new tokens, and finish requests that have ended."""
+        snapshots = self.scheduler.snapshots
         for request, count in zip(plan.requests, plan.num_tokens, strict=True):
             request.num_computed += count
+            if snapshots is not None:
+                snapshots.take(request, min(request.num_computed, len(request.token_ids)))
         ids, samples = chosen.ids.tolist(), work.samples
         progress, first = [], 0
         while first < len(samples):

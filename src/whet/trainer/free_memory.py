@@ -1,25 +1,31 @@
 """Refuse a new model that has no room, before it is made."""
 
+from typing import Any
+
 import torch
 
 from whet.errors import TargetError
 from whet.figures import num_bytes
 from whet.measure.memory import free_bytes
-from whet.models.decoder.config import DecoderConfig
-from whet.models.decoder.reference import Decoder
+from whet.models.trainable import Trainable
 
 
-def check_room(config: DecoderConfig) -> None:
-    """Check that the weights of a new decoder fit into the free memory.
+def check_room(family: Trainable, config: Any) -> None:
+    """Check that the weights of a new model fit into the free memory.
+
+    Args:
+        family: Its family.
+        config: Its config.
 
     Raises:
         TargetError: They do not.
     """
     with torch.device("meta"):
-        weights = sum(p.nbytes for p in Decoder(config).parameters())
+        weights = sum(p.nbytes for p in family.build(config).parameters())
     free = free_bytes(with_swap=True)
     if weights > free:
+        *others, last = (f"model.{key}" for key in family.size_keys)
         raise TargetError(
             f"the weights of this model take {num_bytes(weights)}, and {num_bytes(free)} of memory are free; make "
-            "model.hidden_size, model.intermediate_size or model.num_hidden_layers smaller"
+            f"{', '.join(others)} or {last} smaller"
         )

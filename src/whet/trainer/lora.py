@@ -15,8 +15,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whet.errors import MissingExtra, OptionError, TargetError, foreign
-from whet.models.decoder.fresh import file_name
-from whet.models.decoder.reference import Decoder
 from whet.trainer.fine_tuning import LoraSection
 from whet.trainer.model import TrainedModel
 from whet.training.distillation import blocks_of
@@ -45,13 +43,13 @@ def with_lora(model: TrainedModel, section: LoraSection, directory: Path, seed: 
     except ImportError as error:
         raise MissingExtra("peft", "lora", "[lora]") from error
     linear = {name: one for name, one in model.module.named_modules() if _is_linear(one)}
-    chosen = _chosen(model.module, linear, section.target_modules)
+    chosen = _chosen(model, linear, section.target_modules)
     is_transposed = any(not isinstance(linear[name], nn.Linear) for name in chosen)
     config = peft.LoraConfig(
         r=section.r,
         lora_alpha=section.alpha,
         lora_dropout=section.dropout,
-        target_modules=_targets(model.module, linear, chosen),
+        target_modules=_targets(model, linear, chosen),
         fan_in_fan_out=is_transposed,
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(directory.resolve()),
@@ -70,7 +68,7 @@ def with_lora(model: TrainedModel, section: LoraSection, directory: Path, seed: 
         if section.merge:
             model.write(out, merged(weights, section.alpha / section.r, transposed), tokens)
         else:
-            _write_adapter(model.module, config, out, weights)
+            _write_adapter(model, config, out, weights)
 
     return replace(model, name=f"{model.name}; LoRA trains {trained / 1e6:.3g} million others", write=write)
 
@@ -96,10 +94,10 @@ def merged(weights: Mapping[str, Tensor], scale: float, transposed: frozenset[st
     return found
 
 
-def _write_adapter(module: nn.Module, config: Any, directory: Path, weights: Mapping[str, Tensor]) -> None:
+def _write_adapter(model: TrainedModel, config: Any, directory: Path, weights: Mapping[str, Tensor]) -> None:
     """Write an adapter as peft does, with the names of the model that transformers makes of the base's directory."""
     kept = {
-        f"base_model.model.{_in_files(module, name)}".replace(f".{_NAME}.", "."): value.detach().contiguous()
+        f"base_model.model.{model.file_name(name)}".replace(f".{_NAME}.", "."): value.detach().contiguous()
         for name, value in weights.items()
         if ".lora_" in name
     }
@@ -111,23 +109,19 @@ def _write_adapter(module: nn.Module, config: Any, directory: Path, weights: Map
         config.inference_mode = training
 
 
-def _in_files(module: nn.Module, name: str) -> str:
-    return file_name(name) if isinstance(module, Decoder) else name
-
-
 def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's, from transformers
 
 
-def _chosen(module: nn.Module, linear: Mapping[str, nn.Module], names: tuple[str, ...] | None) -> list[str]:
+def _chosen(model: TrainedModel, linear: Mapping[str, nn.Module], names: tuple[str, ...] | None) -> list[str]:
     """Return the names of the linear layers that get matrices.
 
     Raises:
-        OptionError: A name is none of a linear layer, or of one that shares its weight.
+        OptionError: A name is none of a linear layer, or of one that shares its weight or cannot be adapted.
     """
     if names is None:
-        inside = {id(part) for block in blocks_of(module) for part in block.modules()}
-        found = [name for name, one in linear.items() if id(one) in inside]
+        inside = {id(part) for block in blocks_of(model.module) for part in block.modules()}
+        found = [name for name, one in linear.items() if id(one) in inside and not _why_not(model, name)]
         if not found:
             raise OptionError(
                 "whet finds no blocks with linear layers in the model; name layers in lora.target_modules"
@@ -135,23 +129,30 @@ def _chosen(module: nn.Module, linear: Mapping[str, nn.Module], names: tuple[str
         return found
     chosen: dict[str, None] = {}
     for target in names:
-        matching = [name for name in linear if _matches(module, name, target)]
+        matching = [name for name in linear if _matches(model, name, target)]
         if not matching:
-            raise OptionError(_no_target(module, linear, target))
+            raise OptionError(_no_target(model, linear, target))
+        if why := next(filter(None, (_why_not(model, name) for name in matching)), ""):
+            raise OptionError(f"lora.target_modules: {target} cannot get matrices, since {why}; leave it out")
         chosen.update(dict.fromkeys(matching))
-    _check_untied(module, linear, chosen)
+    _check_untied(model.module, linear, chosen)
     return list(chosen)
 
 
-def _matches(module: nn.Module, name: str, target: str) -> bool:
+def _why_not(model: TrainedModel, name: str) -> str:
+    """Return why a linear layer cannot get matrices, or "" where it can."""
+    return model.not_adapted.get(name.rpartition(".")[2], "")
+
+
+def _matches(model: TrainedModel, name: str, target: str) -> bool:
     """Return whether peft takes a name for a layer: it is the layer's whole name, or its end."""
-    return f".{_in_files(module, name)}".endswith(f".{target}")
+    return f".{model.file_name(name)}".endswith(f".{target}")
 
 
-def _no_target(module: nn.Module, linear: Mapping[str, nn.Module], target: str) -> str:
-    ends = sorted({name.rpartition(".")[2] for name in linear})
+def _no_target(model: TrainedModel, linear: Mapping[str, nn.Module], target: str) -> str:
+    ends = sorted({end for name in linear if (end := name.rpartition(".")[2]) not in model.not_adapted})
     near = difflib.get_close_matches(target.rpartition(".")[2], ends, n=1, cutoff=0.5)
-    is_other = any(_matches(module, name, target) for name, _ in module.named_modules())
+    is_other = any(_matches(model, name, target) for name, _ in model.module.named_modules())
     told = f"{target} is no linear layer" if is_other else f"the model has no layer {target}"
     more = f"; did you mean {near[0]}?" if near else f"; its linear layers are {', '.join(ends)}"
     return f"lora.target_modules: {told}{more}"
@@ -169,9 +170,9 @@ def _check_untied(module: nn.Module, linear: Mapping[str, nn.Module], chosen: Ma
             )
 
 
-def _targets(module: nn.Module, linear: Mapping[str, nn.Module], chosen: list[str]) -> list[str]:
+def _targets(model: TrainedModel, linear: Mapping[str, nn.Module], chosen: list[str]) -> list[str]:
     """Return what peft is told: the ends of the names where they mean these layers alone, or else whole names."""
     ends = {name.rpartition(".")[2] for name in chosen}
     if {name for name in linear if name.rpartition(".")[2] in ends} == set(chosen):
         return sorted(ends)
-    return [_in_files(module, name) for name in chosen]
+    return [model.file_name(name) for name in chosen]

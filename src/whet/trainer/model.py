@@ -1,7 +1,7 @@
 """Make or open the model that is trained, compute its loss, and write it as a Hugging Face directory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from whet.errors import OptionError
 from whet.models.config_file import read_json
-from whet.models.decoder.config import FAMILIES, DecoderConfig
-from whet.models.decoder.fresh import fresh_decoder, write_decoder
-from whet.models.decoder.reference import Decoder, load_decoder
+from whet.models.decoder.reference import Decoder
+from whet.models.families import FAMILIES, model_type_of
+from whet.models.trainable import Trainable
 from whet.trainer.free_memory import check_room
 from whet.training.packed_attention import Documents
 from whet.training.packing import IGNORED
@@ -33,25 +33,30 @@ class TrainedModel:
         name: What is said of it, as "llama, 10.7 million parameters".
         vocab_size: The number of tokens that it knows.
         max_tokens: The most tokens of a row; None for any.
-        logits: Maps the model, ids [B, T], positions [B, T] and a mask [B, 1, T, T], or None, to logits [B, T, V].
+        logits: Maps the model, ids [B, T], positions [B, T] or None, and the documents that share rows, or None, to
+            logits [B, T, V].
         write: Writes the model into an empty directory, given weights by name and the ids of special tokens.
         given: The keys of the config.json of a model of models/; None where transformers runs the model.
+        packs: Whether documents that share a row can be kept apart.
+        file_name: Returns the name of a weight in files, given its name in the module.
+        not_adapted: The linear layers that LoRA cannot take, by the end of their names, each with the reason.
     """
 
     module: nn.Module
     name: str
     vocab_size: int
     max_tokens: int | None
-    logits: Callable[[nn.Module, Tensor, Tensor | None, Tensor | None], Tensor]
+    logits: Callable[[nn.Module, Tensor, Tensor | None, Any], Tensor]
     write: Callable[[Path, Mapping[str, Tensor], Mapping[str, int]], None]
     given: Mapping[str, Any] | None = None
+    packs: bool = True
+    file_name: Callable[[str], str] = str
+    not_adapted: Mapping[str, str] = field(default_factory=dict)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the targets of a batch, in nats a token."""
-        positions, mask = batch.get("positions"), None
-        if "documents" in batch:
-            mask = Documents(batch["documents"]).mask
-        logits_BTV = self.logits(module, batch["ids"], positions, mask)
+        documents = Documents(batch["documents"]) if "documents" in batch else None
+        logits_BTV = self.logits(module, batch["ids"], batch.get("positions"), documents)
         return F.cross_entropy(logits_BTV.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
 
     def scores(self, module: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
@@ -77,9 +82,12 @@ def open_model(directory: Path, seed: int) -> TrainedModel:
         MissingExtra: It is of a family that transformers runs, which is not installed.
     """
     raw = read_json(directory)
-    if raw.get("model_type") in FAMILIES:
-        return _of_decoder(load_decoder(directory), raw)
-    return _of_transformers(directory, seed)
+    family = FAMILIES.get(model_type_of(raw))
+    if family is None or family.trains is None:
+        return _of_transformers(directory, seed)
+    module = family.load(directory, torch.float32)
+    # The keys of a foreign layout say nothing to those who read what is written.
+    return _of_family(family.trains, module, raw if "model_type" in raw else {})
 
 
 def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedModel:
@@ -95,45 +103,55 @@ def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedMo
     """
     given = {"model_type": "llama", **given}
     given.setdefault("vocab_size", vocab_size)
-    if given["model_type"] not in FAMILIES:
+    trainable = {name: one.trains for name, one in FAMILIES.items() if one.trains is not None}
+    family = trainable.get(str(given["model_type"]))
+    if family is None:
         raise OptionError(
-            f"model.model_type is {given['model_type']!r}; whet makes new models of {', '.join(FAMILIES)}. For others, "
-            "save a model with transformers and name its directory as model.directory"
+            f"model.model_type is {given['model_type']!r}; whet makes new models of {', '.join(trainable)}. For "
+            "others, save a model with transformers and name its directory as model.directory"
         )
-    if unknown := sorted(set(given) - set(DecoderConfig.model_fields) - _ALSO_KNOWN):
+    if unknown := sorted(set(given) - set(family.config.model_fields) - family.also_known):
         raise OptionError(f"there is no key model.{unknown[0]} in the config.json of {given['model_type']}")
     try:
-        config = DecoderConfig.model_validate(given)
+        config = family.config.model_validate(given)
     except ValidationError as error:
         first: Any = error.errors()[0]
         key = ".".join(["model", *map(str, first["loc"])])
         raise OptionError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
-    check_room(config)
-    return _of_decoder(fresh_decoder(config, torch.Generator().manual_seed(seed)), given)
+    if why := family.refusal(config):
+        raise OptionError(f"model.{why}")
+    check_room(family, config)
+    return _of_family(family, family.fresh(config, torch.Generator().manual_seed(seed)), given)
 
 
-_ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "use_sliding_window", "max_window_layers"})
+def _of_family(family: Trainable, module: Any, given: Mapping[str, Any]) -> TrainedModel:
+    """Return a model of a family of models/ as a model to train."""
+    config = module.config
 
-
-def _of_decoder(decoder: Decoder, given: Mapping[str, Any]) -> TrainedModel:
-    """Return a decoder of models/ as a model to train."""
-
-    def logits(module: nn.Module, ids: Tensor, positions: Tensor | None, mask: Tensor | None) -> Tensor:
-        found: Tensor = module(ids, positions, mask)
+    def logits(module: nn.Module, ids: Tensor, positions: Tensor | None, documents: Documents | None) -> Tensor:
+        found: Tensor
+        if documents is None:
+            found = module(ids)
+        elif family.packing == "mask":
+            found = module(ids, positions, documents.mask)
+        else:
+            found = module(ids, documents_BT=documents.numbers)
         return found
 
     def write(directory: Path, weights: Mapping[str, Tensor], tokens: Mapping[str, int]) -> None:
-        write_decoder(decoder, directory, given, weights, tokens)
+        family.write(config, directory, given, weights, tokens)
 
-    config = decoder.config
     return TrainedModel(
-        module=decoder,
-        name=_named(config.model_type, decoder),
+        module=module,
+        name=_named(config.model_type, module),
         vocab_size=config.vocab_size,
-        max_tokens=config.max_position_embeddings,
+        max_tokens=family.max_tokens(config),
         logits=logits,
         write=write,
         given=given,
+        packs=family.packing != "none",
+        file_name=family.file_name,
+        not_adapted=family.not_adapted,
     )
 
 
@@ -141,14 +159,14 @@ def cut_model(model: TrainedModel, kept: Kept) -> TrainedModel:
     """Return a model without the parts that are not kept; the one given stays as it is.
 
     Args:
-        model: A model of models/.
+        model: A decoder of models/.
         kept: What stays of it.
     """
     assert model.given is not None
     assert isinstance(model.module, Decoder)
-    small = cut_decoder(model.module, kept)
-    assert isinstance(small, Decoder)
-    return _of_decoder(small, {**model.given, **changed_config(model.module, kept)})
+    family = FAMILIES[model.module.config.model_type].trains
+    assert family is not None
+    return _of_family(family, cut_decoder(model.module, kept), {**model.given, **changed_config(model.module, kept)})
 
 
 def _of_transformers(directory: Path, seed: int) -> TrainedModel:
@@ -161,7 +179,7 @@ def _of_transformers(directory: Path, seed: int) -> TrainedModel:
     check_causal(model)
     text = model.config.get_text_config()
 
-    def logits(module: nn.Module, ids: Tensor, positions: Tensor | None, mask: Tensor | None) -> Tensor:
+    def logits(module: nn.Module, ids: Tensor, positions: Tensor | None, documents: Documents | None) -> Tensor:
         # transformers finds documents by their positions; with a cache, which is its default, it would not look.
         given = {} if positions is None else {"position_ids": positions}
         found: Tensor = module(input_ids=ids, use_cache=False, **given).logits
@@ -178,6 +196,7 @@ def _of_transformers(directory: Path, seed: int) -> TrainedModel:
         max_tokens=limit if isinstance(limit, int) else None,
         logits=logits,
         write=write,
+        packs=not getattr(model, "_is_stateful", False),  # transformers' recurrent models go on from one to the next
     )
 
 

@@ -126,9 +126,14 @@ def _check(config: TrainConfig, model: TrainedModel, data: RunData | Classificat
     """Check that the model takes the rows and knows the tokens.
 
     Raises:
-        OptionError: A row is longer than the model takes.
+        OptionError: A row is longer than the model takes, or the model cannot keep its documents apart.
         TargetError: The data has tokens that the model does not know.
     """
+    if config.data.pack and not model.packs:
+        raise OptionError(
+            "data.pack has documents share rows, and this model carries what it has read from one into the next; leave "
+            "data.pack out, so that the text is one long stream"
+        )
     length = config.data.sequence_length
     if model.max_tokens is not None and length > model.max_tokens:
         raise OptionError(

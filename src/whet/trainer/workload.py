@@ -1,8 +1,10 @@
 """Make a TrainingWorkload of a configuration: what whet tune tunes and the loop of whet train runs."""
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from whet.trainer.config import OptimizerSection, ScheduleSection, TrainConfig
 from whet.trainer.model import Batch, TrainedModel
+from whet.training.plain_parameters import plain_parameters
 from whet.workload import Predict, Quality, TrainingWorkload
 
 HELD_OUT_LOSS = "held-out loss"
@@ -45,20 +48,24 @@ class Schedule:
 
 @dataclass(frozen=True)
 class MakesOptimizer:
-    """Make the optimiser of a configuration. Matrices decay; norms and biases do not.
+    """Make the optimiser of a configuration. Matrices decay; norms, biases and the rates of scans do not.
 
     Attributes:
         section: The configuration of it.
+        model: The model that it trains.
     """
 
     section: OptimizerSection
+    model: nn.Module
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Return the optimiser of these parameters."""
         section, known = self.section, [p for p in parameters if p.requires_grad]
+        plain = plain_parameters(self.model)
+        decays = [p.dim() >= 2 and id(p) not in plain for p in known]
         groups = [
-            {"params": [p for p in known if p.dim() >= 2], "weight_decay": section.weight_decay},
-            {"params": [p for p in known if p.dim() < 2], "weight_decay": 0.0},
+            {"params": list(compress(known, decays)), "weight_decay": section.weight_decay},
+            {"params": list(compress(known, map(operator.not_, decays))), "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
         if section.name == "sgd":
@@ -87,7 +94,7 @@ def workload_of(
     return TrainingWorkload(
         model=model.module,
         loss=model.loss,
-        optimizer=MakesOptimizer(config.optimizer),
+        optimizer=MakesOptimizer(config.optimizer, model.module),
         batches=batches,
         evaluation=Quality(HELD_OUT_LOSS, nats, higher_is_better=False) if held_out else None,
         clip_norm=config.optimizer.max_norm or None,

@@ -22,7 +22,7 @@ from whet.models.decoder import Decoder, load_decoder
 from whet.models.decoder.config import DecoderConfig, read_config
 from whet.models.decoder.files import read_weights, weight_shapes
 from whet.models.decoder.native import NativeDecoder, refusal
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch
 from whet.training.pruning.decoders import Kept, cut_decoder, shape_of
 from whet.workload import measure_quality
 from whet.workloads import WEIGHTS, docs_gpt
@@ -97,7 +97,7 @@ def native(
     config: DecoderConfig, weights: Mapping[str, Tensor], kind: Kind = Kind.F32, kv: Kv = Kv.F32
 ) -> NativeDecoder:
     model = NativeDecoder(config, weights, library(), kind=kind, kv=kv)
-    model.allocate(NUM_BLOCKS, 0)
+    model.allocate(Allocation(num_blocks=NUM_BLOCKS))
     return model
 
 
@@ -110,6 +110,7 @@ def run(model: NativeDecoder, texts: list[tuple[Tensor, int, int, np.ndarray[Any
         positions=np.concatenate([np.arange(start, end) for _, start, end, _ in texts]).astype(np.int32),
         query_start=starts,
         context_len=np.array([end for _, _, end, _ in texts], np.int32),
+        settled_len=np.array([end for _, _, end, _ in texts], np.int32),
         block_tables=np.stack([table for *_, table in texts]).astype(np.int32),
         state_rows=np.zeros(len(texts), np.int32),
         logit_rows=np.arange(starts[-1], dtype=np.int32),
@@ -152,7 +153,7 @@ def test_every_build_computes_the_same(isa: Isa) -> None:
     ids_T = random_ids(config.vocab_size, 40)
     for kind, kv, tolerance in ((Kind.F32, Kv.F32, 1e-4), (Kind.BF16, Kv.BF16, 0.1), (Kind.S8, Kv.S8, 0.3)):
         model = NativeDecoder(config, weights, library(isa), kind=kind, kv=kv)
-        model.allocate(NUM_BLOCKS, 0)
+        model.allocate(Allocation(num_blocks=NUM_BLOCKS))
         logits_TV = run(model, [(ids_T, 0, 40, np.arange(16))])[0]
         off = (logits_TV - reference(config, weights, ids_T)).norm() / reference(config, weights, ids_T).norm()
         assert off < tolerance, (kind, kv)

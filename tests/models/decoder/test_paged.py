@@ -8,7 +8,7 @@ from whet.errors import OptionError
 from whet.models.decoder.paged import PagedDecoder
 from whet.models.decoder.paged_cache import PagedCache
 from whet.models.decoder.reference import Decoder, DecoderConfig, load_decoder
-from whet.models.step import ServedModel, StepBatch
+from whet.models.step import Allocation, ServedModel, StepBatch
 from whet.workloads import WEIGHTS
 
 SMALL = {
@@ -48,7 +48,7 @@ def decoder_of(variant):
 def served(request):
     """One for all examples: the blocks hold what earlier ones left there."""
     model = PagedDecoder(decoder_of(request.param), block_size=4)
-    model.allocate(NUM_BLOCKS, 0)
+    model.allocate(Allocation(num_blocks=NUM_BLOCKS))
     return model
 
 
@@ -66,6 +66,7 @@ def step(model: ServedModel, parts, rows=None):
         positions=ints([done + place for _, done, count, _ in parts for place in range(count)]),
         query_start=ints(starts),
         context_len=ints([done + count for _, done, count, _ in parts]),
+        settled_len=ints([done + count for _, done, count, _ in parts]),
         block_tables=ints([[*blocks, *[NOWHERE] * (width - len(blocks))] for *_, blocks in parts]),
         state_rows=ints(range(len(parts))),
         logit_rows=ints(range(starts[-1]) if rows is None else rows),
@@ -106,7 +107,7 @@ def test_any_chunks_in_any_batch_in_any_blocks(served, data):
 
 def test_trained_model_token_by_token():
     model = PagedDecoder(load_decoder(WEIGHTS / "docs-gpt"), max_model_len=64)
-    model.allocate(4, 0)
+    model.allocate(Allocation(num_blocks=4))
     tokens, blocks = [0, 17, 300, 45, 8], [2, 0, 3, 1]
     wanted = list(tokens)
     logits = step(model, [(tokens, 0, 5, blocks)])[-1]
@@ -165,7 +166,7 @@ def test_bytes_are_those_allocated(kv_dtype):
 )
 def test_fewer_bits(dtype, kv_dtype, error):
     model = PagedDecoder(load_decoder(WEIGHTS / "docs-gpt", dtype), kv_dtype=kv_dtype)
-    model.allocate(8, 0)
+    model.allocate(Allocation(num_blocks=8))
     text = torch.randint(2048, (100,), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = [5, 1, 7, 3, 0, 2, 6]
     got = torch.cat([step(model, [(text, 0, 60, blocks)]), step(model, [(text, 60, 40, blocks)])])
@@ -197,4 +198,4 @@ def test_limits():
     with pytest.raises(OptionError, match="float64"):
         PagedDecoder(decoder, kv_dtype=torch.float64)
     with pytest.raises(OptionError, match="not enough memory"):
-        PagedDecoder(decoder).allocate(2**40, 0)
+        PagedDecoder(decoder).allocate(Allocation(num_blocks=2**40))

@@ -59,7 +59,7 @@ def test_the_original_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'; the selective state-space families are mamba (Mamba)"),
+        ({"model_type": "llama"}, "model_type is 'llama'; the selective state-space families are mamba, mamba2"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"state_size": 0}, "state_size"),
         ({"quantization_config": {}}, "quantization_config: whet reads only unquantised weights"),

@@ -13,7 +13,7 @@ from naive import naive_output
 from safetensors.torch import save_file
 from torch import Tensor
 
-from native_steps import assert_cuts_do_not_show
+from native_steps import Read, assert_cuts_do_not_show, assert_drafts_do_not_show
 from whet.errors import InputsError, OptionError, TargetError
 from whet.kernels import build
 from whet.kernels.build import Isa, library, supported
@@ -22,7 +22,7 @@ from whet.models.families import open_model
 from whet.models.selective import Selective, SelectiveConfig, SelectiveState
 from whet.models.selective.native import NativeSelective
 from whet.models.selective.rows import RowsOfStates
-from whet.models.step import StepBatch
+from whet.models.step import Allocation, StepBatch
 from whet.server.sampling_params import SamplingParams
 
 SMALL = {"vocab_size": 97, "hidden_size": 40, "state_size": 12, "num_hidden_layers": 3}
@@ -60,27 +60,33 @@ def readable(name: str) -> Selective:
     return model
 
 
-def native(model: Selective, kind: Kind = Kind.F32, isa: Isa | None = None, num_states: int = 4) -> NativeSelective:
+def native(model: Selective, kind: Kind = Kind.F32, isa: Isa | None = None, **room: int) -> NativeSelective:
     weights = {key: value.detach() for key, value in model.state_dict().items()}
     made = NativeSelective(model.config, weights, library(isa), kind=kind)
-    made.allocate(0, num_states)
+    made.allocate(Allocation(**{"num_states": 4, **room}))
     return made
 
 
-def run(model: NativeSelective | RowsOfStates, texts: list[Text]) -> list[Tensor]:
+def read(model: NativeSelective | RowsOfStates, reads: list[Read]) -> list[Tensor]:
     """One step of some sequences: the logits of all their new tokens."""
-    news = [end - start for _, start, end, _ in texts]
+    news = [len(one.ids) for one in reads]
     starts = np.concatenate([[0], np.cumsum(news)]).astype(np.int32)
     batch = StepBatch(
-        token_ids=np.concatenate([ids[start:end].numpy() for ids, start, end, _ in texts]).astype(np.int32),
-        positions=np.concatenate([np.arange(start, end) for _, start, end, _ in texts]).astype(np.int32),
+        token_ids=torch.cat([one.ids for one in reads]).numpy().astype(np.int32),
+        positions=np.concatenate([np.arange(len(one.ids)) + one.begin for one in reads]).astype(np.int32),
         query_start=starts,
-        context_len=np.array([end for _, _, end, _ in texts], np.int32),
-        block_tables=np.zeros((len(texts), 0), np.int32),
-        state_rows=np.array([row for *_, row in texts], np.int32),
+        context_len=np.array([one.begin + len(one.ids) for one in reads], np.int32),
+        settled_len=np.array([one.settled for one in reads], np.int32),
+        block_tables=np.zeros((len(reads), 0), np.int32),
+        state_rows=np.array([one.row for one in reads], np.int32),
         logit_rows=np.arange(starts[-1], dtype=np.int32),
     )
     return [part.clone() for part in model.step(batch).split(news)]
+
+
+def run(model: NativeSelective | RowsOfStates, texts: list[Text]) -> list[Tensor]:
+    """One step of some sequences without drafts."""
+    return read(model, [Read(ids[start:end], start, row, end) for ids, start, end, row in texts])
 
 
 def random_ids(num: int, seed: int = 1) -> Tensor:
@@ -128,6 +134,70 @@ def test_what_shares_a_step_and_how_it_is_cut_does_not_show(name: str, kind: Kin
         )
 
     cut_at_random()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("num_drafts", [1, 5, 40])
+def test_drafts_leave_nothing_behind(name: str, num_drafts: int) -> None:
+    model = native(readable(name), num_drafts=num_drafts, num_states=3)
+    texts = [random_ids(num, seed) for seed, num in enumerate((260, 60, 12))]
+    alone = [run(model, [(ids, 0, len(ids), 0)])[0] for ids in texts]
+
+    @settings(max_examples=8)
+    @given(data=st.data())
+    def drawn(data: st.DataObject) -> None:
+        assert_drafts_do_not_show(data, texts, alone, lambda reads: read(model, reads), num_drafts)
+
+    drawn()
+
+
+@pytest.mark.parametrize("name", ["falcon_mamba", "mamba2"])
+def test_drafts_of_the_readable_model(name: str) -> None:
+    """What is read in one call is rounded otherwise than what is read token by token."""
+    model, ids = RowsOfStates(readable(name)), random_ids(30)
+    model.allocate(Allocation(num_states=1, num_snapshots=1, num_drafts=4))
+    with torch.no_grad():
+        wanted = model.model(ids[None])[0]
+    wrong = random_ids(30, 9)
+    found = [read(model, [Read(ids[:9], 0, 0, 9)])[0]]
+    refused = torch.cat((ids[9:12], wrong[:2]))  # two accepted, two refused
+    found.append(read(model, [Read(refused, 9, 0, 10)])[0][:3])
+    model.copy_state(0, 1)
+    found.append(read(model, [Read(ids[12:13], 12, 0, 13)])[0])
+    read(model, [Read(wrong[:3], 13, 0, 13)])
+    found.append(read(model, [Read(ids[13:], 13, 0, 30)])[0])
+    torch.testing.assert_close(torch.cat(found), wanted, atol=1e-4, rtol=1e-4)
+    again = read(model, [Read(ids[10:], 10, 1, 30)])[0]  # the copy was of what was settled
+    torch.testing.assert_close(again, wanted[10:], atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match="row 0 holds no state before position 29"):
+        read(model, [Read(ids[29:], 29, 0, 30)])
+
+
+@pytest.mark.parametrize("name", ["falcon_mamba", "mamba2"])
+def test_a_copy_is_the_settled_state(name: str) -> None:
+    model, ids, other = native(readable(name), num_snapshots=2, num_drafts=4), random_ids(40), random_ids(40, 5)
+    wanted = run(model, [(ids, 0, 40, 0)])[0]
+    read(model, [Read(ids[:20], 0, 1, 17), Read(other[:20], 0, 3, 20)])
+    model.copy_state(1, 5)
+    run(model, [(other, 0, 30, 1)])
+    for target in (3, 1):
+        model.copy_state(5, target)
+        assert torch.equal(run(model, [(ids, 17, 40, target)])[0], wanted[17:])
+    model.copy_state(5, 4)
+    model.copy_state(4, 0)
+    assert torch.equal(run(model, [(ids, 17, 40, 0)])[0], wanted[17:])
+
+
+def test_what_a_row_does_not_hold_is_refused() -> None:
+    model, ids = native(readable("mamba"), num_drafts=2), random_ids(40)
+    run(model, [(ids, 0, 20, 1)])
+    for begin in (19, 21):
+        with pytest.raises(ValueError, match=rf"rows \[1\] hold no states before positions \[{begin}\]"):
+            run(model, [(ids, begin, 30, 1)])
+    with pytest.raises(ValueError, match="a sequence has more than 2 drafts"):
+        read(model, [Read(ids[20:24], 20, 1, 21)])
+    with pytest.raises(InputsError, match="row 1 holds the state after 20 tokens, not after 19"):
+        model.read_state(1, 19)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -207,9 +277,9 @@ def test_opened_from_a_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPatch,
         model, ids = write(tmp_path, "mamba2"), random_ids(30)
         opened: Any = open_model(tmp_path, dtype="fp32", max_model_len=50)
         assert isinstance(opened, RowsOfStates if off else NativeSelective)
-        assert (opened.max_model_len, opened.bytes_per_block, opened.can_rewind) == (50, 0, False)
+        assert (opened.max_model_len, opened.bytes_per_block, opened.can_rewind) == (50, 0, True)
         assert opened.bytes_per_state == model.new_state().num_bytes
-        opened.allocate(0, 2)
+        opened.allocate(Allocation(num_states=2))
         with torch.no_grad():
             wanted = model(ids[None])[0]
         found = torch.cat([run(opened, [(ids, 0, 20, 1)])[0], run(opened, [(ids, 20, 30, 1)])[0]])

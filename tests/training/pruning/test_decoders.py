@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.models.decoder.config import DecoderConfig
-from whet.models.decoder.fresh import fresh_decoder, write_decoder
+from whet.models.decoder.fresh import TRAINABLE, fresh_decoder
 from whet.models.decoder.reference import Decoder, load_decoder
 from whet.training.pruning.cost import cost_of
 from whet.training.pruning.decoders import Kept, changed_config, cut_decoder, refusal, shape_of
@@ -107,7 +107,7 @@ def test_transformers_loads_the_smaller_decoder(tmp_path: Path, tied: bool) -> N
     small = cut_decoder(model, KEPT)
     assert isinstance(small, Decoder)
     given = {"model_type": "llama", "vocab_size": 40, "num_key_value_heads": 3, "head_dim": 8, **SIZES}
-    write_decoder(small, tmp_path, {**given, **changed_config(model, KEPT)}, small.state_dict(), {})
+    TRAINABLE.write(small.config, tmp_path, {**given, **changed_config(model, KEPT)}, small.state_dict(), {})
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         expected = silenced(model, KEPT)(IDS)

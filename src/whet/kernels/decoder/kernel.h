@@ -26,6 +26,7 @@ struct Decoder {
   Heads heads;
   int32_t hidden, intermediate, vocab, num_layers;
   float eps, softmax_scale;
+  float attention_factor, gate_factor, mlp_factor;  // of what attention adds, of the MLP's gate, of what the MLP adds
   Rope rope;
   const Layer* layers;
   const float* final_norm;
@@ -110,19 +111,20 @@ struct Workspace {
   }
 };
 
-// x [T][hidden] of a part gets what attention adds.
-inline void attend(Team& team, const Decoder& d, const Layer& layer, Part& part, float* x, Workspace& ws) {
+// x [T][hidden] of a part gets what attention makes of `from`, which may be x.
+inline void attend(Team& team, const Decoder& d, const Layer& layer, Part& part, const float* from, float* x,
+                   Workspace& ws) {
   const auto same = [](int row) { return row; };
   const int T = part.batch.num_tokens, qkv_width = d.heads.width(), mixed_width = d.heads.num_heads * d.heads.head_dim;
   Rows rows = ws.rows_for(layer.qkv);
-  prepare(team, layer.qkv, x, d.hidden, d.hidden, layer.attention_norm, d.eps, T, rows, same);
+  prepare(team, layer.qkv, from, d.hidden, d.hidden, layer.attention_norm, d.eps, T, rows, same);
   linear(team, layer.qkv, rows, T, Store<false>{ws.qkv.data(), qkv_width});
   write_qkv(team, d.heads, ws.qkv.data(), d.rope, layer.q_norm, layer.k_norm, d.eps, layer.cache, part.batch);
   paged_attention(team, d.heads, ws.qkv.data(), d.softmax_scale, layer.window, layer.cache, part.batch,
                   ws.attention.data(), part.scratch);
   rows = ws.rows_for(layer.o);
   prepare(team, layer.o, ws.attention.data(), mixed_width, mixed_width, nullptr, 0.0f, T, rows, same);
-  linear(team, layer.o, rows, T, Store<true>{x, d.hidden});
+  linear(team, layer.o, rows, T, Store<true>{x, d.hidden, d.attention_factor});
 }
 
 inline void mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens, float* x, Workspace& ws) {
@@ -130,10 +132,10 @@ inline void mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens
   const int stride = static_cast<int>(Workspace::gated_stride(d));
   Rows rows = ws.rows_for(layer.gate_up);
   prepare(team, layer.gate_up, x, d.hidden, d.hidden, layer.mlp_norm, d.eps, num_tokens, rows, same);
-  linear(team, layer.gate_up, rows, num_tokens, Gate{ws.gated.data(), stride});
+  linear(team, layer.gate_up, rows, num_tokens, Gate{ws.gated.data(), stride, d.gate_factor});
   rows = ws.rows_for(layer.down);
   prepare(team, layer.down, ws.gated.data(), stride, d.intermediate, nullptr, 0.0f, num_tokens, rows, same);
-  linear(team, layer.down, rows, num_tokens, Store<true>{x, d.hidden});
+  linear(team, layer.down, rows, num_tokens, Store<true>{x, d.hidden, d.mlp_factor});
 }
 
 // logits [R][vocab] of the tokens `logit_rows`.
@@ -146,7 +148,7 @@ inline void decode_step(Team& team, const Decoder& d, const Ragged& batch, const
     for (int j = 0; j < ws.num_parts; j++) {
       Part& part = ws.parts[j];
       float* x = ws.x.data() + size_t(d.hidden) * part.first;
-      attend(team, d, d.layers[i], part, x, ws);
+      attend(team, d, d.layers[i], part, x, x, ws);
       mlp(team, d, d.layers[i], part.batch.num_tokens, x, ws);
     }
   const Rows rows = ws.rows_for(d.head);

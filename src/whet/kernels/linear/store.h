@@ -1,4 +1,5 @@
-// What becomes of a finished tile: kept, or added to what is there. A matrix may have padding beyond its last output.
+// What becomes of a finished tile: times a factor, it is kept, or added to what is there. A matrix may have padding
+// beyond its last output.
 #pragma once
 
 #include "kernel.h"
@@ -9,6 +10,7 @@ template <bool ADDED>
 struct Store {
   float* out;
   int num_outputs;
+  float factor = 1.0f;
 
   void expect(int row, int num_rows, int column) const {
     expect_writes(out, num_outputs, row, num_rows, column, PANEL);
@@ -18,9 +20,13 @@ struct Store {
       const float* y = tile.y + tile.stride * m;
       float* to = out + static_cast<size_t>(num_outputs) * (tile.row + m) + tile.column;
       const int width = num_outputs - tile.column < tile.num_columns ? num_outputs - tile.column : tile.num_columns;
+      const F by = set1(factor);
       int c = 0;
-      for (; c + LANES <= width; c += LANES) store(to + c, ADDED ? add(load(to + c), load(y + c)) : load(y + c));
-      for (; c < width; c++) to[c] = ADDED ? to[c] + y[c] : y[c];
+      for (; c + LANES <= width; c += LANES) {
+        const F value = mul(load(y + c), by);
+        store(to + c, ADDED ? add(load(to + c), value) : value);
+      }
+      for (; c < width; c++) to[c] = ADDED ? to[c] + y[c] * factor : y[c] * factor;
     }
   }
 };

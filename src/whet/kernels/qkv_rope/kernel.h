@@ -10,7 +10,7 @@
 
 namespace whet {
 
-// Tables [max_len][head_dim / 2], already multiplied by the attention factor.
+// Tables [max_len][head_dim / 2], already multiplied by the attention factor. Null where nothing is rotated.
 struct Rope {
   const float* cos;
   const float* sin;
@@ -108,7 +108,7 @@ inline void write(Heads heads, const Cache& cache, const Ragged& batch, int seq,
 }  // namespace rope
 
 // qkv [T][(num_heads + 2 * num_kv_heads) * head_dim]: q and k are normalised (where q_norm, k_norm [head_dim] are given)
-// and rotated in place, k and v written into the cache. Ends with a barrier.
+// and rotated in place (where there are tables), k and v written into the cache. Ends with a barrier.
 inline void write_qkv(Team& team, Heads heads, float* qkv, Rope tables, const float* q_norm, const float* k_norm,
                       float eps, const Cache& cache, const Ragged& batch) {
   const int H = heads.head_dim, group = heads.group();
@@ -124,7 +124,7 @@ inline void write_qkv(Team& team, Heads heads, float* qkv, Rope tables, const fl
       float* row = qkv + static_cast<size_t>(heads.width()) * token;
       const auto turn = [&](float* x, const float* norm) {
         if (norm != nullptr) rms_norm_row(x, norm, H, eps, x);
-        rope::rotate(x, tables.cos + angle, tables.sin + angle, H);
+        if (tables.cos != nullptr) rope::rotate(x, tables.cos + angle, tables.sin + angle, H);
       };
       for (int head = kv_head * group; head < (kv_head + 1) * group; head++) turn(row + head * H, q_norm);
       float* k = row + (heads.num_heads + kv_head) * H;

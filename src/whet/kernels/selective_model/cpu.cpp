@@ -21,6 +21,7 @@ struct Selective {
     parts.clear();
     for (int i = 0; i < num_parts; i++)
       parts.push_back(part_of(tokens, i * PART_TOKENS, std::min((i + 1) * PART_TOKENS, tokens.num_tokens), cuts[i]));
+    for (const Tokens& part : parts) workspace.fit_replayed(model, part.num_replayed);
   }
 };
 }  // namespace

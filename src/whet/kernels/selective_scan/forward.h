@@ -88,6 +88,16 @@ inline void finish(const Problem& p, int b, const Strip& s, int first, int count
   }
 }
 
+// The states of a strip over `count` tokens from `first` on, at most a chunk. The tile's y gets the sums over states.
+inline void advance_tokens(const Problem& p, int b, const Strip& s, int first, int count, const float* rates,
+                           float* states, Room& room) {
+  prepare(p, b, s, first, count, room.tile);
+  std::memset(room.tile.y, 0, sizeof(float) * count * LANES);
+  const Rows32 rows_b(p, p.b, b, s.group, first, count, room.b.data());
+  const Rows32 rows_c(p, p.c, b, s.group, first, count, room.c.data());
+  advance_all(p, count, room.tile, rates, rows_b, rows_c, states, room.tile.y, next_inputs(p, b, s, first + count));
+}
+
 // One strip over one chunk.
 inline void forward_strip(const Problem& p, int b, const Strip& s, int chunk, const float* rates, float* states,
                           const Results& to, Room& room) {
@@ -96,11 +106,7 @@ inline void forward_strip(const Problem& p, int b, const Strip& s, int chunk, co
     const size_t at = (static_cast<size_t>(b) * p.num_chunks() + chunk) * p.num_strips() + s.index;
     std::memcpy(to.starts + at * p.strip_states(), states, sizeof(float) * p.strip_states());
   }
-  prepare(p, b, s, first, count, room.tile);
-  std::memset(room.tile.y, 0, sizeof(float) * count * LANES);
-  const Rows32 rows_b(p, p.b, b, s.group, first, count, room.b.data());
-  const Rows32 rows_c(p, p.c, b, s.group, first, count, room.c.data());
-  advance_all(p, count, room.tile, rates, rows_b, rows_c, states, room.tile.y, next_inputs(p, b, s, first + count));
+  advance_tokens(p, b, s, first, count, rates, states, room);
   finish(p, b, s, first, count, room.tile, to);
 }
 

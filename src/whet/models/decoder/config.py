@@ -7,20 +7,17 @@ not support are refused.
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.errors import TargetError
-from whet.models.config_file import FILE, read_json, validated
+from whet.models.config_file import check_model_type, read_json, validated
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-FAMILIES: Mapping[str, str] = MappingProxyType(
-    {"llama": "Llama 2 and 3, SmolLM", "mistral": "Mistral", "qwen2": "Qwen2, Qwen2.5", "qwen3": "Qwen3"}
-)
+ModelType = Literal["llama", "mistral", "qwen2", "qwen3"]
+MODEL_TYPES: tuple[str, ...] = get_args(ModelType)
 
 # Each family's defaults for fields that config.json leaves out, where they differ from those of DecoderConfig.
 _LEFT_OUT: Mapping[str, Mapping[str, object]] = {
@@ -67,6 +64,7 @@ class Rope(BaseModel):
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     @model_validator(mode="before")
     @classmethod
@@ -76,8 +74,6 @@ class Rope(BaseModel):
         rope = {key: value for key, value in rope.items() if value is not None}
         if any(isinstance(value, dict) for value in rope.values()):
             raise ValueError("rotary angles that differ from layer to layer are not supported")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError("partial_rotary_factor: only heads that are rotated as a whole are supported")
         rope.setdefault("rope_type", rope.get("type", "default"))
         return rope
 
@@ -95,7 +91,7 @@ class DecoderConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    model_type: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
+    model_type: ModelType = "llama"
     hidden_act: Literal["silu"] = "silu"
     vocab_size: Size
     hidden_size: Size
@@ -112,6 +108,11 @@ class DecoderConfig(BaseModel):
     sliding_window: Size | None = None
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
     rope_parameters: Rope = Rope()
+
+    @property
+    def rotary_dim(self) -> int:
+        """Return how many numbers of each head are rotated; the rest pass unchanged."""
+        return int(self.head_dim * self.rope_parameters.partial_rotary_factor)
 
     @property
     def qkv_bias(self) -> bool:
@@ -151,15 +152,15 @@ class DecoderConfig(BaseModel):
         config.setdefault("num_key_value_heads", heads)
         if isinstance(heads, int) and heads > 0 and isinstance(config.get("hidden_size"), int):
             config.setdefault("head_dim", config["hidden_size"] // heads)
-        config["rope_parameters"] = _rope_parameters(config)
+        config["rope_parameters"] = rope_parameters(config)
         return _with_layer_types(config) if family in _READ_IN["layer_types"] else config
 
     @model_validator(mode="after")
     def _check(self) -> "DecoderConfig":
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
-        if self.head_dim % 2:
-            raise ValueError("head_dim is odd: rotary positions need an even number")
+        if self.rotary_dim % 2 or not self.rotary_dim:
+            raise ValueError(f"head_dim is {self.head_dim}: rotary positions need an even number")
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(f"layer_types names {len(self.layer_types)} layers of {self.num_hidden_layers}")
         if self.sliding_window is None and "sliding_attention" in (self.layer_types or ()):
@@ -174,16 +175,21 @@ def read_config(directory: Path | str) -> DecoderConfig:
         TargetError: It is missing or damaged, is of another family, or asks for something that the decoder does not
             support.
     """
-    path = Path(directory) / FILE
     raw = read_json(directory)
-    if str(raw.get("model_type")) not in FAMILIES:
-        known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
-        raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet's decoder runs the families {known}")
+    check_model_type(directory, raw, MODEL_TYPES, "whet's decoder runs the families")
     return validated(directory, DecoderConfig, raw)
 
 
-def _rope_parameters(config: Mapping[str, Any]) -> object:
-    """Return the rotary parameters as one dict, the form of newer files."""
+def rope_parameters(config: Mapping[str, Any], *, partly: bool = False) -> object:
+    """Return the rotary parameters as one dict, the form of newer files.
+
+    Args:
+        config: The keys of a config.json.
+        partly: Whether the family may rotate a part of each head.
+
+    Raises:
+        ValueError: Heads are rotated in part, where the family does not support it.
+    """
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         return rope
@@ -195,6 +201,8 @@ def _rope_parameters(config: Mapping[str, Any]) -> object:
         rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     elif "max_position_embeddings" in config:
         rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    if rope.get("partial_rotary_factor", 1.0) != 1.0 and not partly:
+        raise ValueError("partial_rotary_factor: only heads that are rotated as a whole are supported")
     return rope
 
 

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from whet.errors import TargetError
 from whet.models.decoder.config import DecoderConfig
-from whet.models.tensor_files import Shape, compare_shapes, stored_tensors
+from whet.models.tensor_files import Shape, compare_shapes, drop_tied_head, stored_tensors
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
@@ -65,20 +64,9 @@ def read_weights(directory: Path | str, config: DecoderConfig) -> dict[str, Tens
         if name in weights:
             raise TargetError(f"{directory} holds {name} twice")
         weights[name] = tensor
-    _drop_what_is_not_needed(weights, directory, config)
+    for name in [name for name in weights if name.endswith(".rotary_emb.inv_freq")]:
+        del weights[name]  # old files hold the rotary angles, which are computed
+    if config.tie_word_embeddings:
+        drop_tied_head(weights, directory, "embed_tokens.weight", "tie_word_embeddings")
     compare_shapes(weights, directory, weight_shapes(config))
     return weights
-
-
-def _drop_what_is_not_needed(weights: dict[str, Tensor], directory: Path, config: DecoderConfig) -> None:
-    """Remove rotary angles, which old files hold but which are computed, and the second copy of a tied head."""
-    for name in [name for name in weights if name.endswith(".rotary_emb.inv_freq")]:
-        del weights[name]
-    if not config.tie_word_embeddings:
-        return
-    head, embedding = weights.pop("lm_head.weight", None), weights.get("embed_tokens.weight")
-    if head is not None and embedding is not None and not torch.equal(head, embedding):
-        raise TargetError(
-            f"{directory}: config.json says tie_word_embeddings, but lm_head.weight is not embed_tokens.weight: "
-            "set tie_word_embeddings to false"
-        )

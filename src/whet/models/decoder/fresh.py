@@ -1,26 +1,14 @@
-"""Make a decoder of the Llama family with new weights, and write one as a Hugging Face directory."""
+"""Make a decoder of the Llama family with new weights, and say how decoders are trained."""
 
 import json
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from whet.models.config_file import FILE
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.reference import Decoder
-from whet.models.tensor_files import WEIGHTS
-
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+from whet.models.trainable import Trainable
 
 
 def fresh_decoder(config: DecoderConfig, generator: torch.Generator) -> Decoder:
@@ -49,26 +37,21 @@ def file_name(name: str) -> str:
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
-def write_decoder(
-    model: Decoder, directory: Path, given: Mapping[str, Any], weights: Mapping[str, Tensor], tokens: Mapping[str, int]
-) -> None:
-    """Write a decoder as transformers does: config.json, generation_config.json, model.safetensors.
-
-    Args:
-        model: The decoder.
-        directory: An empty directory.
-        given: The keys of the config.json that the decoder was made from; they are kept.
-        weights: The decoder's weights, by the names of its state_dict.
-        tokens: The ids of special tokens, as {"eos_token_id": 0}.
-    """
-    config = {**json.loads(model.config.model_dump_json(exclude_none=True)), **given, **tokens}
-    config["architectures"] = [_ARCHITECTURES[model.config.model_type]]
-    config["dtype"] = "float32"
-    kept = {
-        file_name(name): value.detach().float().contiguous()
-        for name, value in weights.items()
-        if name != "lm_head.weight" or not model.config.tie_word_embeddings
-    }
-    save_file(kept, directory / WEIGHTS, metadata={"format": "pt"})
-    for file, content in ((FILE, config), ("generation_config.json", {"do_sample": False, **tokens})):
-        (directory / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+TRAINABLE = Trainable(
+    config=DecoderConfig,
+    also_known=frozenset({"rope_theta", "rope_scaling", "use_sliding_window", "max_window_layers"}),
+    build=Decoder,
+    fresh=fresh_decoder,
+    file_name=file_name,
+    config_json=lambda config: json.loads(config.model_dump_json(exclude_none=True)),
+    architectures={
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    },
+    packing="mask",
+    max_tokens=lambda config: int(config.max_position_embeddings),
+    size_keys=("hidden_size", "intermediate_size", "num_hidden_layers"),
+)
+"""Say how decoders are trained."""

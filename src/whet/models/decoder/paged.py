@@ -16,7 +16,7 @@ from torch import Tensor
 from whet.errors import OptionError
 from whet.models.decoder.paged_cache import PagedCache, bytes_per_block
 from whet.models.decoder.reference import Decoder, DecoderLayer, visible
-from whet.models.step import Ints, StepBatch
+from whet.models.step import Allocation, Ints, StepBatch, WithoutStates
 
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
@@ -38,7 +38,7 @@ class _Span:
     mask: Tensor | None
 
 
-class PagedDecoder:
+class PagedDecoder(WithoutStates):
     """Run a decoder as a ServedModel, in the dtype of its weights.
 
     Attention is computed for one sequence after another, and linear layers for all tokens of a step together. So other
@@ -55,9 +55,6 @@ class PagedDecoder:
     Raises:
         OptionError: kv_dtype is not supported, or max_model_len is out of range.
     """
-
-    can_rewind = True
-    bytes_per_state = 0
 
     def __init__(
         self,
@@ -86,9 +83,9 @@ class PagedDecoder:
         self._windows = [config.window_of(index) for index in range(len(self.layers))]
         self._cache: PagedCache | None = None
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
+    def allocate(self, room: Allocation) -> None:
         """Allocate the blocks. There are no states of fixed size."""
-        self._cache = PagedCache(self.decoder.config, num_blocks, self.block_size, self.kv_dtype)
+        self._cache = PagedCache(self.decoder.config, room.num_blocks, self.block_size, self.kv_dtype)
 
     @torch.no_grad()
     def step(self, batch: StepBatch) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whet.models.decoder.config import DecoderConfig, Rope, read_config
 from whet.models.decoder.files import read_weights
-from whet.models.decoder.rope import inverse_frequencies, rotary_scale, rotate
+from whet.models.decoder.rope import cosines_and_sines, inverse_frequencies, rotary_scale, rotate
 from whet.models.tensor_files import filled
 
 __all__ = ["Decoder", "DecoderConfig", "Rope", "inverse_frequencies", "load_decoder"]
@@ -126,12 +126,7 @@ class Decoder(nn.Module):
 
     def rotary(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the cosines [..., T, H] and sines [..., T, H] of the rotary angles at positions [..., T]."""
-        half_TH = positions_T.float()[..., None] * self.inv_freq
-        angles_TH = torch.cat((half_TH, half_TH), dim=-1)
-        cos_TH, sin_TH = angles_TH.cos(), angles_TH.sin()
-        if self.rotary_scale != 1.0:
-            cos_TH, sin_TH = cos_TH * self.rotary_scale, sin_TH * self.rotary_scale
-        return cos_TH.to(dtype), sin_TH.to(dtype)
+        return cosines_and_sines(self.inv_freq, self.rotary_scale, positions_T, dtype)
 
     def forward(
         self, input_ids_BT: Tensor, positions_BT: Tensor | None = None, mask_B1TT: Tensor | None = None

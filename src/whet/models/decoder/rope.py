@@ -1,6 +1,6 @@
 """Compute rotary positions (Su et al., 2021, arXiv:2104.09864): pairs of a head's numbers rotate with the position.
 
-Shape suffixes: T tokens, N heads, H head width.
+Shape suffixes: T tokens, N heads, H head width, R rotated numbers of a head.
 """
 
 import math
@@ -12,17 +12,40 @@ from whet.models.decoder.config import DecoderConfig, Rope
 
 
 def rotate(x_NTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Rotate each pair (i, i + H/2) of a head by the angle of its position: [..., N, T, H] -> [..., N, T, H]."""
-    first, second = x_NTH.chunk(2, dim=-1)
-    return x_NTH * cos_TH + torch.cat((-second, first), dim=-1) * sin_TH
+    """Rotate each pair (i, i + R/2) of a head by the angle of its position: [..., N, T, H] -> [..., N, T, H].
+
+    R is the last size of the cosines. A head's numbers from R on pass unchanged.
+    """
+    num_rotated = cos_TH.shape[-1]
+    rotated, rest = x_NTH[..., :num_rotated], x_NTH[..., num_rotated:]
+    first, second = rotated.chunk(2, dim=-1)
+    rotated = rotated * cos_TH + torch.cat((-second, first), dim=-1) * sin_TH
+    return rotated if num_rotated == x_NTH.shape[-1] else torch.cat((rotated, rest), dim=-1)
+
+
+def cosines_and_sines(inv_freq: Tensor, scale: float, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the cosines [..., T, R] and sines [..., T, R] of the rotary angles at positions [..., T].
+
+    Args:
+        inv_freq: The radians per position of each pair [R/2].
+        scale: The factor of cosines and sines.
+        positions_T: The positions.
+        dtype: The type of the results.
+    """
+    half_TH = positions_T.float()[..., None] * inv_freq
+    angles_TH = torch.cat((half_TH, half_TH), dim=-1)
+    cos_TH, sin_TH = angles_TH.cos(), angles_TH.sin()
+    if scale != 1.0:
+        cos_TH, sin_TH = cos_TH * scale, sin_TH * scale
+    return cos_TH.to(dtype), sin_TH.to(dtype)
 
 
 def inverse_frequencies(config: DecoderConfig) -> Tensor:
-    """Return the radians per position of each rotary pair, float32 [H/2] on the CPU, by transformers' rules."""
+    """Return the radians per position of each rotary pair, float32 [R/2] on the CPU, by transformers' rules."""
     rope = config.rope_parameters
     # The device is explicit, so that a model built under torch.device("meta") still gets real angles.
-    pairs = torch.arange(0, config.head_dim, 2, device="cpu").float()
-    inv_freq = 1.0 / rope.rope_theta ** (pairs / config.head_dim)
+    pairs = torch.arange(0, config.rotary_dim, 2, device="cpu").float()
+    inv_freq = 1.0 / rope.rope_theta ** (pairs / config.rotary_dim)
     match rope.rope_type:
         case "default":
             return inv_freq
@@ -31,7 +54,7 @@ def inverse_frequencies(config: DecoderConfig) -> Tensor:
         case "llama3":
             keep = _kept_by_llama3(rope, inv_freq)
         case "yarn":
-            keep = _kept_by_yarn(rope, config.head_dim)
+            keep = _kept_by_yarn(rope, config.rotary_dim)
     return keep * inv_freq + (1 - keep) * inv_freq / rope.factor
 
 

@@ -13,6 +13,7 @@ its contents times their weight, the weight, and the number of other slots that 
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -151,19 +152,30 @@ class MemoryBank(nn.Module):
         Returns:
             What is read, projected and gated [B, m, t, D], and the bank after the last token.
         """
-        m = h_BmtD.shape[1]
-        top, total, pooled = self._pool(h_BmtD, state, offset)
+        wide, keys_BmtC, values = state.rows_BSR.dtype, self.pool_proj(h_BmtD), self.value_proj(h_BmtD)
+        values = torch.cat((values * torch.sigmoid(self.channel_gate(h_BmtD)), self.write_gate(h_BmtD)), -1)
+        q_BmtC = self.q_proj(h_BmtD)
+        with without_autocast(h_BmtD.device):  # what lasts for long is not rounded
+            pooled = self._pool(keys_BmtC.to(wide), values.to(wide), state, offset)
+            read_BmtC, after = self._through(_normed(q_BmtC.to(wide), self.q_norm), pooled, state, ends, track)
+        read_BmtD = self.o_proj(read_BmtC.to(h_BmtD.dtype))
+        return read_BmtD * torch.sigmoid(GATE_SPEED * self.read_gate(h_BmtD)), after
+
+    def _through(
+        self, q_BmtC: Tensor, pooled: tuple[Tensor, Tensor, Tensor], state: BankState, ends: bool, track: bool
+    ) -> tuple[Tensor, BankState]:
+        """Return what is read [B, m, t, C], and the bank after m spans, or after a part of one. See forward."""
         if not ends:
-            out, mass = self._read(h_BmtD, state.rows_BSR[:, None])
+            out, mass = self._read(q_BmtC, state.rows_BSR[:, None])
             after = BankState(**vars(state))
-            after.top_BS, after.total_BS, after.pooled_BSC = top[:, 0], total[:, 0], pooled[:, 0]
+            after.top_BS, after.total_BS, after.pooled_BSC = (part[:, 0] for part in pooled)
             after.mass_BS = state.mass_BS + mass[:, 0] if track else state.mass_BS
             return out, after
-        written = self._written(top, total, pooled, state)
+        written = self._written(*pooled[1:], state)
         before = [state.rows_BSR]
-        for index in range(m):
+        for index in range(q_BmtC.shape[1]):
             before.append(torch.lerp(before[-1], written.rows[:, index], written.gates[:, index, :, None]))
-        out, mass = self._read(h_BmtD, torch.stack(before[:-1], 1))
+        out, mass = self._read(q_BmtC, torch.stack(before[:-1], 1))
         after = BankState(**vars(state) | {"rows_BSR": before[-1]})
         after.top_BS, after.total_BS = torch.full_like(state.top_BS, NEVER), torch.zeros_like(state.total_BS)
         after.pooled_BSC = torch.zeros_like(state.pooled_BSC)
@@ -171,19 +183,16 @@ class MemoryBank(nn.Module):
             _track(after, mass, written.gates, [rows[..., -2] for rows in before], self.span)
         return out, after
 
-    def _pool(self, h_BmtD: Tensor, state: BankState, offset: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _pool(self, keys_BmtC: Tensor, values: Tensor, state: BankState, offset: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the highest score, the sum of weights and the weighted sum of values, those of the state included."""
-        t, wide = h_BmtD.shape[2], state.rows_BSR.dtype
+        t, wide = keys_BmtC.shape[2], keys_BmtC.dtype
         ids_BS = state.ids_BS.clamp(min=0)
         queries_BSC = self.slot_queries.to(wide)[ids_BS]
-        keys_BmtC = self.pool_proj(h_BmtD).to(wide)
-        place_t = (torch.arange(offset, offset + t, device=h_BmtD.device, dtype=wide) + 0.5) / self.span
+        place_t = (torch.arange(offset, offset + t, device=keys_BmtC.device, dtype=wide) + 0.5) / self.span
         away_BSt = (place_t - self.slot_centres.to(wide)[ids_BS][..., None]).square()
         bumps_BSt = away_BSt * self.slot_sharpness.to(wide).exp()[ids_BS][..., None]
         scores = queries_BSC[:, None] @ keys_BmtC.transpose(-2, -1) / math.sqrt(keys_BmtC.shape[-1])
         scores = scores - bumps_BSt[:, None]
-        values = self.value_proj(h_BmtD) * torch.sigmoid(self.channel_gate(h_BmtD))
-        values = torch.cat((values, self.write_gate(h_BmtD)), -1).to(wide)
         top = torch.maximum(scores.detach().amax(-1), state.top_BS[:, None])
         weights = (scores - top[..., None]).exp()
         kept = (state.top_BS[:, None] - top).exp()
@@ -191,7 +200,7 @@ class MemoryBank(nn.Module):
         pooled = weights @ values + kept[..., None] * state.pooled_BSC[:, None]
         return top, total, pooled
 
-    def _written(self, top: Tensor, total: Tensor, pooled: Tensor, state: BankState) -> _Written:
+    def _written(self, total: Tensor, pooled: Tensor, state: BankState) -> _Written:
         found = pooled / total.clamp(min=_LEAST_WEIGHT)[..., None]
         gates_S = self.slot_gates.to(found.dtype)[state.ids_BS.clamp(min=0)]
         gates = torch.sigmoid(GATE_SPEED * (found[..., -1] + gates_S[:, None]))
@@ -200,18 +209,27 @@ class MemoryBank(nn.Module):
         rows = torch.cat((found[..., :-1], one, torch.zeros_like(one)), -1)
         return _Written(rows, gates * is_there)
 
-    def _read(self, h_BmtD: Tensor, rows_BmSR: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what tokens read [B, m, t, D], and how much of it was read from each slot [B, m, S]."""
+    def _read(self, q_BmtC: Tensor, rows_BmSR: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what tokens read [B, m, t, C], and how much of it was read from each slot [B, m, S]."""
         contents = _contents(rows_BmSR)
-        wide = contents.dtype
-        q_BmtC = self.q_norm(self.q_proj(h_BmtD)).to(wide)
-        keys = F.rms_norm(contents, contents.shape[-1:], self.k_norm.weight.to(wide), self.k_norm.eps)
+        keys = _normed(contents, self.k_norm)
         scores = q_BmtC @ keys.transpose(-2, -1) / math.sqrt(contents.shape[-1])
         scores = scores + rows_BmSR[..., None, :, -1].log1p()
         scores = scores.masked_fill(rows_BmSR[..., None, :, -2] <= 0, NEVER)
         shares = F.pad(scores, (0, 1)).softmax(-1)[..., :-1]
-        read = self.o_proj((shares @ contents).to(h_BmtD.dtype))
-        return read * torch.sigmoid(GATE_SPEED * self.read_gate(h_BmtD)), shares.detach().sum(-2)
+        return shares @ contents, shares.detach().sum(-2)
+
+
+def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """Normalise in the type of the input, whatever the weight's is."""
+    return F.rms_norm(x, x.shape[-1:], norm.weight.to(x.dtype), norm.eps)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which products are computed in the type of their factors, autocast or not."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()  # which costs less, and leaves no trace in an exported graph
+    return torch.autocast(device.type, enabled=False)
 
 
 def _contents(rows: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ something that the model does not compute are refused.
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from whet.errors import TargetError
 from whet.models.config_file import FILE, read_json, validated
 from whet.models.decoder.config import DecoderConfig, Positive, Size
-
-FAMILIES: Mapping[str, str] = MappingProxyType({"ltm": "whet's long-term-memory decoder"})
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Granularity = Literal["none", "layer", "block"]
@@ -163,6 +160,11 @@ class LtmConfig(BaseModel):
             raise ValueError(f"the memory's width {self.memory_width} is not a multiple of test_time_heads")
         if self.checkpoint_segments and self.gradient_checkpointing_granularity != "block":
             raise ValueError('checkpoint_segments needs gradient_checkpointing_granularity = "block"')
+        if 0 < self.backpropagation_segments <= self.memory_update_interval and self.memory_slots:
+            raise ValueError(
+                f"backpropagation_segments {self.backpropagation_segments} lets no gradient reach what is written; set "
+                f"more than memory_update_interval, {self.memory_update_interval}, or 0 for all"
+            )
         return self
 
 
@@ -174,7 +176,7 @@ def read_config(directory: Path | str) -> LtmConfig:
             compute.
     """
     raw: dict[str, Any] = read_json(directory)
-    if raw.get("model_type") not in FAMILIES:
+    if raw.get("model_type") != "ltm":
         path = Path(directory) / FILE
         raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; a long-term-memory decoder's is 'ltm'")
     return validated(directory, LtmConfig, raw)

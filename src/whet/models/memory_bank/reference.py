@@ -47,6 +47,8 @@ from whet.models.tensor_files import filled
 
 Angles = tuple[Tensor, Tensor]
 
+_KEPT_WIDE = ("bank.slot_", "test_time.weights", "test_time.norm")  # the states' own type
+
 
 class LtmLayer(nn.Module):
     """Apply attention within segments, then the memories, then the MLP, each added to its input: [B, T, D]."""
@@ -130,6 +132,7 @@ class Ltm(nn.Module):
         wide = torch.promote_types(weight.dtype, torch.float32)
         layers = []
         for layer in self.layers:
+            assert isinstance(layer, LtmLayer)
             none = weight.new_zeros(batch_size, config.num_key_value_heads, 0, config.head_dim)
             state = LayerState(SegmentState(none, none))
             if layer.bank is not None:
@@ -316,11 +319,19 @@ def initialise(model: Ltm, generator: torch.Generator | None = None) -> None:
 def load_ltm(directory: Path | str, dtype: torch.dtype = torch.float32) -> Ltm:
     """Load the model in a directory (config.json and safetensors), in eval mode.
 
-    Its weights are copies: they do not depend on the files.
+    Its weights are copies: they do not depend on the files. What the memories start from stays in float32.
+
+    Args:
+        directory: The directory.
+        dtype: The type of the matrices.
 
     Raises:
         TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
     """
     config = read_config(directory)
-    weights = {name: tensor.to(dtype, copy=True) for name, tensor in read_weights(directory, config).items()}
+    wide = torch.promote_types(dtype, torch.float32)
+    weights = {
+        name: tensor.to(wide if any(part in name for part in _KEPT_WIDE) else dtype, copy=True)
+        for name, tensor in read_weights(directory, config).items()
+    }
     return filled(lambda: Ltm(config), weights, "embed_tokens", tied=config.tie_word_embeddings)

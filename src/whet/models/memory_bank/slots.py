@@ -180,9 +180,9 @@ def _merge(bank: BankState, row: int, group: list[int]) -> None:
 def _by_use(bank: BankState) -> Tensor:
     """Return the slots of each sequence, the most used first: by usage, then by youth. Marked ones are last."""
     ages = bank.ages_BS / bank.weight_BS.clamp(min=1e-12)
-    young = ages.argsort(-1, stable=True)
+    young = ages.argsort(dim=-1, stable=True)
     usage = torch.where(bank.ids_BS >= 0, bank.usage_BS, -1.0).gather(1, young)
-    return young.gather(1, usage.argsort(-1, descending=True, stable=True))
+    return young.gather(1, usage.argsort(dim=-1, descending=True, stable=True))
 
 
 def _ids(bank: BankState) -> list[list[int]]:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.models.memory_bank.bank import without_autocast
 from whet.models.memory_bank.config import LtmConfig
 
 
@@ -120,12 +121,23 @@ class TestTimeMemory(nn.Module):
         B, T, _ = h_BTD.shape
         wide = state.now_BHPCC.dtype
         q, k, v = (self._heads(linear(h_BTD).to(wide)) for linear in (self.q_proj, self.k_proj, self.v_proj))
+        logits = self.rates(h_BTD).to(wide).view(B, T, 3, self.heads).permute(2, 0, 3, 1).flatten(1, 2)
+        with without_autocast(h_BTD.device):  # what lasts for long is not rounded
+            y_NTC, after = self._through(q, k, v, logits, state, offset)
+        read_BTC = y_NTC.unflatten(0, (B, self.heads)).transpose(1, 2).flatten(2)
+        read_BTD = self.o_proj(read_BTC.to(h_BTD.dtype)) * torch.sigmoid(self.read_gate(h_BTD))
+        return read_BTD, after
+
+    def _through(
+        self, q: Tensor, k: Tensor, v: Tensor, logits_3NT: Tensor, state: TestTimeState, offset: int
+    ) -> tuple[Tensor, TestTimeState]:
+        """Return what is read [N, T, C], and the memory after the last token, chunk after chunk. See forward."""
         q, k = F.normalize(q, dim=-1, eps=1e-6), F.normalize(k, dim=-1, eps=1e-6)
-        step, momentum, decay = self.rates(h_BTD).to(wide).view(B, T, 3, self.heads).permute(2, 0, 3, 1).flatten(1, 2)
+        step, momentum, decay = logits_3NT
         rates = Rates(torch.sigmoid(step), F.logsigmoid(momentum), F.logsigmoid(-decay))
         found = Weights(*(part.flatten(0, 1) for part in (state.start_BHPCC, state.now_BHPCC, state.momentum_BHPCC)))
-        norm = None if self.norm is None else self.norm.to(wide)
-        outputs, begin = [], 0
+        norm = None if self.norm is None else self.norm.to(q.dtype)
+        T, outputs, begin = q.shape[1], [], 0
         while begin < T:
             in_chunk = (offset + begin) % self.chunk
             if in_chunk == 0:
@@ -135,13 +147,12 @@ class TestTimeMemory(nn.Module):
             y_NTC, found = read_and_learn(found, *tokens, rates.part(begin, end), norm, self.clip)
             outputs.append(y_NTC)
             begin = end
-        read_BTC = torch.cat(outputs, 1).unflatten(0, (B, self.heads)).transpose(1, 2).flatten(2)
-        read_BTD = self.o_proj(read_BTC.to(h_BTD.dtype)) * torch.sigmoid(self.read_gate(h_BTD))
-        parts = (part.unflatten(0, (B, self.heads)) for part in (found.start, found.now, found.momentum))
-        return read_BTD, TestTimeState(*parts)
+        parts = (part.unflatten(0, (-1, self.heads)) for part in (found.start, found.now, found.momentum))
+        return torch.cat(outputs, 1), TestTimeState(*parts)
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
-        return x_BTC.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+        x_BTHC: Tensor = x_BTC.unflatten(-1, (self.heads, -1))
+        return x_BTHC.transpose(1, 2).flatten(0, 1)
 
 
 def read_and_learn(

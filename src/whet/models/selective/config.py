@@ -7,20 +7,18 @@ model does not support are refused.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from whet.errors import TargetError
-from whet.models.config_file import FILE, read_json, validated
+from whet.models.config_file import FILE, check_model_type, read_json, validated
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-FAMILIES: Mapping[str, str] = MappingProxyType(
-    {"mamba": "Mamba", "mamba2": "Mamba-2, Codestral Mamba", "falcon_mamba": "Falcon-Mamba"}
-)
+ModelType = Literal["mamba", "mamba2", "falcon_mamba"]
+MODEL_TYPES: tuple[str, ...] = get_args(ModelType)
 
 # Each family's defaults for fields that config.json leaves out, where they differ from those of SelectiveConfig.
 _LEFT_OUT: Mapping[str, Mapping[str, object]] = {
@@ -41,7 +39,7 @@ class SelectiveConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    model_type: Literal["mamba", "mamba2", "falcon_mamba"] = "mamba"
+    model_type: ModelType = "mamba"
     hidden_act: Literal["silu"] = "silu"
     vocab_size: Size = 50280
     hidden_size: Size = 768
@@ -96,7 +94,7 @@ class SelectiveConfig(BaseModel):
             if config.get("time_step_rank", "auto") == "auto":
                 config["time_step_rank"] = math.ceil(hidden / 16)
         if isinstance(limits := config.get("time_step_limit"), list):
-            config["time_step_limit"] = tuple(_number(limit) for limit in limits)
+            config["time_step_limit"] = tuple(number_of(limit) for limit in limits)
         return config
 
     @model_validator(mode="after")
@@ -125,12 +123,7 @@ def read_config(directory: Path | str) -> SelectiveConfig:
     raw = read_json(directory)
     if is_original(raw):
         raw = _from_original(directory, raw)
-    if str(raw.get("model_type")) not in FAMILIES:
-        known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
-        raise TargetError(
-            f"{Path(directory) / FILE}: model_type is {raw.get('model_type')!r}; the selective state-space families "
-            f"are {known}"
-        )
+    check_model_type(directory, raw, MODEL_TYPES, "the selective state-space families are")
     return validated(directory, SelectiveConfig, raw)
 
 
@@ -192,6 +185,6 @@ def _from_original(directory: Path | str, raw: Mapping[str, Any]) -> dict[str, A
     return config
 
 
-def _number(limit: object) -> object:
+def number_of(limit: object) -> object:
     """Return a number that may be written as transformers writes infinity: {"__float__": "Infinity"}."""
     return limit.get("__float__") if isinstance(limit, dict) else limit

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from whet.errors import TargetError
 from whet.models.selective.config import SelectiveConfig
-from whet.models.tensor_files import Shape, compare_shapes, stored_tensors
+from whet.models.tensor_files import Shape, compare_shapes, drop_tied_head, stored_tensors
 
 _PICKLES = (
     "save its tensors as safetensors, safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
@@ -66,16 +65,6 @@ def read_weights(directory: Path | str, config: SelectiveConfig) -> dict[str, Te
             raise TargetError(f"{directory} holds {name} twice")
         weights[name] = tensor
     if config.tie_word_embeddings:
-        _drop_tied_head(weights, directory)
+        drop_tied_head(weights, directory, "embeddings.weight", "tie_word_embeddings (tie_embeddings)")
     compare_shapes(weights, directory, weight_shapes(config))
     return weights
-
-
-def _drop_tied_head(weights: dict[str, Tensor], directory: Path) -> None:
-    """Remove the second copy of a tied head."""
-    head, embedding = weights.pop("lm_head.weight", None), weights.get("embeddings.weight")
-    if head is not None and embedding is not None and not torch.equal(head, embedding):
-        raise TargetError(
-            f"{directory}: config.json says that embeddings are tied, but lm_head.weight is not embeddings.weight: set "
-            "tie_word_embeddings (tie_embeddings) to false"
-        )

@@ -20,26 +20,38 @@ from whet.models.selective.state import LayerState
 
 
 class Convolution(nn.Module):
-    """Apply a convolution of each channel with its past, then SiLU: [B, T, C] -> [B, T, C]."""
+    """Apply a convolution of each channel with its past, then SiLU unless it is left out: [B, T, C] -> [B, T, C]."""
 
-    def __init__(self, channels: int, taps: int, bias: bool) -> None:
+    def __init__(self, channels: int, taps: int, bias: bool, silu: bool = True) -> None:
         super().__init__()
+        self.silu = silu
         self.weight = nn.Parameter(torch.empty(channels, 1, taps))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
-        bound = 1 / math.sqrt(taps)
         if not self.weight.is_meta:
-            nn.init.uniform_(self.weight, -bound, bound)
+            self.initialise(None)
+
+    def initialise(self, generator: torch.Generator | None) -> None:
+        """Draw new taps as torch does for new convolutions. Biases are 0."""
+        bound = 1 / math.sqrt(self.weight.shape[-1])
+        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
     def forward(self, x_BTC: Tensor, state: LayerState | None) -> Tensor:
         """Map [B, T, C] to [B, T, C]. A state is read and replaced."""
-        y_BTC, last_BSC = causal_conv(x_BTC, self.weight[:, 0], self.bias, state.conv_BSC if state else None)
+        before = state.conv_BSC if state else None
+        y_BTC, last_BSC = causal_conv(x_BTC, self.weight[:, 0], self.bias, before, silu=self.silu)
         if state is not None:
             state.conv_BSC = last_BSC.to(state.conv_BSC.dtype)
         return y_BTC
 
 
 class Mamba1Mixer(nn.Module):
-    """Compute a scan over tokens in which every channel has rates of its own: [B, T, D] -> [B, T, D]."""
+    """Compute a scan over tokens in which every channel has rates of its own: [B, T, D] -> [B, T, D].
+
+    Attributes:
+        no_products: The parameters that no product multiplies; see whet.training.plain_parameters.
+    """
+
+    no_products = ("A_log", "D")
 
     def __init__(self, config: SelectiveConfig) -> None:
         super().__init__()
@@ -58,6 +70,7 @@ class Mamba1Mixer(nn.Module):
     def initialise(self, generator: torch.Generator | None) -> None:
         """Draw new weights. Source: mamba_ssm/modules/mamba_simple.py."""
         initialise_linear(self.in_proj, generator)
+        self.conv1d.initialise(generator)
         initialise_linear(self.x_proj, generator)
         initialise_linear(self.out_proj, generator, 1 / math.sqrt(self.config.num_hidden_layers))
         nn.init.uniform_(self.dt_proj.weight, -(self.rank**-0.5), self.rank**-0.5, generator=generator)
@@ -68,7 +81,7 @@ class Mamba1Mixer(nn.Module):
         u_BTE, z_BTE = self.in_proj(x_BTD).chunk(2, dim=-1)
         u_BTE = self.conv1d(u_BTE, state)
         parts = self.x_proj(u_BTE).split([self.rank, self.num_states, self.num_states], dim=-1)
-        step_BTR, B_BTN, C_BTN = parts if self.eps is None else (_unweighted_norm(part, self.eps) for part in parts)
+        step_BTR, B_BTN, C_BTN = parts if self.eps is None else (unweighted_norm(part, self.eps) for part in parts)
         delta_BTE = F.linear(step_BTR, self.dt_proj.weight)
         A_EN = _rates(self.A_log)
         start = None if state is None else state.scan
@@ -80,7 +93,13 @@ class Mamba1Mixer(nn.Module):
 
 
 class Mamba2Mixer(nn.Module):
-    """Compute a scan over tokens in which a head has one rate: [B, T, D] -> [B, T, D]."""
+    """Compute a scan over tokens in which a head has one rate: [B, T, D] -> [B, T, D].
+
+    Attributes:
+        no_products: The parameters that no product multiplies; see whet.training.plain_parameters.
+    """
+
+    no_products = ("A_log", "D", "dt_bias")
 
     def __init__(self, config: SelectiveConfig) -> None:
         super().__init__()
@@ -101,12 +120,18 @@ class Mamba2Mixer(nn.Module):
     def initialise(self, generator: torch.Generator | None) -> None:
         """Draw new weights. Source: mamba_ssm/modules/mamba2.py."""
         initialise_linear(self.in_proj, generator)
+        self.conv1d.initialise(generator)
         initialise_linear(self.out_proj, generator, 1 / math.sqrt(self.config.num_hidden_layers))
         initialise_steps(self.dt_bias, self.config, generator)
 
+    def project(self, x_BTD: Tensor) -> Tensor:
+        """Return gates, what is convolved, and step sizes, side by side: [B, T, E + C + H]."""
+        projected: Tensor = self.in_proj(x_BTD)
+        return projected
+
     def forward(self, x_BTD: Tensor, state: LayerState | None = None) -> Tensor:
         """Map [B, T, D] to [B, T, D]. A state is read and replaced."""
-        z_BTE, wide_BTC, step_BTH = self.in_proj(x_BTD).split(self.parts, dim=-1)
+        z_BTE, wide_BTC, step_BTH = self.project(x_BTD).split(self.parts, dim=-1)
         u_BTE, B, C = self.conv1d(wide_BTC, state).split(self.convolved, dim=-1)
         u_BTHP = u_BTE.unflatten(-1, (-1, self.head_dim))
         B_BTGN, C_BTGN = (part.unflatten(-1, (self.num_groups, -1)) for part in (B, C))
@@ -132,7 +157,7 @@ class GatedNorm(nn.Module):
         """Map [B, T, E] to [B, T, E]."""
         wide = torch.promote_types(y_BTE.dtype, torch.float32)
         gated = (y_BTE.to(wide) * F.silu(z_BTE.to(wide))).unflatten(-1, (self.num_groups, -1))
-        normed = _unweighted_norm(gated, self.eps).flatten(-2)
+        normed = unweighted_norm(gated, self.eps).flatten(-2)
         return self.weight.to(y_BTE.dtype) * normed.to(y_BTE.dtype)
 
 
@@ -158,7 +183,7 @@ def _rates(A_log: Tensor) -> Tensor:
     return -torch.exp(A_log.to(torch.promote_types(A_log.dtype, torch.float32)))
 
 
-def _unweighted_norm(x: Tensor, eps: float) -> Tensor:
+def unweighted_norm(x: Tensor, eps: float) -> Tensor:
     """Divide rows by the root of their mean square (Zhang and Sennrich, 2019, arXiv:1910.07467)."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)

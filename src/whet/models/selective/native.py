@@ -3,26 +3,29 @@
 Matrices have float32, bf16, int8 or int4 weights; activations and states are float32. A sequence's logits are the same,
 bit for bit, whatever other sequences are in the step and however its tokens are divided into steps.
 
-Shape suffixes: D channels, H heads, P channels of a head, K taps, C convolved channels, N states, O outputs, I inputs,
-V vocabulary, R rows of logits.
+Shape suffixes: D channels, N states, V vocabulary, R rows of logits.
 """
 
 import ctypes
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from whet.kernels.build import Library
-from whet.kernels.linear.packed import LANES, Kind, large_pages
+from whet.kernels.linear.packed import LANES, Kind
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
 from whet.models.native_weights import NativeWeights
 from whet.models.selective.config import SelectiveConfig
-from whet.models.selective.state import LayerState, SelectiveState, check_state, checked_length
-from whet.models.step import StepBatch
+from whet.models.selective.native_states import NativeStates
+from whet.models.selective.state import SelectiveState, checked_length
+from whet.models.step import Allocation, StepBatch
+
+Tensors = Callable[[str], Tensor | None]
+"""Returns a tensor of a layer by name, or None."""
 
 
 class NativeSelective:
@@ -39,7 +42,7 @@ class NativeSelective:
         OptionError: max_model_len is out of range.
     """
 
-    can_rewind = False
+    can_rewind = True
     bytes_per_block = 0
     block_size = 16
 
@@ -58,15 +61,15 @@ class NativeSelective:
         self.kind = kind
         self._library = library
         self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
-        self._conv_numbers = (config.conv_kernel - 1) * config.conv_size
-        self._scan_numbers = _num_strips(config) * config.state_size * LANES
-        self.bytes_per_state = 4 * config.num_hidden_layers * (self._conv_numbers + self._scan_numbers)
+        self._states = NativeStates(config)
+        self.bytes_per_state, self.bytes_per_draft = self._states.bytes_per_state, self._states.bytes_per_draft
         self._layers = (LayerStruct * config.num_hidden_layers)()
-        for index in range(config.num_hidden_layers):
-            self._fill_layer(index, weights)
+        for index, layer in enumerate(self._layers):
+            of = partial(lambda index, name: weights.get(f"layers.{index}.mixer.{name}"), index)
+            fill_mixer(layer, self._weights, config, of)
+            layer.norm = self._weights.floats(weights[f"layers.{index}.norm.weight"])
         self._struct = self._whole(weights)
         self._handle: ctypes.c_void_p | None = None
-        self._views: list[tuple[Tensor, Tensor]] = []  # of each layer: [rows, strips, N, lanes] and [rows, K - 1, C]
         self._logits_RV = torch.empty(0, config.vocab_size)
 
     @property
@@ -74,24 +77,18 @@ class NativeSelective:
         """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
         return self._weights.num_bytes
 
-    def allocate(self, num_blocks: int, num_states: int) -> None:
+    def allocate(self, room: Allocation) -> None:
         """Allocate the rows of states. There are no blocks."""
-        scan, conv = 4 * num_states * self._scan_numbers, 4 * num_states * self._conv_numbers
-        conv = -(-conv // 64) * 64
-        self._states = large_pages(len(self._layers) * (scan + conv))  # zeros; pages take memory once they are used
-        taps, channels = self.config.conv_kernel - 1, self.config.conv_size
-        self._views = []
-        for index, layer in enumerate(self._layers):
-            layer.scan_state = self._states.data_ptr() + index * (scan + conv)
-            layer.conv_state = layer.scan_state + scan
-            of_layer = self._states[index * (scan + conv) : (index + 1) * (scan + conv)].view(torch.float32)
-            of_scan, of_conv = of_layer[: scan // 4], of_layer[scan // 4 :][: num_states * taps * channels]
-            in_lanes = of_scan.view(num_states, -1, self.config.state_size, LANES)
-            self._views.append((in_lanes, of_conv.view(num_states, taps, channels)))
+        self._states.allocate(room, self._layers)
+        self._struct.num_drafts = room.num_drafts
         functions = self._library.functions
         handle = functions.whet_selective_new(ctypes.byref(self._struct))
         weakref.finalize(self, functions.whet_selective_free, handle)
         self._handle = ctypes.c_void_p(handle)
+
+    def copy_state(self, source_row: int, target_row: int) -> None:
+        """Copy the settled states of a row to another one."""
+        self._states.copy(source_row, target_row)
 
     def step(self, batch: StepBatch) -> Tensor:
         """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
@@ -99,11 +96,7 @@ class NativeSelective:
         num_logits = len(batch.logit_rows)
         if len(self._logits_RV) < num_logits:
             self._logits_RV = torch.empty(num_logits, self.vocab_size)
-        first, count = batch.query_start[:-1], np.diff(batch.query_start)
-        has_tokens = count > 0
-        first, count, rows = first[has_tokens], count[has_tokens], batch.state_rows[has_tokens]
-        columns = (rows, first, count, batch.positions[first] == 0)
-        segments = np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
+        segments = self._states.segments(batch)
         tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
         failed = self._library.functions.whet_selective_step(
             self._handle,
@@ -123,15 +116,11 @@ class NativeSelective:
         Args:
             row: The row.
             num_tokens: The tokens that its sequence has read.
+
+        Raises:
+            InputsError: Its sequence has read another number of tokens, or some of them are not settled.
         """
-        heads = self.config.num_heads if self.config.has_heads else 1
-        width = self.config.head_dim if self.config.has_heads else self.config.intermediate_size
-        layers = []
-        for in_lanes, conv in self._views:
-            strips = in_lanes[row].unflatten(0, (heads, -1)).transpose(2, 3).flatten(1, 2)[:, :width]
-            scan = strips if self.config.has_heads else strips[0]
-            layers.append(LayerState(conv[row][None].clone(), scan[None].clone()))
-        return SelectiveState(layers, num_tokens)
+        return self._states.read(row, num_tokens)
 
     def write_state(self, row: int, state: SelectiveState) -> None:
         """Put the state of one sequence into a row, whose next step then goes on from it.
@@ -139,59 +128,11 @@ class NativeSelective:
         Raises:
             InputsError: The state does not fit the model.
         """
-        check_state(state, self.config, 1)
-        for (in_lanes, conv), layer in zip(self._views, state.layers, strict=True):
-            conv[row] = layer.conv_BSC[0]
-            scan = layer.scan[0] if self.config.has_heads else layer.scan
-            padded = torch.zeros(scan.shape[0], -(-scan.shape[1] // LANES) * LANES, scan.shape[2])
-            padded[:, : scan.shape[1]] = scan
-            in_lanes[row] = padded.unflatten(1, (-1, LANES)).transpose(2, 3).flatten(0, 1)
-
-    def _fill_layer(self, index: int, weights: Mapping[str, Tensor]) -> None:
-        config, layer = self.config, self._layers[index]
-
-        def of(name: str) -> Tensor | None:
-            return weights.get(f"layers.{index}.{name}")
-
-        def pack(name: str, biased: bool = True) -> ctypes.Structure:
-            bias = of(f"mixer.{name}.bias") if biased else None
-            return self._weights.packed(weights[f"layers.{index}.mixer.{name}.weight"], bias)
-
-        layer.in_proj, layer.out_proj = pack("in_proj"), pack("out_proj")
-        layer.norm = self._weights.floats(of("norm.weight"))
-        layer.conv_weight = self._weights.floats(weights[f"layers.{index}.mixer.conv1d.weight"][:, 0].T)
-        layer.conv_bias = self._weights.floats(of("mixer.conv1d.bias"))
-        layer.d = self._weights.floats(of("mixer.D"))
-        rates = -torch.exp(weights[f"layers.{index}.mixer.A_log"].float())
-        if config.has_heads:
-            layer.rates, layer.delta_bias = self._weights.floats(rates), self._weights.floats(of("mixer.dt_bias"))
-            layer.gated_norm = self._weights.floats(of("mixer.norm.weight"))
-            return
-        layer.x_proj, layer.dt_proj = pack("x_proj"), pack("dt_proj", biased=False)
-        layer.delta_bias = self._weights.floats(of("mixer.dt_proj.bias"))
-        layer.rates = self._weights.floats(_in_lanes(rates * math.log2(math.e)))
+        self._states.write(row, state)
 
     def _whole(self, weights: Mapping[str, Tensor]) -> ModelStruct:
-        config = self.config
-        limits = config.time_step_limit if config.has_heads else (-math.inf, math.inf)
-        struct = ModelStruct(
-            per_head=config.has_heads,
-            hidden=config.hidden_size,
-            inner=config.intermediate_size,
-            conv_size=config.conv_size,
-            taps=config.conv_kernel,
-            num_states=config.state_size,
-            rank=config.time_step_rank,
-            num_heads=config.num_heads,
-            head_dim=config.head_dim,
-            num_groups=config.n_groups,
-            vocab=config.vocab_size,
-            num_layers=config.num_hidden_layers,
-            eps=config.layer_norm_epsilon,
-            projection_eps=config.mixer_rms_eps if config.norms_projections else 0.0,
-            delta_min=limits[0],
-            delta_max=limits[1],
-        )
+        config, struct = self.config, selective_struct(self.config)
+        struct.vocab = config.vocab_size
         struct.layers = self._layers
         struct.final_norm = self._weights.floats(weights["norm_f.weight"])
         struct.ones = self._weights.floats(torch.ones(max(config.time_step_rank, config.state_size)))
@@ -200,10 +141,58 @@ class NativeSelective:
         return struct
 
 
-def _num_strips(config: SelectiveConfig) -> int:
+def fill_mixer(layer: LayerStruct, packed: NativeWeights, config: SelectiveConfig, of: Tensors) -> None:
+    """Pack the weights of a layer's mixer, and fill in its structure, but for the norm before it.
+
+    Args:
+        layer: The structure.
+        packed: It keeps what is packed.
+        config: The sizes.
+        of: Returns the mixer's tensors by name, or None.
+    """
+
+    def pack(name: str, biased: bool = True) -> ctypes.Structure:
+        weight = of(f"{name}.weight")
+        assert weight is not None
+        return packed.packed(weight, of(f"{name}.bias") if biased else None)
+
+    convolution, logs = of("conv1d.weight"), of("A_log")
+    assert convolution is not None
+    assert logs is not None
+    layer.in_proj, layer.out_proj = pack("in_proj"), pack("out_proj")
+    layer.conv_weight, layer.conv_bias = packed.floats(convolution[:, 0].T), packed.floats(of("conv1d.bias"))
+    layer.d = packed.floats(of("D"))
+    rates = -torch.exp(logs.float())
     if config.has_heads:
-        return config.num_heads * -(-config.head_dim // LANES)
-    return -(-config.intermediate_size // LANES)
+        layer.rates, layer.delta_bias = packed.floats(rates), packed.floats(of("dt_bias"))
+        layer.gated_norm = packed.floats(of("norm.weight"))
+        return
+    layer.x_proj, layer.dt_proj = pack("x_proj"), pack("dt_proj", biased=False)
+    layer.delta_bias = packed.floats(of("dt_proj.bias"))
+    layer.rates = packed.floats(_in_lanes(rates * math.log2(math.e)))
+
+
+def selective_struct(config: SelectiveConfig) -> ModelStruct:
+    """Return the structure of a model with its sizes, without layers, norms and vocabulary."""
+    limits = config.time_step_limit if config.has_heads else (-math.inf, math.inf)
+    return ModelStruct(
+        per_head=config.has_heads,
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        conv_size=config.conv_size,
+        taps=config.conv_kernel,
+        num_states=config.state_size,
+        rank=config.time_step_rank,
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
+        num_groups=config.n_groups,
+        num_layers=config.num_hidden_layers,
+        eps=config.layer_norm_epsilon,
+        projection_eps=config.mixer_rms_eps if config.norms_projections else 0.0,
+        delta_min=limits[0],
+        delta_max=limits[1],
+        out_factor=1.0,
+    )
 
 
 def _in_lanes(rates_DN: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from whet.errors import InputsError
 from whet.models.selective.config import SelectiveConfig, read_config
+from whet.models.selective.documents import DocumentRows
 from whet.models.selective.files import read_weights
 from whet.models.selective.mixer import Mamba1Mixer, Mamba2Mixer
 from whet.models.selective.state import LayerState, SelectiveState, check_state, new_state
@@ -30,9 +32,12 @@ class Block(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.mixer = Mamba2Mixer(config) if config.has_heads else Mamba1Mixer(config)
 
-    def forward(self, x_BTD: Tensor, state: LayerState | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, state: LayerState | None = None, documents: DocumentRows | None = None) -> Tensor:
         """Map [B, T, D] to [B, T, D]. The residual is in the wider type of norms. A state is read and replaced."""
-        mixed_BTD: Tensor = self.mixer(self.norm(x_BTD).to(self.mixer.in_proj.weight.dtype), state)
+        normed_BTD = self.norm(x_BTD).to(self.mixer.in_proj.weight.dtype)
+        mixed_BTD: Tensor = (
+            self.mixer(normed_BTD, state) if documents is None else documents.each(self.mixer, normed_BTD)
+        )
         return x_BTD + mixed_BTD
 
 
@@ -58,18 +63,22 @@ class Selective(nn.Module):
         weight = self.embeddings.weight
         return new_state(self.config, batch_size, weight.dtype, weight.device)
 
-    def forward(self, input_ids_BT: Tensor, state: SelectiveState | None = None) -> Tensor:
+    def forward(
+        self, input_ids_BT: Tensor, state: SelectiveState | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
         """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
 
         Args:
             input_ids_BT: The tokens.
             state: What has been read before. It is replaced by what has been read after the tokens. None: the tokens
                 begin sequences.
+            documents_BT: The number of each token's document, for rows that hold several. Each of them begins a
+                sequence. None: a row is one.
 
         Raises:
-            InputsError: The state does not fit the model or the number of sequences.
+            InputsError: The state does not fit the model or the number of sequences, or comes with documents.
         """
-        logits_BTV: Tensor = self.lm_head(self._read(input_ids_BT, state))
+        logits_BTV: Tensor = self.lm_head(self._read(input_ids_BT, state, documents_BT))
         return logits_BTV
 
     @torch.no_grad()
@@ -86,14 +95,17 @@ class Selective(nn.Module):
         logits_BV: Tensor = self.lm_head(self._read(tokens_BT, state)[:, -1])
         return logits_BV
 
-    def _read(self, input_ids_BT: Tensor, state: SelectiveState | None) -> Tensor:
+    def _read(self, input_ids_BT: Tensor, state: SelectiveState | None, documents_BT: Tensor | None = None) -> Tensor:
         """Return the normalised output of the last layer [B, T, D]."""
         if state is not None:
             check_state(state, self.config, len(input_ids_BT))
+            if documents_BT is not None:
+                raise InputsError("documents begin without a state; leave one of state and documents_BT out")
+        documents = None if documents_BT is None else DocumentRows.of(documents_BT)
         x_BTD = self.embeddings(input_ids_BT).to(self.norm_f.weight.dtype)
         after = None if state is None else [replace(layer) for layer in state.layers]
         for index, layer in enumerate(self.layers):
-            x_BTD = layer(x_BTD, None if after is None else after[index])
+            x_BTD = layer(x_BTD, None if after is None else after[index], documents)
         if state is not None and after is not None:  # all layers at once: an error on the way changes nothing
             state.layers, state.num_tokens = after, state.num_tokens + input_ids_BT.shape[1]
         normed_BTD: Tensor = self.norm_f(x_BTD).to(self.lm_head.weight.dtype)

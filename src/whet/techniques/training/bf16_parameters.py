@@ -1,8 +1,9 @@
 """Keep weights and gradients in bfloat16, and update them in float32.
 
-What            Matrices and filters become bfloat16, with their gradients. Biases and norms stay float32. The optimiser
-                updates float32 copies (update="masters"), or float32 values that are rounded up or down by chance
-                ("stochastic"). Forward runs inside autocast, which then casts no weights, and returns float32.
+What            Matrices and filters become bfloat16, with their gradients. Biases, norms and the rates of scans stay
+                float32. The optimiser updates float32 copies (update="masters"), or float32 values that are rounded up
+                or down by chance ("stochastic"). Forward runs inside autocast, which then casts no weights, and returns
+                float32.
 When it helps   Where autocast helps; activations between blocks are bfloat16 too, and no weight is cast in a step.
 When it hurts   With masters, weights, gradients and copies take as much memory as before; without, the rounding of each
                 update is noise. Sums of gradients over many batches are rounded to 8 bits.
@@ -31,6 +32,7 @@ from whet.training.memory import StepMemory
 from whet.training.module_class import extend
 from whet.training.optimizers import WHOLE_GROUPS, updates_one_by_one
 from whet.training.parts import Parts
+from whet.training.plain_parameters import plain_parameters
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 
@@ -72,6 +74,7 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 def _chosen(parts: Parts) -> list[nn.Parameter]:
     """Return the matrices and filters in float32 that the optimiser trains."""
     kept = {id(p) for m in parts.model.modules() if isinstance(m, _LEFT_ALONE) for p in m.parameters(recurse=False)}
+    kept |= plain_parameters(parts.model)
     trained = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
     return [
         p

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import TargetError
-from whet.models.decoder.config import FAMILIES
+from whet.models.decoder.config import MODEL_TYPES
 from whet.models.decoder.reference import Decoder
 
 _IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
@@ -74,8 +74,8 @@ def refusal(model: nn.Module) -> str:
     if isinstance(model, Decoder):
         return ""
     config = getattr(model, "config", None)
-    if getattr(config, "model_type", None) not in FAMILIES or not hasattr(getattr(model, "model", None), "layers"):
-        return f"{type(model).__name__} is no decoder of the families {', '.join(FAMILIES)}"
+    if getattr(config, "model_type", None) not in MODEL_TYPES or not hasattr(getattr(model, "model", None), "layers"):
+        return f"{type(model).__name__} is no decoder of the families {', '.join(MODEL_TYPES)}"
     shape = shape_of(model)
     unknown = sorted(name for name, _ in model.named_parameters() if _cuts(name, shape, Kept.all_of(shape)) is None)
     return f"it has a weight {unknown[0]}, which whet does not know how to cut" if unknown else ""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import OptionError
+from whet.training.plain_parameters import plain_parameters
 
 Scope = Literal["global", "layer"]
 SCOPES = ("global", "layer")
@@ -20,13 +21,14 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the weights that pruning may set to zero, by name: matrices and kernels, without embeddings.
 
     A weight that an embedding shares, as a tied output layer does, is left alone, since rows of an embedding are
-    vectors of rare tokens and not connections.
+    vectors of rare tokens and not connections. So are parameters that no product multiplies, as the rates of scans.
     """
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    left_alone = embedded | plain_parameters(model)
     return {
         name: weight
         for name, weight in model.named_parameters()
-        if weight.dim() >= 2 and weight.is_floating_point() and weight.requires_grad and id(weight) not in embedded
+        if weight.dim() >= 2 and weight.is_floating_point() and weight.requires_grad and id(weight) not in left_alone
     }
 
 

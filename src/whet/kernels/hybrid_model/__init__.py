@@ -1,0 +1,1 @@
+"""Compute a step of a hybrid model in one call; whet.models.hybrid.native drives it."""

@@ -1,0 +1,158 @@
+"""Fill in the structures of attention and MLP for whet's kernels, for decoders and for the layers of hybrid models.
+
+Shape suffixes: H head width, R rotated numbers of a head, L positions, N outputs, K inputs.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.kernels.decoder.structs import CacheStruct, DecoderStruct, Kv, LayerStruct, RaggedStruct
+from whet.kernels.linear.layout import interleave
+from whet.kernels.linear.packed import large_pages
+from whet.models.decoder.config import DecoderConfig
+from whet.models.decoder.rope import inverse_frequencies, rotary_scale
+from whet.models.native_weights import NativeWeights
+from whet.models.step import Ints, StepBatch
+
+BLOCK_SIZE = 16  # tokens; the same number as in paged_attention/cache.h
+_KV_BYTES = {Kv.F32: 4, Kv.BF16: 2, Kv.S8: 1}
+
+Tensors = Callable[[str], Tensor | None]
+"""Returns a tensor of a layer by name, or None."""
+
+
+def fill_attention(
+    layer: LayerStruct, packed: NativeWeights, config: DecoderConfig, of: Tensors, *, factor: float = 1.0
+) -> None:
+    """Pack the weights of a layer's attention, and fill in its structure.
+
+    Args:
+        layer: The structure.
+        packed: It keeps what is packed.
+        config: The sizes.
+        of: Returns the layer's tensors.
+        factor: It multiplies the normalised input of attention.
+    """
+    norm = of("input_layernorm.weight")
+    assert norm is not None
+    queries, keys = _joined(of, "self_attn.q_proj"), _joined(of, "self_attn.k_proj")
+    parts = [
+        (_rotated_first(config, weight), None if bias is None else _rotated_first(config, bias))
+        for weight, bias in (queries, keys)
+    ]
+    parts.append(_joined(of, "self_attn.v_proj"))
+    biases = [bias for _, bias in parts if bias is not None]
+    layer.qkv = packed.packed(torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None)
+    layer.o = packed.packed(*_joined(of, "self_attn.o_proj"))
+    layer.attention_norm = packed.floats(norm.float() * factor)
+    for name in ("q_norm", "k_norm"):
+        of_heads = of(f"self_attn.{name}.weight")
+        setattr(layer, name, packed.floats(None if of_heads is None else _rotated_first(config, of_heads)))
+
+
+def fill_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors) -> None:
+    """Pack the weights of a layer's MLP, and fill in its structure. See fill_attention."""
+    gate, up = _joined(of, "mlp.gate_proj"), _joined(of, "mlp.up_proj")
+    bias = None if gate[1] is None or up[1] is None else interleave(gate[1], up[1])
+    layer.gate_up = packed.packed(interleave(gate[0], up[0]), bias)
+    layer.down = packed.packed(*_joined(of, "mlp.down_proj"))
+    layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
+
+
+def decoder_struct(
+    config: DecoderConfig, packed: NativeWeights, num_positions: int, *, has_rotary: bool = True
+) -> DecoderStruct:
+    """Return the structure of a decoder with its sizes and rotary tables, without layers, final norm and vocabulary."""
+    struct = DecoderStruct(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        eps=config.rms_norm_eps,
+        softmax_scale=config.head_dim**-0.5,
+        attention_factor=1.0,
+        gate_factor=1.0,
+        mlp_factor=1.0,
+    )
+    struct.heads.num_heads = config.num_attention_heads
+    struct.heads.num_kv_heads = config.num_key_value_heads
+    struct.heads.head_dim = config.head_dim
+    if has_rotary:
+        angles_LR = torch.outer(torch.arange(num_positions).float(), inverse_frequencies(config))
+        cos_LH, sin_LH = (
+            torch.ones(num_positions, config.head_dim // 2),
+            torch.zeros(num_positions, config.head_dim // 2),
+        )
+        cos_LH[:, : angles_LR.shape[1]] = angles_LR.cos() * rotary_scale(config)
+        sin_LH[:, : angles_LR.shape[1]] = angles_LR.sin() * rotary_scale(config)
+        struct.rope.cos, struct.rope.sin = packed.floats(cos_LH), packed.floats(sin_LH)
+    return struct
+
+
+def cache_bytes(config: DecoderConfig, kv: Kv) -> int:
+    """Return the bytes of a block of keys and values in one layer."""
+    return 2 * (_tile_bytes(config, kv) + _scale_bytes(config, kv))
+
+
+def place_caches(layers: Sequence[LayerStruct], num_blocks: int, config: DecoderConfig, kv: Kv) -> Tensor:
+    """Allocate the blocks of some layers, write their addresses into the structures, and return the memory."""
+    tile, scales = num_blocks * _tile_bytes(config, kv), num_blocks * _scale_bytes(config, kv)
+    cache = large_pages(len(layers) * 2 * (tile + scales))  # zeros; pages take memory only once they are used
+    for index, layer in enumerate(layers):
+        start = cache.data_ptr() + index * 2 * (tile + scales)
+        layer.cache = CacheStruct(kv, start, start + tile, None, None)
+        if scales:
+            layer.cache.key_scales = start + 2 * tile
+            layer.cache.value_scales = start + 2 * tile + scales
+    return cache
+
+
+def ragged_struct(batch: StepBatch) -> tuple[RaggedStruct, Ints]:
+    """Return the structure of a step, and an array to keep: it points into this one and those of the batch."""
+    block_tables = np.ascontiguousarray(batch.block_tables)
+    struct = RaggedStruct(
+        len(batch.token_ids),
+        len(batch.context_len),
+        _pointer(batch.positions),
+        _pointer(batch.query_start),
+        _pointer(batch.context_len),
+        _pointer(block_tables),
+        block_tables.shape[1],
+    )
+    return struct, block_tables
+
+
+def _joined(of: Tensors, name: str) -> tuple[Tensor, Tensor | None]:
+    weight = of(f"{name}.weight")
+    assert weight is not None
+    return weight, of(f"{name}.bias")
+
+
+def _rotated_first(config: DecoderConfig, rows: Tensor) -> Tensor:
+    """Order each head's rows so that the kernel, which turns pairs (i, i + H/2), turns the pairs (i, i + R/2).
+
+    The rows that are not rotated become pairs too, whose angles are 0. Queries and keys have the same order, so that
+    their products stay.
+    """
+    H, R = config.head_dim, config.rotary_dim
+    if R == H:
+        return rows
+    first, second = torch.arange(R).chunk(2)
+    rest_first, rest_second = torch.arange(R, H).chunk(2)
+    order = torch.cat((first, rest_first, second, rest_second))
+    return rows.unflatten(0, (-1, H))[:, order].flatten(0, 1)
+
+
+def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:
+    return BLOCK_SIZE * config.num_key_value_heads * config.head_dim * _KV_BYTES[kv]
+
+
+def _scale_bytes(config: DecoderConfig, kv: Kv) -> int:
+    return BLOCK_SIZE * config.num_key_value_heads * 4 if kv is Kv.S8 else 0
+
+
+def _pointer(ints: Ints) -> int:
+    return int(ints.ctypes.data)

@@ -1,0 +1,112 @@
+"""Describe a hybrid model: which mixers each layer has, their sizes, and the factors that apply.
+
+The config.json of each family is mapped onto this one type by whet.models.hybrid.config_files.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from whet.models.decoder.config import DecoderConfig
+from whet.models.selective.config import SelectiveConfig
+
+Mixer = Literal["attention", "mamba", "conv"]
+GateOrder = Literal["gate, then norm", "norm, then gate", "gate"]
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Hold the factors that a family applies. Those of 1 change nothing.
+
+    Attributes:
+        embedding: Multiplies the embeddings.
+        logits: Multiplies the logits.
+        scores: Multiplies the products of queries and keys.
+        attention_in: Multiplies the input of attention.
+        attention_out: Multiplies what attention adds.
+        mamba_in: Multiplies the input of Mamba-2.
+        mamba_parts: Multiply the parts that Mamba-2 projects its input to: z, x, B, C and step sizes.
+        mamba_out: Multiplies what Mamba-2 adds.
+        mlp_gate: Multiplies the gate of the MLP before SiLU.
+        mlp_out: Multiplies what the MLP adds.
+    """
+
+    scores: float
+    embedding: float = 1.0
+    logits: float = 1.0
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    mamba_in: float = 1.0
+    mamba_parts: tuple[float, float, float, float, float] = (1.0,) * 5
+    mamba_out: float = 1.0
+    mlp_gate: float = 1.0
+    mlp_out: float = 1.0
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    """Hold what decides the computation of a hybrid model.
+
+    Attributes:
+        model_type: The family.
+        mixers: The mixers of each layer. Several of them read the same input, and their outputs are added.
+        decoder: A decoder with the same widths, attention, MLP, rotary positions, vocabulary and number of layers.
+        has_rotary: Whether queries and keys are rotated by their positions.
+        mamba: A model of Mamba-2 with the same mixers; None if no layer has one.
+        gate_order: In which order Mamba-2's output is gated and normalised.
+        mamba_out_bias: Whether the output projection of Mamba-2 adds a bias.
+        conv_taps: The taps of short convolutions.
+        conv_bias: Whether short convolutions and their projections add biases.
+        multipliers: The factors that apply.
+    """
+
+    model_type: str
+    mixers: tuple[tuple[Mixer, ...], ...]
+    decoder: DecoderConfig
+    multipliers: Multipliers
+    has_rotary: bool = True
+    mamba: SelectiveConfig | None = None
+    gate_order: GateOrder = "gate, then norm"
+    mamba_out_bias: bool = False
+    conv_taps: int = 1
+    conv_bias: bool = False
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens in the vocabulary."""
+        return self.decoder.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Return the width of the model."""
+        return self.decoder.hidden_size
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Return the number of layers."""
+        return len(self.mixers)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Return the most tokens of a sequence."""
+        return self.decoder.max_position_embeddings
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """Return whether the head's weight is the embedding's."""
+        return self.decoder.tie_word_embeddings
+
+    def layers_with(self, mixer: Mixer) -> tuple[int, ...]:
+        """Return the indices of the layers that have a mixer."""
+        return tuple(index for index, mixers in enumerate(self.mixers) if mixer in mixers)
+
+    def state_shapes(self, layer: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return the shapes of a layer's state of fixed size, for one sequence: of convolution and scan.
+
+        None if the layer keeps none. A short convolution has no scan: its shape is (0,).
+        """
+        if "conv" in self.mixers[layer]:
+            return (self.conv_taps - 1, self.hidden_size), (0,)
+        if "mamba" not in self.mixers[layer] or self.mamba is None:
+            return None
+        mamba = self.mamba
+        return (mamba.conv_kernel - 1, mamba.conv_size), (mamba.num_heads, mamba.head_dim, mamba.state_size)

@@ -1,0 +1,131 @@
+"""Read and name the weights of hybrid models as they stand in files, and load readable models.
+
+The names in the module are the same for all families. A table translates them to the names of each family's files.
+Where a file has two matrices in one tensor, one below the other, both have the tensor's name.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from whet.models.hybrid.config import HybridConfig
+from whet.models.hybrid.config_files import read_config
+from whet.models.hybrid.reference import Hybrid
+from whet.models.tensor_files import Shape, compare_shapes, drop_tied_head, filled, stored_tensors
+
+_OF_BAMBA = {
+    "norm.": "final_layernorm.",
+    "post_attention_layernorm.": "pre_ff_layernorm.",
+    "mlp.": "feed_forward.",
+}
+_RENAMED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "lfm2": {
+            "norm.": "embedding_norm.",
+            "input_layernorm.": "operator_norm.",
+            "post_attention_layernorm.": "ffn_norm.",
+            "mlp.gate_proj.": "feed_forward.w1.",
+            "mlp.up_proj.": "feed_forward.w3.",
+            "mlp.down_proj.": "feed_forward.w2.",
+            "self_attn.o_proj.": "self_attn.out_proj.",
+            "self_attn.q_norm.": "self_attn.q_layernorm.",
+            "self_attn.k_norm.": "self_attn.k_layernorm.",
+        },
+        "granitemoehybrid": {
+            "mlp.gate_proj.": "shared_mlp.input_linear.",
+            "mlp.up_proj.": "shared_mlp.input_linear.",
+            "mlp.down_proj.": "shared_mlp.output_linear.",
+        },
+        "bamba": _OF_BAMBA,
+        "falcon_h1": _OF_BAMBA,
+    }
+)
+# Parameters that stay in float32 whatever the matrices are: rounding them changes what is remembered for how long.
+_KEPT_WIDE = ("A_log", ".D", "dt_bias", "conv1d.weight", "conv1d.bias", "conv.conv.weight", "conv.conv.bias")
+_NORMS = ("layernorm.weight", "mamba.norm.weight")
+
+
+def file_name(config: HybridConfig, name: str) -> str:
+    """Return the name that a weight of the module has in files."""
+    if name.startswith("lm_head."):
+        return name
+    parts = name.split(".", 2)
+    layer, inner = (f"layers.{parts[1]}.", parts[2]) if parts[0] == "layers" else ("", name)
+    for ours, theirs in _RENAMED[config.model_type].items():
+        if inner.startswith(ours):
+            inner = theirs + inner.removeprefix(ours)
+            break
+    return f"model.{layer}{inner}"
+
+
+def weight_shapes(config: HybridConfig) -> dict[str, Shape]:
+    """Return the shape of each tensor by its name in the module.
+
+    With tied embeddings there is no lm_head.weight: embed_tokens.weight is used for both.
+    """
+    with torch.device("meta"):
+        shapes = {name: tuple(tensor.shape) for name, tensor in Hybrid(config).state_dict().items()}
+    if config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    return shapes
+
+
+def to_files(config: HybridConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a module's weights, without a tied head's, by the names of files."""
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    for name in weight_shapes(config):
+        parts[file_name(config, name)].append(weights[name])
+    return {name: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for name, tensors in parts.items()}
+
+
+def read_weights(directory: Path | str, config: HybridConfig) -> dict[str, Tensor]:
+    """Return the tensors that `weight_shapes` names, in their stored dtype.
+
+    They are views of memory-mapped files; see whet.models.tensor_files.stored_tensors.
+
+    Raises:
+        TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another shape.
+    """
+    directory = Path(directory)
+    shapes, stored = weight_shapes(config), dict(stored_tensors(directory))
+    for name in [name for name in stored if name.endswith(".rotary_emb.inv_freq")]:
+        del stored[name]  # old files hold the rotary angles, which are computed
+    if config.tie_word_embeddings:
+        drop_tied_head(stored, directory, "model.embed_tokens.weight", "tie_word_embeddings")
+    in_files: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        known = in_files.get(file_name(config, name))
+        in_files[file_name(config, name)] = shape if known is None else (known[0] + shape[0], *shape[1:])
+    compare_shapes(stored, directory, in_files)
+    weights, used = {}, dict.fromkeys(in_files, 0)
+    for name, shape in shapes.items():
+        where = file_name(config, name)
+        first = used[where]
+        weights[name] = stored[where][first : first + shape[0]]
+        used[where] = first + shape[0]
+    return weights
+
+
+def load_hybrid(directory: Path | str, dtype: torch.dtype = torch.float32) -> Hybrid:
+    """Load the model in a Hugging Face directory (config.json and safetensors), in eval mode.
+
+    Its weights are copies: they do not depend on the files. Rates, step biases, convolutions and norms stay in float32.
+
+    Args:
+        directory: The directory.
+        dtype: The type of the matrices.
+
+    Raises:
+        TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
+    """
+    config = read_config(directory)
+    wide = torch.promote_types(dtype, torch.float32)
+    weights = {
+        name: tensor.to(wide if name.endswith((*_KEPT_WIDE, *_NORMS)) or name == "norm.weight" else dtype, copy=True)
+        for name, tensor in read_weights(directory, config).items()
+    }
+    return filled(lambda: Hybrid(config), weights, "embed_tokens", tied=config.tie_word_embeddings)

@@ -1,0 +1,229 @@
+"""Run a hybrid model for an engine with whet's own kernels: weights are packed once, and a step is one call.
+
+Keys and values lie in blocks, and states of Mamba-2 or of short convolutions in rows. Matrices have float32, bf16, int8
+or int4 weights; activations and states are float32. A sequence's logits are the same, bit for bit, whatever other
+sequences are in the step and however its tokens are divided into steps.
+
+Shape suffixes: V vocabulary, R rows of logits.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.errors import OptionError
+from whet.kernels.build import Library
+from whet.kernels.decoder.structs import Kv
+from whet.kernels.decoder.structs import LayerStruct as DecoderLayerStruct
+from whet.kernels.hybrid_model.structs import ConvLayerStruct, HybridStruct, MixerFlag
+from whet.kernels.linear.packed import Kind
+from whet.kernels.selective_model.structs import LayerStruct as MambaLayerStruct
+from whet.kernels.selective_model.structs import SegmentStruct, TokensStruct
+from whet.models.decoder.native_layers import (
+    BLOCK_SIZE,
+    Tensors,
+    cache_bytes,
+    decoder_struct,
+    fill_attention,
+    fill_mlp,
+    place_caches,
+    ragged_struct,
+)
+from whet.models.hybrid.config import HybridConfig
+from whet.models.hybrid.mixers import parts_scale
+from whet.models.native_weights import NativeWeights
+from whet.models.selective.config import SelectiveConfig
+from whet.models.selective.native import fill_mixer, selective_struct
+from whet.models.selective.native_states import NativeStates
+from whet.models.step import Allocation, StepBatch
+
+_FLAGS = {"attention": MixerFlag.ATTENTION, "mamba": MixerFlag.MAMBA, "conv": MixerFlag.CONV}
+_NUM_COLUMNS = len(SegmentStruct._fields_)
+
+
+class NativeHybrid:
+    """Run a hybrid model as a ServedModel.
+
+    Args:
+        config: The config of the model.
+        weights: The tensors by name, from whet.models.hybrid.files.read_weights. They are copied.
+        library: The compiled kernels.
+        kind: The format of all matrices, including the head. Convolutions, rates and norms are float32.
+        kv: The format of keys and values.
+        max_model_len: The most tokens of a sequence. By default, the model's own limit.
+
+    Raises:
+        OptionError: max_model_len is out of range.
+    """
+
+    can_rewind = True
+    block_size = BLOCK_SIZE
+
+    def __init__(
+        self,
+        config: HybridConfig,
+        weights: Mapping[str, Tensor],
+        library: Library,
+        *,
+        kind: Kind,
+        kv: Kv,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.max_model_len = checked_length(config, max_model_len)
+        self.kind, self.kv = kind, kv
+        self.bytes_per_block = len(config.layers_with("attention")) * cache_bytes(config.decoder, kv)
+        self._library = library
+        self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
+        self._states = _states(config)
+        self.bytes_per_state = 0 if self._states is None else self._states.bytes_per_state
+        self.bytes_per_draft = 0 if self._states is None else self._states.bytes_per_draft
+        num_layers = config.num_hidden_layers
+        self._decoder_layers = (DecoderLayerStruct * num_layers)()
+        self._mamba_layers = (MambaLayerStruct * num_layers)()
+        self._convs = (ConvLayerStruct * num_layers)()
+        for index in range(num_layers):
+            self._fill_layer(index, partial(lambda index, name: weights.get(f"layers.{index}.{name}"), index))
+        self._struct = self._whole(weights)
+        self._handle: ctypes.c_void_p | None = None
+        self._logits_RV = torch.empty(0, config.vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
+        return self._weights.num_bytes
+
+    def allocate(self, room: Allocation) -> None:
+        """Allocate the blocks, and the rows of states."""
+        with_attention = [self._decoder_layers[index] for index in self.config.layers_with("attention")]
+        self._cache = place_caches(with_attention, room.num_blocks, self.config.decoder, self.kv)
+        for layer in self._decoder_layers:
+            layer.cache.kind = self.kv
+        if self._states is not None:
+            of_mamba = [self._mamba_layers[index] for index in self.config.layers_with("mamba")]
+            self._states.allocate(room, of_mamba or [self._convs[index] for index in self.config.layers_with("conv")])
+        self._struct.num_drafts = self._struct.mamba.num_drafts = room.num_drafts
+        functions = self._library.functions
+        handle = functions.whet_hybrid_new(ctypes.byref(self._struct))
+        weakref.finalize(self, functions.whet_hybrid_free, handle)
+        self._handle = ctypes.c_void_p(handle)
+
+    def copy_state(self, source_row: int, target_row: int) -> None:
+        """Copy the settled states of a row to another one. Keys and values stay in their blocks."""
+        assert self._states is not None, "no layer has a state"
+        self._states.copy(source_row, target_row)
+
+    def step(self, batch: StepBatch) -> Tensor:
+        """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
+        assert self._handle is not None, "allocate comes first"
+        num_logits = len(batch.logit_rows)
+        if len(self._logits_RV) < num_logits:
+            self._logits_RV = torch.empty(num_logits, self.vocab_size)
+        no_segments = np.zeros((0, _NUM_COLUMNS), np.int32)
+        segments = no_segments if self._states is None else self._states.segments(batch)
+        ragged, _kept = ragged_struct(batch)
+        tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
+        failed = self._library.functions.whet_hybrid_step(
+            self._handle,
+            ctypes.byref(ragged),
+            ctypes.byref(tokens),
+            ctypes.c_void_p(batch.token_ids.ctypes.data),
+            ctypes.c_void_p(batch.logit_rows.ctypes.data),
+            num_logits,
+            ctypes.c_void_p(self._logits_RV.data_ptr()),
+        )
+        if failed:
+            raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
+        return self._logits_RV[:num_logits]
+
+    def _fill_layer(self, index: int, of: Tensors) -> None:
+        config, mixers = self.config, self.config.mixers[index]
+        decoder_layer, mamba_layer, conv = self._decoder_layers[index], self._mamba_layers[index], self._convs[index]
+        fill_mlp(decoder_layer, self._weights, of)
+        if "attention" in mixers:
+            factor = config.multipliers.attention_in
+            fill_attention(decoder_layer, self._weights, config.decoder, of, factor=factor)
+        norm = of("input_layernorm.weight")
+        assert norm is not None
+        if "mamba" in mixers and config.mamba is not None:
+            fill_mixer(mamba_layer, self._weights, config.mamba, lambda name: of(f"mamba.{name}"))
+            mamba_layer.norm = self._weights.floats(norm.float() * config.multipliers.mamba_in)
+        if "conv" in mixers:
+            _fill_conv(conv, self._weights, of)
+            conv.norm = self._weights.floats(norm)
+
+    def _whole(self, weights: Mapping[str, Tensor]) -> HybridStruct:
+        config, factors = self.config, self.config.multipliers
+        struct = HybridStruct(
+            has_mamba=config.mamba is not None,
+            conv_taps=config.conv_taps,
+            embedding_factor=factors.embedding,
+            logits_factor=factors.logits,
+        )
+        decoder = decoder_struct(config.decoder, self._weights, self.max_model_len, has_rotary=config.has_rotary)
+        decoder.softmax_scale = factors.scores
+        decoder.attention_factor, decoder.gate_factor = factors.attention_out, factors.mlp_gate
+        decoder.mlp_factor = factors.mlp_out
+        decoder.layers = self._decoder_layers
+        decoder.final_norm = self._weights.floats(weights["norm.weight"])
+        embedding_VD = weights["embed_tokens.weight"]
+        self._weights.put_vocabulary(decoder, embedding_VD, weights.get("lm_head.weight", embedding_VD))
+        struct.decoder = decoder
+        if config.mamba is not None:
+            struct.mamba = selective_struct(config.mamba)
+            struct.mamba.norms_first = config.gate_order == "norm, then gate"
+            struct.mamba.out_factor = factors.mamba_out
+            struct.mamba.in_factors = self._weights.floats(parts_scale(config))
+        struct.mamba.layers = self._mamba_layers
+        struct.convs = self._convs
+        flags = [sum(_FLAGS[mixer] for mixer in mixers) for mixers in config.mixers]
+        self._mixers = np.array(flags, np.int32)
+        struct.mixers = self._mixers.ctypes.data
+        return struct
+
+
+def checked_length(config: HybridConfig, max_model_len: int | None) -> int:
+    """Return the most tokens of a sequence; the model's own limit for None.
+
+    Raises:
+        OptionError: It is out of range.
+    """
+    length = config.max_position_embeddings if max_model_len is None else max_model_len
+    if not 0 < length <= config.max_position_embeddings:
+        raise OptionError(
+            f"max_model_len {length} is not within the 1 to {config.max_position_embeddings} tokens that the model was "
+            "made for (max_position_embeddings)"
+        )
+    return length
+
+
+def _states(config: HybridConfig) -> NativeStates | None:
+    """Return the rows of states that the layers need; None where all mixers are attention."""
+    if config.mamba is not None and config.layers_with("mamba"):
+        return NativeStates(config.mamba, len(config.layers_with("mamba")))
+    if not config.layers_with("conv"):
+        return None
+    sizes = SelectiveConfig(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.hidden_size,
+        conv_kernel=config.conv_taps,
+        state_size=1,
+    )
+    return NativeStates(sizes, len(config.layers_with("conv")), has_scan=False)
+
+
+def _fill_conv(layer: ConvLayerStruct, packed: NativeWeights, of: Tensors) -> None:
+    """Pack the weights of a short convolution, and fill in its structure, but for the norm before it."""
+    convolution = of("conv.conv.weight")
+    assert convolution is not None
+    for name in ("in_proj", "out_proj"):
+        weight = of(f"conv.{name}.weight")
+        assert weight is not None
+        setattr(layer, name, packed.packed(weight, of(f"conv.{name}.bias")))
+    layer.conv_weight, layer.conv_bias = packed.floats(convolution[:, 0].T), packed.floats(of("conv.conv.bias"))

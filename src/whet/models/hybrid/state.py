@@ -1,0 +1,106 @@
+"""Hold what a hybrid model remembers of the tokens that it has read: states of fixed size, keys and values.
+
+Shape suffixes: B batch, S = taps - 1 inputs, C convolved channels, K key-value heads, T tokens read, H head width.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from whet.errors import InputsError
+from whet.models.hybrid.config import HybridConfig
+from whet.models.selective.state import LayerState
+
+
+@dataclass
+class HybridLayerState:
+    """Hold the state of one layer.
+
+    Attributes:
+        recurrent: The state of Mamba-2 or of a short convolution, whose scan is empty. None where the layer has none.
+        keys_BKTH: The keys of attention. None where the layer has none.
+        values_BKTH: The values of attention.
+    """
+
+    recurrent: LayerState | None = None
+    keys_BKTH: Tensor | None = None
+    values_BKTH: Tensor | None = None
+
+    def copy(self) -> "HybridLayerState":
+        """Return a state that holds the same tensors, of which each may be replaced."""
+        return replace(self, recurrent=None if self.recurrent is None else replace(self.recurrent))
+
+
+@dataclass
+class HybridState:
+    """Hold the state of B sequences, one HybridLayerState for each layer.
+
+    Attributes:
+        layers: The layers' states. A model replaces their tensors as it reads tokens.
+        batch_size: The number of sequences.
+        num_tokens: The tokens that have been read.
+    """
+
+    layers: list[HybridLayerState]
+    batch_size: int
+    num_tokens: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all tensors. Those of keys and values grow with the tokens."""
+        tensors: list[Tensor | None] = []
+        for layer in self.layers:
+            recurrent = [] if layer.recurrent is None else [layer.recurrent.conv_BSC, layer.recurrent.scan]
+            tensors += [*recurrent, layer.keys_BKTH, layer.values_BKTH]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def copy(self) -> "HybridState":
+        """Return a state to go on from here twice. Tensors are replaced and never changed, so that they are shared."""
+        return replace(self, layers=[layer.copy() for layer in self.layers])
+
+
+def new_state(config: HybridConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> HybridState:
+    """Return the state before the first token.
+
+    Args:
+        config: The model's config.
+        batch_size: The number of sequences.
+        dtype: The type of keys, values and inputs of convolutions. The scans' states are float32 (float64 for float64).
+        device: Where the state lies.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    decoder, layers = config.decoder, []
+    for index, mixers in enumerate(config.mixers):
+        layer = HybridLayerState()
+        if (shapes := config.state_shapes(index)) is not None:
+            conv, scan = ((batch_size, *shape) for shape in shapes)
+            layer.recurrent = LayerState(
+                torch.zeros(conv, dtype=dtype, device=device), torch.zeros(scan, dtype=wide, device=device)
+            )
+        if "attention" in mixers:
+            none = (batch_size, decoder.num_key_value_heads, 0, decoder.head_dim)
+            layer.keys_BKTH = layer.values_BKTH = torch.zeros(none, dtype=dtype, device=device)
+        layers.append(layer)
+    return HybridState(layers, batch_size)
+
+
+def check_state(state: HybridState, config: HybridConfig, batch_size: int) -> None:
+    """Raise InputsError unless a state is of such a model and of so many sequences."""
+    meta = new_state(config, batch_size, torch.float32, torch.device("meta"))
+    if len(state.layers) != len(meta.layers) or not all(map(_fits, state.layers, meta.layers)):
+        raise InputsError(
+            f"the state is not one of {batch_size} sequences of this model; make one with "
+            f"model.new_state(batch_size={batch_size})"
+        )
+
+
+def _fits(found: HybridLayerState, wanted: HybridLayerState) -> bool:
+    """Return whether the shapes of a layer's state are those wanted, but for the number of tokens."""
+
+    def shapes(state: HybridLayerState) -> list[object]:
+        keys, recurrent = state.keys_BKTH, state.recurrent
+        of_keys = None if keys is None else (*keys.shape[:2], keys.shape[3])
+        return [of_keys, *([] if recurrent is None else [recurrent.conv_BSC.shape, recurrent.scan.shape])]
+
+    return shapes(found) == shapes(wanted)

@@ -1,0 +1,79 @@
+"""Make a selective state-space model with new weights, and say how such models are trained."""
+
+from typing import Any
+
+import torch
+
+from whet.models.selective.config import SelectiveConfig
+from whet.models.selective.reference import Selective, initialise
+from whet.models.trainable import Trainable
+
+# The fields that only one of the two kinds of mixers has.
+_OF_MAMBA_1 = {"time_step_rank"}
+_OF_MAMBA_2 = {"num_heads", "head_dim", "n_groups", "time_step_limit"}
+
+
+def fresh_selective(config: SelectiveConfig, generator: torch.Generator) -> Selective:
+    """Return a model whose weights are drawn from a generator."""
+    model = Selective(config)
+    initialise(model, generator)
+    return model
+
+
+def file_name(name: str) -> str:
+    """Return the name that transformers gives a weight of a model, as it stands in files."""
+    return name if name.startswith("lm_head.") else f"backbone.{name}"
+
+
+def config_json(config: SelectiveConfig) -> dict[str, Any]:
+    """Return the keys of a config.json, as transformers writes them.
+
+    transformers takes the inner width from `expand`, which must give it exactly.
+    """
+    left_out = {"intermediate_size"} | (_OF_MAMBA_1 if config.has_heads else _OF_MAMBA_2)
+    if not config.norms_projections:
+        left_out.add("mixer_rms_eps")
+    keys = config.model_dump(mode="json", exclude=left_out)
+    keys["expand"] = _expand(config)
+    if config.has_heads:  # JSON has no infinity, and transformers writes it so
+        limits = (limit if limit < float("inf") else {"__float__": "Infinity"} for limit in config.time_step_limit)
+        keys["time_step_limit"] = list(limits)
+    return keys
+
+
+def _expand(config: SelectiveConfig) -> int | float:
+    """Return the inner width over the width, as a whole number where it is one."""
+    whole, rest = divmod(config.intermediate_size, config.hidden_size)
+    return config.intermediate_size / config.hidden_size if rest else whole
+
+
+def refusal(config: SelectiveConfig) -> str:
+    """Return why transformers would not read a config, or "" where it does."""
+    if config.intermediate_size % config.hidden_size:
+        return (
+            f"intermediate_size: {config.intermediate_size} is no multiple of hidden_size {config.hidden_size}, and "
+            "transformers takes whole numbers of expand alone"
+        )
+    return ""
+
+
+TRAINABLE = Trainable(
+    config=SelectiveConfig,
+    also_known=frozenset({"expand"}),
+    build=Selective,
+    fresh=fresh_selective,
+    file_name=file_name,
+    config_json=config_json,
+    architectures={
+        "mamba": "MambaForCausalLM",
+        "mamba2": "Mamba2ForCausalLM",
+        "falcon_mamba": "FalconMambaForCausalLM",
+    },
+    packing="documents",
+    not_adapted={
+        "dt_proj": "the scan adds its bias, so that the layer is never called",
+        "out_proj": "peft refuses it in models of the Mamba family",
+    },
+    refusal=refusal,
+)
+"""Say how selective state-space models are trained."""

@@ -1,0 +1,80 @@
+"""Define what a family of models must say so that its models can be trained: made anew, called and written."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from safetensors.torch import save_file
+from torch import Generator, Tensor, nn
+
+from whet.models.config_file import FILE
+from whet.models.tensor_files import WEIGHTS
+
+Packing = Literal["mask", "documents", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainable:
+    """Say how models of a family are made, called and written.
+
+    Attributes:
+        config: The type of its config.json. Its field `model_type` holds the family's name.
+        also_known: Keys of a config.json that are no field of it, and that it understands or may ignore.
+        build: Makes a model of a config, on the meta device too.
+        fresh: Makes a model whose weights are drawn from a generator.
+        file_name: Returns the name of a weight in files, given its name in the module.
+        config_json: Returns the keys of the config.json of a config, as transformers writes them.
+        architectures: The class of transformers by model_type.
+        packing: How documents that share a row are kept apart. "mask": the forward takes positions and an attention
+            mask after the tokens. "documents": it takes the number of each token's document by the name documents_BT.
+            "none": they cannot be kept apart.
+        max_tokens: Returns the most tokens of a row; None for any number.
+        not_adapted: The linear layers that LoRA cannot take, by the end of their names, each with the reason.
+        size_keys: The keys that make a model smaller, for messages.
+        refusal: Returns why no new model of a config is made, beginning with the key; "" where one is.
+    """
+
+    config: type[BaseModel]
+    also_known: frozenset[str] = frozenset()
+    build: Callable[[Any], nn.Module]
+    fresh: Callable[[Any, Generator], nn.Module]
+    file_name: Callable[[str], str]
+    config_json: Callable[[Any], dict[str, Any]]
+    architectures: Mapping[str, str]
+    packing: Packing = "none"
+    max_tokens: Callable[[Any], int | None] = lambda config: None
+    not_adapted: Mapping[str, str] = field(default_factory=dict)
+    size_keys: tuple[str, ...] = ("hidden_size", "num_hidden_layers")
+    refusal: Callable[[Any], str] = lambda config: ""
+
+    def write(
+        self,
+        config: Any,
+        directory: Path,
+        given: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        tokens: Mapping[str, int],
+    ) -> None:
+        """Write a model as transformers does: config.json, generation_config.json, model.safetensors.
+
+        Args:
+            config: The model's config.
+            directory: An empty directory.
+            given: The keys of the config.json that the model was made from; they are kept.
+            weights: The model's weights, by the names of its state_dict.
+            tokens: The ids of special tokens, as {"eos_token_id": 0}.
+        """
+        keys = {**self.config_json(config), **given, **tokens}
+        keys["architectures"] = [self.architectures[config.model_type]]
+        keys["dtype"] = "float32"
+        kept = {
+            self.file_name(name): value.detach().float().contiguous()
+            for name, value in weights.items()
+            if name != "lm_head.weight" or not config.tie_word_embeddings
+        }
+        save_file(kept, directory / WEIGHTS, metadata={"format": "pt"})
+        for file, content in ((FILE, keys), ("generation_config.json", {"do_sample": False, **tokens})):
+            (directory / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
