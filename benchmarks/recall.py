@@ -4,9 +4,9 @@
 
 The arms: segments of attention alone (none), with a bank of slots, with a memory that learns at test time, full
 attention, and for the task `recall` titans-pytorch's Memory as Context, where it is installed. All have as many
-parameters and read the same texts, at most 4 million tokens; the loss is taken at answers alone, and gradients go back
-through all segments. Texts grow from 2 to 16 segments as a model learns them, and those of the tests are longer. The
-learning rate is the best of three, by texts that are not in the tests, with the first seed; two more seeds follow.
+parameters and read the same texts, at most 3.5 million tokens. The loss is taken at answers alone, and gradients go
+back through all segments. Texts grow from 2 to 16 segments as a model learns them, and those of the tests are longer.
+The learning rate is the best of three, by texts that are not in the tests, with the first seed; two more seeds follow.
 
 Each training is one process with one thread, as many at a time as there are cores, and leaves one file in the work
 directory. What is there already is not trained again, so the script goes on where it was stopped. Times play no part,

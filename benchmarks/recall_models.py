@@ -129,7 +129,7 @@ def ltm_config(arm: str, shape: Shape, inner: int) -> LtmConfig:
             "attention_block_size": shape.longest if arm == FULL else shape.segment,
             "memory_slots": SLOTS if arm == BANK else 0,
             "test_time_memory": "mlp" if arm == TEST_TIME else "none",
-            "test_time_chunk": 16,
+            "test_time_chunk": shape.segment,  # as titans-pytorch has it
         }
     )
 
