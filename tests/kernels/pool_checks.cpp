@@ -10,7 +10,8 @@ using whet::Team;
 
 namespace {
 
-// One region: every item of every `each` done once, and seen by all after its barrier.
+// One region: every item of every `each` done once, and seen by all after its barrier. In every second phase threads begin
+// with the item of their rank, and fetch ahead while they wait.
 int region_with_items(Pool& pool, int num_phases, int count) {
   std::vector<int> done(static_cast<size_t>(num_phases) * count);
   std::atomic<int> wrong{0};
@@ -18,7 +19,16 @@ int region_with_items(Pool& pool, int num_phases, int count) {
     if (team.size() != pool.size() || team.rank() < 0 || team.rank() >= team.size()) wrong++;
     for (int phase = 0; phase < num_phases; phase++) {
       int* mine = done.data() + static_cast<size_t>(phase) * count;
-      team.each(count, [&](int item) { mine[item]++; });
+      if (phase % 2 == 0) {
+        team.each(count, [&](int item) { mine[item]++; });
+      } else {
+        team.expect(reinterpret_cast<const uint8_t*>(mine), sizeof(int) * count);
+        bool is_first = true;
+        team.each_from_rank(count, [&](int item, int next) {
+          if ((is_first && item != team.rank()) || (next >= 0 && next <= item)) wrong++;
+          mine[item]++, is_first = false;
+        });
+      }
       for (int i = 0; i < count; i++) wrong += mine[i] != 1;
     }
   });

@@ -13,6 +13,7 @@ from whet.kernels.linear.packed import PackedWeights
 from whet.kernels.linear.reference import linear_reference
 
 SHAPES = [(1, 16, 32), (1, 1, 1), (2, 15, 31), (3, 37, 45), (7, 130, 100), (20, 64, 256), (197, 90, 96), (5, 1000, 160)]
+SHAPES += [(13, 110, 96)]  # rows that share what is unpacked of int4
 KINDS = pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 
 

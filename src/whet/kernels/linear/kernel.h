@@ -140,8 +140,8 @@ inline void unpack_panel(int num_strips, const uint8_t* w, int k, uint8_t* to) {
 
 }  // namespace detail
 
-// Rows from which what is unpacked of s4 serves tiles two strips wide, and those from which a panel is unpacked to memory,
-// once for all.
+// Rows from which s4 is multiplied in tiles two strips wide, which unpack it to registers; and rows from which a panel is
+// unpacked to memory, once for all.
 constexpr int WIDE_FROM = max_rows(Kind::s4) + 1, UNPACK_FROM = WHET_ISA == 512 ? 2 * WIDE_ROWS + 1 : WIDE_FROM;
 // Tiles from which the next panel is fetched slowly: arithmetic takes so long that lines fetched at once would only be
 // in the way.
