@@ -2,13 +2,13 @@
 
     python benchmarks/ltm_memory.py [--lengths 2048 8192 32768] [--segment 64]
 
-Training: each point is a process of its own, which makes two steps on one row of so many tokens, and reads the peak of its
-resident memory above what it held before the first step. The loss is chunked, so that logits are no part of it. The
+Training: each point is a process of its own, which makes two steps on one row of so many tokens, and reads the peak of
+its resident memory above what it held before the first step. The loss is chunked, so that logits are no part of it. The
 exponent of a granularity is the slope of log(peak) over log(length).
 
 Compression: a model reads texts that repeat after 1, 16 and 256 tokens, and a random one, with and without
-use_adaptive_compression. The table shows the slots that are left, the bytes of the banks, and how far the logits after the
-last token are from those without compression, relative to their norm.
+use_adaptive_compression. The table shows the slots that are left, the bytes of the banks, and how far the logits after
+the last token are from those without compression, relative to their norm.
 """
 
 import argparse

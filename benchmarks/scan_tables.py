@@ -51,3 +51,25 @@ def model_lines(report: dict[str, Any]) -> list[str]:
         ]
         lines.append(f"| {row['model']} | {row['way']} | {' | '.join(sizes + cells)} |")
     return lines
+
+
+def draft_lines(report: dict[str, Any]) -> list[str]:
+    """Return the heading, and the lines that follow on docs/results/selective_drafts.MACHINE.json."""
+    drafts = report["num_drafts"]
+    lines = [
+        f"## Drafts and snapshots of state-space models, on {report['machine']['chip']}",
+        f"Milliseconds of a step of one sequence; int8 weights, random; build: {report['build']}. A step with {drafts} "
+        "drafts also reads one token; the step before it had as many, of which none or all were accepted. It pays once "
+        "it brings more tokens than the last column says. A snapshot copies a sequence's states.",
+        "",
+        f"| model | state | a draft | one token | {drafts + 1} tokens of a prompt | {drafts} drafts, none accepted | "
+        f"{drafts} drafts, all accepted | snapshot | tokens to pay |",
+        "|---" * 9 + "|",
+    ]
+    for row in report["rows"]:
+        ms = row["ms"]
+        names = ("one token", "five tokens of a prompt", "none", "all", "snapshot")
+        cells = [f"{row[key] / 1e6:,.2f} MB" for key in ("state_bytes", "draft_bytes")]
+        cells += [f"{ms[name]:,.2f}" for name in names]
+        lines.append(f"| {row['model']} | {' | '.join(cells)} | {max(ms['none'], ms['all']) / ms['one token']:.2f} |")
+    return lines

@@ -4,8 +4,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from family_tables import training_lines
 from operator_tables import loss_kernel_lines
-from scan_tables import model_lines, scan_lines
+from scan_tables import draft_lines, model_lines, scan_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
 """Returns a section's heading, then its lines."""
@@ -292,6 +293,8 @@ SECTIONS: dict[str, Lines] = {
     "compression": _compression,
     "selective_scan": scan_lines,
     "selective_models": model_lines,
+    "selective_drafts": draft_lines,
+    "families_training": training_lines,
 }
 """Hold the section of each file of docs/results about training and its operators."""
 

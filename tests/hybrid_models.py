@@ -48,6 +48,17 @@ FALCON = {
 }
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
 
+NEMOTRON = {
+    "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"],
+    "head_dim": 16,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "chunk_size": 32,
+    "time_step_min": 1e-9,  # transformers takes it as the least step in prefill
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", LFM2),
     "lfm2 biases, untied": (
@@ -82,8 +93,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**FALCON, "mamba_rms_norm": True, "mamba_n_groups": 2, "projectors_bias": True, "attention_bias": True},
     ),
     "falcon_h1 gate first": ("FalconH1", {**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "nemotron_h": ("NemotronH", NEMOTRON),
+    "nemotron_h biases": ("NemotronH", {**NEMOTRON, "use_bias": True, "mlp_bias": True, "layer_norm_epsilon": 1e-3}),
 }
-FIRST = ("lfm2", "granitemoehybrid", "bamba", "falcon_h1")
+FIRST = ("lfm2", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h")
 """One variant of each family."""
 
 
@@ -96,7 +109,7 @@ def saved(directory: Path, name: str, shard_size: str = "5GB") -> Any:
 def config_of(name: str) -> dict[str, Any]:
     """Return the content of a config.json."""
     family, changes = VARIANTS[name]
-    types = {"Lfm2": "lfm2", "GraniteMoeHybrid": "granitemoehybrid", "Bamba": "bamba", "FalconH1": "falcon_h1"}
+    types = dict(zip(("Lfm2", "GraniteMoeHybrid", "Bamba", "FalconH1", "NemotronH"), FIRST, strict=True))
     return {"model_type": types[family], **SIZES, **changes}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from whet.models.step import Allocation, ServedModel
+from whet.server.assembly import snapshots_of
 from whet.server.blocks import Blocks
 from whet.server.completion import Completion, Delta, join
 from whet.server.drafters import ModelDrafter
@@ -36,19 +37,41 @@ def make_stepper(
     prefix_caching: bool = True,
     speculation: Speculation | None = None,
     identity: str = "",
+    max_model_len: int | None = None,
+    num_snapshots: int = 0,
+    num_drafts: int = 8,
 ) -> Stepper:
-    has_blocks = model.bytes_per_block > 0
+    room = room_of(model, num_blocks, max_num_seqs, num_snapshots, num_drafts)
     blocks = Blocks(
-        num_blocks if has_blocks else 0,
-        model.block_size if has_blocks else 0,
+        room.num_blocks,
+        model.block_size if model.bytes_per_block else 0,
         max_num_seqs,
-        model.max_model_len,
+        max_model_len or model.max_model_len,
         identity=identity,
-        prefix_caching=prefix_caching and not model.bytes_per_state,
+        prefix_caching=prefix_caching and (room.num_snapshots > 0 or not model.bytes_per_state),
     )
-    scheduler = Scheduler(blocks, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, max_step_ms=max_step_ms)
-    model.allocate(Allocation(num_blocks=num_blocks if has_blocks else 0, num_states=max_num_seqs))
+    scheduler = Scheduler(
+        blocks,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+        max_step_ms=max_step_ms,
+        snapshots=snapshots_of(model, room, identity, least=4, interval=16, rolling=8) if room.num_snapshots else None,
+    )
+    model.allocate(room)
     return Stepper(model, scheduler, speculation, Clock())
+
+
+def room_of(
+    model: ServedModel, num_blocks: int, num_states: int, num_snapshots: int = 0, num_drafts: int = 0
+) -> Allocation:
+    """What a model allocates of this: only what it has."""
+    has_states = model.bytes_per_state > 0
+    return Allocation(
+        num_blocks=num_blocks if model.bytes_per_block else 0,
+        num_states=num_states if has_states else 0,
+        num_snapshots=num_snapshots if has_states else 0,
+        num_drafts=num_drafts if model.can_rewind else 0,
+    )
 
 
 _numbers = iter(range(10**9))

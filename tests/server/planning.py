@@ -6,13 +6,22 @@ from whet.server.blocks import Blocks
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.scheduler import Plan, Scheduler
+from whet.server.snapshots import Snapshots
 
 
 def make_scheduler(
-    num_blocks: int = 100, max_num_seqs: int = 4, max_batch_tokens: int = 20, **options: float
+    num_blocks: int = 100,
+    max_num_seqs: int = 4,
+    max_batch_tokens: int = 20,
+    *,
+    snapshots: Snapshots | None = None,
+    **options: float,
 ) -> Scheduler:
-    blocks = Blocks(num_blocks, 4, max_num_seqs, 200)
-    return Scheduler(blocks, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, **options)
+    """Without blocks, there is a state of fixed size only."""
+    blocks = Blocks(num_blocks, 4 if num_blocks else 0, max_num_seqs, 200)
+    return Scheduler(
+        blocks, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, snapshots=snapshots, **options
+    )
 
 
 def ask(scheduler: Scheduler, num_prompt: int, first: int = 0) -> Request:

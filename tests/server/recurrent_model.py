@@ -103,9 +103,9 @@ class RecurrentModel:
 class WithBlocks(RecurrentModel):
     """Both kinds of state at once, as hybrids have."""
 
-    def __init__(self) -> None:
-        super().__init__(GatedCell)
-        self.hashed = HashModel()
+    def __init__(self, *, max_model_len: int = 64) -> None:
+        super().__init__(GatedCell, max_model_len=max_model_len)
+        self.hashed = HashModel(max_model_len=max_model_len)
         self.bytes_per_block, self.block_size = self.hashed.bytes_per_block, self.hashed.block_size
 
     def allocate(self, room: Allocation) -> None:

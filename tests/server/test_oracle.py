@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from whet.models.config_file import read_json
 from whet.models.decoder import load_decoder
 from whet.models.decoder.native import NativeDecoder
 from whet.models.decoder.paged import PagedDecoder
 from whet.models.families import open_model
+from whet.models.selective import config as selective
+from whet.models.selective import load_selective
+from whet.models.selective.native import NativeSelective
+from whet.models.selective.rows import RowsOfStates
 from whet.models.step import ServedModel
 from whet.server.engine import Engine
 from whet.server.options import EngineOptions
@@ -25,26 +30,28 @@ transformers = pytest.importorskip("transformers")
 
 DOCS_GPT = WEIGHTS / "docs-gpt"
 MAX_TOKENS = 24
-FAMILIES = {
-    "Llama": {"tie_word_embeddings": True},
-    "Mistral": {"sliding_window": 20},
-    "Qwen2": {},
-    "Qwen3": {"head_dim": 16},
-}
+COMMON = {"vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 2}
 SIZES = {
-    "vocab_size": 120,
-    "hidden_size": 64,
+    **COMMON,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+}
+FAMILIES = {
+    "Llama": {**SIZES, "tie_word_embeddings": True},
+    "Mistral": {**SIZES, "sliding_window": 20},
+    "Qwen2": SIZES,
+    "Qwen3": {**SIZES, "head_dim": 16},
+    "Mamba": COMMON,
+    "FalconMamba": COMMON,
+    "Mamba2": {**COMMON, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
 }
 
 
 def saved(family: str, directory: Path) -> Any:
     """A model of random weights, written to the directory."""
-    config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family])
+    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
     theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for weight in theirs.parameters():
@@ -85,30 +92,37 @@ def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedM
     bytes_per_block = model.bytes_per_block
     if draft is not None:
         bytes_per_block += draft.bytes_per_block * model.block_size // draft.block_size
+    of_states = 7 * (model.bytes_per_state + 4 * model.bytes_per_draft) + 9 * model.bytes_per_state
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     with Engine(
         model,
-        EngineOptions(max_num_seqs=7, max_batch_tokens=32, max_model_len=96, memory=blocks * bytes_per_block),
+        EngineOptions(
+            max_num_seqs=7, max_batch_tokens=32, max_model_len=96, memory=blocks * bytes_per_block + of_states
+        ),
         draft=draft,
     ) as engine:
-        ours = engine.generate(some, params)
+        ours = [*engine.generate(some, params), *engine.generate(some, params)]
         stats = engine.stats()
-    assert stats.num_preemptions > 0
+    assert (stats.num_preemptions > 0) is (model.bytes_per_block > 0)
+    assert stats.prefix_cache_hits > 0
+    assert stats.num_draft_tokens > 0
     num_compared = 0
-    for prompt, one in zip(some, ours, strict=True):
-        expected, gaps = theirs_alone(theirs, prompt)
+    wanted = [theirs_alone(theirs, prompt) for prompt in some]
+    for prompt, one, (expected, gaps) in zip([*some, *some], ours, [*wanted, *wanted], strict=True):
         differing = [i for i in range(MAX_TOKENS) if one.token_ids[i] != expected[i]]
         if differing:
             assert gaps[differing[0]] < 1e-4, (prompt, one.token_ids, expected)
         num_compared += differing[0] if differing else MAX_TOKENS
-    assert num_compared > 0.7 * len(some) * MAX_TOKENS
+    assert num_compared > 0.7 * len(ours) * MAX_TOKENS
 
 
 def opened(directory: Path, kernels: bool) -> ServedModel:
     if not kernels:
+        if read_json(directory)["model_type"] in selective.FAMILIES:
+            return RowsOfStates(load_selective(directory))
         return PagedDecoder(load_decoder(directory), block_size=8)
     model = open_model(directory, dtype="fp32")
-    if not isinstance(model, NativeDecoder):
+    if not isinstance(model, NativeDecoder | NativeSelective):
         pytest.skip("no compiler here")
     return model
 
@@ -118,7 +132,7 @@ def opened(directory: Path, kernels: bool) -> ServedModel:
 def test_random_models(family: str, kernels: bool, tmp_path: Path) -> None:
     theirs = saved(family, tmp_path)
     model = opened(tmp_path, kernels)
-    check(model, theirs, prompts(SIZES["vocab_size"]))
+    check(model, theirs, prompts(COMMON["vocab_size"]))
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])

@@ -5,16 +5,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from planning import ask, compute, make_scheduler, planned
 
+from whet.server.prefixes import PrefixHashes
 from whet.server.request import Request
+from whet.server.snapshots import Snapshots
 
 
 class AnyLoad(RuleBasedStateMachine):
     """Any order of arrivals, aborts, ends and drafts: books agree, budgets hold, everybody comes to an end."""
 
-    @initialize(num_blocks=st.integers(3, 12), seqs=st.integers(1, 4), budget=st.integers(4, 12))
-    def start(self, num_blocks: int, seqs: int, budget: int) -> None:
-        self.scheduler = make_scheduler(num_blocks, seqs, budget, max_step_ms=8)
+    @initialize(
+        num_blocks=st.integers(3, 12),
+        seqs=st.integers(1, 4),
+        budget=st.integers(4, 12),
+        num_snapshots=st.sampled_from([0, 0, 1, 5]),
+        has_blocks=st.booleans(),
+    )
+    def start(self, num_blocks: int, seqs: int, budget: int, num_snapshots: int, has_blocks: bool) -> None:
+        snapshots = None
+        if num_snapshots:
+            rows, hashes = range(seqs, seqs + num_snapshots), PrefixHashes("", 4)
+            snapshots = Snapshots(rows, hashes, self.copy, least=4, interval=8, rolling=8)
+            num_blocks *= has_blocks
+        self.scheduler = make_scheduler(num_blocks, seqs, budget, max_step_ms=8, snapshots=snapshots)
+        self.held: dict[int, list[int]] = {}  # of each row, the tokens that its state has read
         self.alive: list[Request] = []
+
+    def copy(self, source: int, target: int) -> None:
+        self.held[target] = self.held[source]
 
     @rule(num_prompt=st.integers(1, 30), first=st.integers(0, 1))
     def arrive(self, num_prompt: int, first: int) -> None:
@@ -43,6 +60,13 @@ class AnyLoad(RuleBasedStateMachine):
         assert not set(map(id, plan.requests)) & set(map(id, plan.preempted + plan.failed))
         for request, count in planned(plan):
             assert request.num_computed + count <= min(request.capacity, len(request.token_ids) + len(request.drafts))
+            if (
+                scheduler.snapshots is not None
+            ):  # its state has read what counts as computed, and settles some of the rest
+                settled = min(request.num_computed + count, len(request.token_ids))
+                assert request.num_computed == 0 or self.held[request.row] == request.token_ids[: request.num_computed]
+                self.held[request.row] = request.token_ids[:settled]
+                scheduler.snapshots.take(request, settled)
         waiting = [request for request in scheduler.running if request not in plan.requests]
         assert all(request.num_computed < len(request.token_ids) - 1 for request in waiting)  # outputs never wait
         compute(plan, data.draw(st.integers(0, 1)))

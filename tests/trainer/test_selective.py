@@ -190,3 +190,29 @@ def test_recurrent_models_of_transformers_do_not_pack(tmp_path: Path, monkeypatc
     raw = raw.model_copy(update={"model": raw.model.model_validate({"directory": str(directory)})})
     with pytest.raises(OptionError, match=r"carries what it has read from one into the next; leave data.pack out"):
         set_up(raw, lambda line: None)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+def test_dropout_is_for_training_alone_and_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    changes: dict[str, Any] = {"optimizer": {"dropout": 0.3}}
+    make = made if kind == "mamba" else lambda place, kind, **more: config(place, **more)
+    setup = set_up(make(tmp_path, kind, **changes), lambda line: None)
+    module, batch = setup.model.module.train(), setup.data.one_row()
+    assert setup.model.loss(module, batch) != setup.model.loss(module, batch)
+    module.eval()
+    assert setup.model.loss(module, batch) == setup.model.loss(module, batch)
+    bare = set_up(make(tmp_path, kind), lambda line: None).model
+    assert setup.model.loss(module, batch) == bare.loss(bare.module.eval(), batch)
+    whole = trained(make(tmp_path, kind, out=str(tmp_path / "whole"), **changes))
+    trained(make(tmp_path, kind, **changes), stop_at=5)
+    resumed = trained(make(tmp_path, kind, **changes), resume=True)
+    one, other = (load_file(found.model / "model.safetensors") for found in (whole, resumed))  # type: ignore[operator]
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_dropout_of_models_of_transformers_is_their_own(tmp_path: Path) -> None:
+    raw = config(tmp_path, optimizer={"dropout": 0.1})
+    directory = gpt2(tmp_path, base_model(tmp_path))
+    raw = raw.model_copy(update={"model": raw.model.model_validate({"directory": str(directory)})})
+    with pytest.raises(OptionError, match=r"optimizer.dropout is for models of whet's own"):
+        set_up(raw, lambda line: None)

@@ -12,7 +12,7 @@ import torch
 from whet.errors import MissingExtra
 from whet.signature import output_tensors, split
 from whet.workload import examine
-from whet.workloads import BUILTIN, WEIGHTS, digits_cnn, docs_encoder, docs_gpt, resolve
+from whet.workloads import BUILTIN, WEIGHTS, digits_cnn, docs_encoder, docs_gpt, docs_ssm, resolve
 from whet.workloads.handover import PICKLED, hand_over, open_target
 
 pytest.importorskip("sklearn")
@@ -54,7 +54,7 @@ def test_score(workload, examined):
         case "docs-encoder":
             assert examined.score >= 0.7  # 0.80 to 0.86, by the Python version whose text it is
             assert floor < 0.2
-        case "docs-gpt":
+        case "docs-gpt" | "docs-ssm":
             assert examined.score <= 0.6 * floor
 
 
@@ -99,13 +99,14 @@ def test_weights_are_small():
         assert (WEIGHTS / name / "model.safetensors").stat().st_size <= 8_000_000
 
 
-def test_transformers_loads_docs_gpt():
+@pytest.mark.parametrize("name", [docs_gpt.NAME, docs_ssm.NAME])
+def test_transformers_loads_the_language_models(name):
     transformers = pytest.importorskip("transformers")
-    directory = WEIGHTS / docs_gpt.NAME
+    directory = WEIGHTS / name
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     text = "The syntax for an assignment statement"
-    ours = resolve(docs_gpt.NAME).model
+    ours = resolve(name).model
     ids = tokenizer(text, return_tensors="pt").input_ids
     assert tokenizer.decode(ids[0]) == text
     with torch.no_grad():

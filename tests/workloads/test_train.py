@@ -3,14 +3,19 @@
 import pytest
 import torch
 
-from whet.workloads import BUILTIN, digits_cnn, docs_encoder, docs_gpt
+from whet.workloads import BUILTIN, digits_cnn, docs_encoder, docs_gpt, docs_ssm
 from whet.workloads.train.__main__ import TRAINERS, main
 from whet.workloads.train.loop import Schedule, fit
 
 pytest.importorskip("sklearn")
 pytest.importorskip("tokenizers")
 
-BUILD = {"digits-cnn": digits_cnn.build, "docs-encoder": docs_encoder.build, "docs-gpt": docs_gpt.build}
+BUILD = {
+    "digits-cnn": digits_cnn.build,
+    "docs-encoder": docs_encoder.build,
+    "docs-gpt": docs_gpt.build,
+    "docs-ssm": docs_ssm.build,
+}
 
 
 def test_every_builtin_can_be_trained():

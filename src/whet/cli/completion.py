@@ -18,6 +18,7 @@ import typer
 
 from whet.cli import COMMANDS
 from whet.workloads import BUILTIN, BUILTIN_TRAINING
+from whet.workloads.model_directory import BUILT_IN
 
 VARIABLE = "_WHET_COMPLETE"  # environment variable: what the shell asks for
 _TABLE = Path(__file__).with_name("completion.json")
@@ -82,7 +83,7 @@ def targets(incomplete: str) -> Iterator[str]:
 
 def models(incomplete: str) -> Iterator[str]:
     """Yield built-in language models, and directories."""
-    yield "docs-gpt"
+    yield from BUILT_IN
     yield from _paths(incomplete, suffix=None)
 
 

@@ -15,7 +15,7 @@ _Target = Annotated[
     str | None,
     typer.Argument(
         metavar="TARGET",
-        help="the target: digits-cnn, docs-encoder, docs-gpt, docs-gpt-training, hf:DIR, FILE.py:FUNCTION or "
+        help="the target: digits-cnn, docs-encoder, docs-gpt, docs-ssm, docs-gpt-training, hf:DIR, FILE.py:FUNCTION or "
         "package.module:FUNCTION",
     ),
 ]

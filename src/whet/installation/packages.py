@@ -30,7 +30,7 @@ EXTRAS = {
     "openvino": "the technique openvino, and saved models that run in OpenVINO",
     "onnx": "the technique onnxruntime, and saved models that run in ONNX Runtime",
     "hf": "targets hf:DIR (Hugging Face directories)",
-    "examples": "the built-in targets digits-cnn, docs-encoder and docs-gpt",
+    "examples": "the built-in targets digits-cnn, docs-encoder, docs-gpt and docs-ssm",
     "report": "the plots of whet tune's report and of whet bench --plot",
     "nvidia": "an NVIDIA GPU's load, clocks and energy",
     "monitor": "the page and the metrics of whet monitor",

@@ -19,6 +19,7 @@ from whet.models.decoder.reference import load_decoder
 from whet.models.decoder.serving import open_decoder
 from whet.models.hybrid import config_files as hybrid_config
 from whet.models.hybrid import files as hybrid_files
+from whet.models.hybrid import fresh as hybrid_fresh
 from whet.models.hybrid.serving import open_hybrid
 from whet.models.memory_bank import config as ltm_config
 from whet.models.memory_bank import files as ltm_files
@@ -37,7 +38,7 @@ from whet.models.trainable import Trainable
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Describe a family of models: how its directories are read, and what runs them.
+    """Describe how the directories of a family of models are read, and what runs them.
 
     Attributes:
         models: The names of its models, for messages.
@@ -90,10 +91,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "mamba": _selective(models="Mamba"),
         "mamba2": _selective(models="Mamba-2, Codestral Mamba"),
         "falcon_mamba": _selective(models="Falcon-Mamba"),
-        "lfm2": _hybrid(models="LFM2"),
-        "granitemoehybrid": _hybrid(models="Granite 4, dense"),
-        "bamba": _hybrid(models="Bamba"),
-        "falcon_h1": _hybrid(models="Falcon-H1"),
+        "lfm2": _hybrid(models="LFM2", trains=hybrid_fresh.TRAINABLE["lfm2"]),
+        "granitemoehybrid": _hybrid(models="Granite 4, dense", trains=hybrid_fresh.TRAINABLE["granitemoehybrid"]),
+        "bamba": _hybrid(models="Bamba", trains=hybrid_fresh.TRAINABLE["bamba"]),
+        "falcon_h1": _hybrid(models="Falcon-H1", trains=hybrid_fresh.TRAINABLE["falcon_h1"]),
+        "nemotron_h": _hybrid(models="Nemotron-H, dense", trains=hybrid_fresh.TRAINABLE["nemotron_h"]),
         "ltm": Family(
             models="long-term memory",
             read_config=ltm_config.read_config,

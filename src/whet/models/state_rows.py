@@ -38,6 +38,11 @@ class StateRows(Generic[State]):
             [] for _ in self._settled
         ]  # after the settled position, after one draft, ...
 
+    @property
+    def num_rows(self) -> int:
+        """Return the number of rows, those of snapshots included."""
+        return len(self._states)
+
     def before(self, row: int, position: int) -> State:
         """Return the state of a row's sequence before the token at this position. 0 begins a sequence.
 

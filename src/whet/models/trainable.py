@@ -33,6 +33,7 @@ class Trainable:
             "none": they cannot be kept apart.
         max_tokens: Returns the most tokens of a row; None for any number.
         not_adapted: The linear layers that LoRA cannot take, by the end of their names, each with the reason.
+        dropped: The types of a block's parts whose output is added to the stream, by name: what dropout applies to.
         size_keys: The keys that make a model smaller, for messages.
         refusal: Returns why no new model of a config is made, beginning with the key; "" where one is.
     """
@@ -47,8 +48,17 @@ class Trainable:
     packing: Packing = "none"
     max_tokens: Callable[[Any], int | None] = lambda config: None
     not_adapted: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...]
     size_keys: tuple[str, ...] = ("hidden_size", "num_hidden_layers")
     refusal: Callable[[Any], str] = lambda config: ""
+
+    def in_files(self, config: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a model's weights by their names in files, without the second copy of a tied head."""
+        return {
+            self.file_name(name): value
+            for name, value in weights.items()
+            if name != "lm_head.weight" or not config.tie_word_embeddings
+        }
 
     def write(
         self,
@@ -70,11 +80,8 @@ class Trainable:
         keys = {**self.config_json(config), **given, **tokens}
         keys["architectures"] = [self.architectures[config.model_type]]
         keys["dtype"] = "float32"
-        kept = {
-            self.file_name(name): value.detach().float().contiguous()
-            for name, value in weights.items()
-            if name != "lm_head.weight" or not config.tie_word_embeddings
-        }
+        stored = self.in_files(config, weights)
+        kept = {name: value.detach().float().contiguous() for name, value in stored.items()}
         save_file(kept, directory / WEIGHTS, metadata={"format": "pt"})
         for file, content in ((FILE, keys), ("generation_config.json", {"do_sample": False, **tokens})):
             (directory / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

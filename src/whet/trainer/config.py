@@ -117,6 +117,8 @@ class OptimizerSection(Section):
         momentum: The momentum of SGD.
         weight_decay: The decay of matrices. Norms and biases have none.
         max_norm: The norm that gradients are clipped to; 0 leaves them as they are.
+        dropout: The share of numbers that become zero behind the embedding and the parts of blocks, while a model of
+            whet's own trains.
     """
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
@@ -126,6 +128,7 @@ class OptimizerSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     max_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class ScheduleSection(Section):

@@ -40,6 +40,7 @@ class TrainedModel:
         packs: Whether documents that share a row can be kept apart.
         file_name: Returns the name of a weight in files, given its name in the module.
         not_adapted: The linear layers that LoRA cannot take, by the end of their names, each with the reason.
+        dropped: The types of the parts of blocks that dropout applies to, by name.
     """
 
     module: nn.Module
@@ -52,6 +53,7 @@ class TrainedModel:
     packs: bool = True
     file_name: Callable[[str], str] = str
     not_adapted: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the targets of a batch, in nats a token."""
@@ -152,6 +154,7 @@ def _of_family(family: Trainable, module: Any, given: Mapping[str, Any]) -> Trai
         packs=family.packing != "none",
         file_name=family.file_name,
         not_adapted=family.not_adapted,
+        dropped=family.dropped,
     )
 
 

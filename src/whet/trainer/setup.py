@@ -13,6 +13,7 @@ from whet.recipe import Recipe, Step
 from whet.trainer.classification import ClassificationData, open_classification
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
+from whet.trainer.dropout import add_dropout
 from whet.trainer.lora import with_lora
 from whet.trainer.model import Batch, TrainedModel, new_model, open_model
 from whet.trainer.pruning import check_structured, cut_to_size
@@ -99,6 +100,7 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
     if isinstance(data, RunData):
         model, pruned = cut_to_size(config, model, data)
         notes = (*notes, *pruned)
+    add_dropout(model, config.optimizer.dropout)
     files: dict[str, str] = {}
     if config.lora is not None:
         if directory is None:

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from whet.trainer.config import OptimizerSection, ScheduleSection, TrainConfig
 from whet.trainer.model import Batch, TrainedModel
-from whet.training.plain_parameters import plain_parameters
 from whet.workload import Predict, Quality, TrainingWorkload
+from whet.workload.plain_parameters import plain_parameters
 
 HELD_OUT_LOSS = "held-out loss"
 

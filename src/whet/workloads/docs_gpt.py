@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.models.decoder import load_decoder
 from whet.workload import Predict, Quality, Workload
@@ -26,10 +26,21 @@ def build(weights: Path = WEIGHTS) -> Workload:
     """Return the workload: one window of 128 tokens at a time.
 
     Quality is bits per byte of held-out text; lower is better.
+    """
+    return predicting(load_decoder(weights / NAME), NAME, weights / NAME)
+
+
+def predicting(model: nn.Module, name: str, directory: Path) -> Workload:
+    """Return the workload of a model that predicts tokens of documentation.
 
     Each window is read on its own: a start token and its first 127 tokens go in, and all its 128 are predicted.
+
+    Args:
+        model: The model. It maps token ids [B, T] to logits [B, T, V].
+        name: The name of the workload.
+        directory: The directory of the tokenizer.
     """
-    tokenizer = load_tokenizer(weights / NAME)
+    tokenizer = load_tokenizer(directory)
     start = tokenizer.token_to_id(START)
     test_BT = windows(token_ids(tokenizer, running_text(held_out=True)), NUM_TOKENS, NUM_TOKENS)[:NUM_HELD_OUT]
     train_BT = windows(token_ids(tokenizer, running_text(held_out=False)), NUM_TOKENS, NUM_TOKENS)[:NUM_CALIBRATION]
@@ -45,11 +56,11 @@ def build(weights: Path = WEIGHTS) -> Workload:
         return [each / math.log(2) / bytes_per_window for each in nats]
 
     return Workload(
-        model=load_decoder(weights / NAME),
+        model=model,
         inputs=[x_BT for x_BT, _ in batches[:4]],
         quality=Quality("bits per byte", bits_per_byte, higher_is_better=False),
         calibration=shift(train_BT, start).split(1),
-        name=NAME,
+        name=name,
     )
 
 

@@ -1,6 +1,8 @@
 """Define docs-gpt-training: a Llama-shaped decoder learns the text of Python's language reference from nothing."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from whet.models.decoder.config import read_config
 from whet.models.decoder.fresh import fresh_decoder
 from whet.workload import Predict, Quality, TrainingWorkload
+from whet.workload.plain_parameters import plain_parameters
 from whet.workloads import WEIGHTS, docs_gpt
 from whet.workloads.docs_text import START, load_tokenizer, running_text, token_ids, windows
 from whet.workloads.shuffled import Shuffled
@@ -26,7 +29,21 @@ def build(weights: Path = WEIGHTS) -> TrainingWorkload:
 
     The score is the mean cross-entropy of held-out text in nats a token; lower is better.
     """
-    tokenizer = load_tokenizer(weights / docs_gpt.NAME)
+    model = fresh_decoder(read_config(weights / docs_gpt.NAME), torch.Generator().manual_seed(0))
+    return learning(model, NAME, weights / docs_gpt.NAME)
+
+
+def learning(model: nn.Module, name: str, directory: Path) -> TrainingWorkload:
+    """Return the workload of a model that learns documentation from nothing.
+
+    Parameters that no product multiplies do not decay.
+
+    Args:
+        model: The model. It maps token ids [B, T] to logits [B, T, V].
+        name: The name of the workload.
+        directory: The directory of the tokenizer.
+    """
+    tokenizer = load_tokenizer(directory)
     start = tokenizer.token_to_id(START)
     train_BT = windows(token_ids(tokenizer, running_text(held_out=False)), docs_gpt.NUM_TOKENS, docs_gpt.NUM_TOKENS)
     test_BT = windows(token_ids(tokenizer, running_text(held_out=True)), docs_gpt.NUM_TOKENS, docs_gpt.NUM_TOKENS)
@@ -38,19 +55,23 @@ def build(weights: Path = WEIGHTS) -> TrainingWorkload:
     def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
         return docs_gpt.shift(train_BT[rows], start), train_BT[rows]
 
-    model = fresh_decoder(read_config(weights / docs_gpt.NAME), torch.Generator().manual_seed(0))
+    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        plain, known = plain_parameters(model), list(parameters)
+        groups: list[dict[str, Any]] = [{"params": [p for p in known if id(p) not in plain]}]
+        if plain:
+            groups.append({"params": [p for p in known if id(p) in plain], "weight_decay": 0.0})
+        return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY)
+
     return TrainingWorkload(
         model=model,
         loss=_loss,
-        optimizer=lambda parameters: torch.optim.AdamW(
-            parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY
-        ),
+        optimizer=optimizer,
         batches=Shuffled(len(train_BT), BATCH, batch),
         evaluation=Quality("held-out loss", nats, higher_is_better=False),
         clip_norm=CLIP,
         schedule=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP)),
         num_samples=BATCH,
-        name=NAME,
+        name=name,
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from whet.errors import TargetError
 from whet.workloads import WEIGHTS
 
-BUILT_IN = ("docs-gpt",)
+BUILT_IN = ("docs-gpt", "docs-ssm")
 METAVAR = "DIR|NAME"
 HELP = f"a Hugging Face model directory, or a built-in model: {', '.join(BUILT_IN)}"
 

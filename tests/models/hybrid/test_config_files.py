@@ -21,7 +21,10 @@ def read(directory, name, **changes):
 def test_defaults_are_those_of_transformers(tmp_path, name):
     transformers = pytest.importorskip("transformers")
     family = VARIANTS[name][0]
-    dense = {"num_local_experts": 0} if family == "GraniteMoeHybrid" else {}
+    dense = {
+        "GraniteMoeHybrid": {"num_local_experts": 0},
+        "NemotronH": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    }.get(family, {})
     theirs = getattr(transformers, f"{family}Config")(**dense)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": theirs.model_type, **dense}))
     ours = read_config(tmp_path)
@@ -30,15 +33,34 @@ def test_defaults_are_those_of_transformers(tmp_path, name):
         assert getattr(ours, field) == getattr(theirs, field), field
     decoder = ours.decoder
     assert decoder.num_key_value_heads == theirs.num_key_value_heads
-    assert decoder.rope_parameters.rope_theta == theirs.rope_parameters["rope_theta"]
-    assert decoder.rms_norm_eps == getattr(theirs, "norm_eps", None) or theirs.rms_norm_eps
+    if ours.has_rotary or family == "Lfm2":
+        assert decoder.rope_parameters.rope_theta == theirs.rope_parameters["rope_theta"]
+    eps = [getattr(theirs, name, None) for name in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")]
+    assert decoder.rms_norm_eps in eps
     if ours.mamba is not None:
         found = (ours.mamba.num_heads, ours.mamba.head_dim, ours.mamba.state_size, ours.mamba.n_groups)
-        assert found == (theirs.mamba_n_heads, theirs.mamba_d_head, theirs.mamba_d_state, theirs.mamba_n_groups)
+        names = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups")
+        if family == "NemotronH":
+            names = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups")
+        assert found == tuple(getattr(theirs, field) for field in names)
         assert ours.mamba.time_step_limit == theirs.time_step_limit == (0.0, math.inf)
-    kinds = {"conv": "conv", "linear_attention": "mamba", "full_attention": "attention"}
-    types = [("attention", "mamba") if kind == "hybrid" else (kinds[kind],) for kind in theirs.layer_types]
-    assert list(ours.mixers) == types
+    kinds = {
+        "conv": ("conv",),
+        "linear_attention": ("mamba",),
+        "full_attention": ("attention",),
+        "hybrid": ("attention", "mamba"),
+        "mlp": (),
+    }
+    assert list(ours.mixers) == [kinds[kind] for kind in theirs.layer_types]
+
+
+def test_patterns_of_published_nemotron_files(tmp_path):
+    """Layers by letters, and names of sizes that only this family has."""
+    config = read(tmp_path, "nemotron_h", layers_block_type=None, hybrid_override_pattern="M-*-M", expand=2)
+    assert config.mixers == (("mamba",), (), ("attention",), (), ("mamba",))
+    assert config.mlp_layers == {1, 3}
+    assert (config.mamba.intermediate_size, config.mamba.state_size, config.mamba.n_groups) == (96, 12, 2)
+    assert config.mamba.time_step_limit == (0.0, math.inf)  # whatever time_step_min is
 
 
 def test_a_width_of_none_is_that_of_the_expansion(tmp_path):
@@ -93,6 +115,13 @@ REFUSED = {
     "infinite": ("falcon_h1", {"key_multiplier": {"__float__": "Infinity"}}, "key_multiplier"),
     "rotary": ("lfm2", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type"),
     "partly": ("falcon_h1", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "MoE of a pattern": (
+        "nemotron_h",
+        {"layers_block_type": None, "hybrid_override_pattern": "ME*"},
+        "layer_types has 'moe': mixtures of experts are not",
+    ),
+    "letter": ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "'X', which is none of"),
+    "squared": ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
     "family": ("lfm2", {"model_type": "mamba"}, "'mamba'; the families of hybrid models are lfm2, granitemoehybrid"),
 }
 
@@ -119,7 +148,7 @@ def test_what_the_model_does_not_support_is_refused(tmp_path, name, changes, sai
 )
 def test_tensors_that_do_not_fit(tmp_path, change, said):
     config = read(tmp_path, "granitemoehybrid", tie_word_embeddings=True)
-    weights = {file_name(config, name): torch.randn(shape) for name, shape in weight_shapes(config).items()}
+    weights = {file_name(config.model_type, name): torch.randn(shape) for name, shape in weight_shapes(config).items()}
     for index in range(3):  # gate and up are one tensor of the file
         weights[f"model.layers.{index}.shared_mlp.input_linear.weight"] = torch.randn(112, 48)
     weights["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(8)  # computed, and ignored

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from driving import make_request, make_stepper, outputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import naive_output
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,7 +24,6 @@ from whet.models.hybrid.files import to_files
 from whet.models.hybrid.native import NativeHybrid
 from whet.models.hybrid.rows import RowsOfHybridStates
 from whet.models.step import Allocation
-from whet.server.sampling_params import SamplingParams
 
 NUM_BLOCKS = 38  # of each row
 
@@ -75,9 +72,16 @@ def test_every_build_computes_the_same(tmp_path: Path, isa: Isa, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "kv"), [(Kind.F32, Kv.F32), (Kind.BF16, Kv.BF16), (Kind.S8, Kv.S8), (Kind.S4, Kv.F32)]
+    ("name", "kind", "kv"),
+    [
+        ("lfm2", Kind.F32, Kv.F32),
+        ("lfm2", Kind.S4, Kv.BF16),
+        ("granitemoehybrid", Kind.BF16, Kv.BF16),
+        ("bamba", Kind.S8, Kv.S8),
+        ("falcon_h1", Kind.F32, Kv.S8),
+        ("falcon_h1", Kind.S8, Kv.F32),
+    ],
 )
-@pytest.mark.parametrize("name", FIRST)
 def test_what_shares_a_step_and_how_it_is_cut_does_not_show(tmp_path: Path, name: str, kind: Kind, kv: Kv) -> None:
     model = native(readable(tmp_path, name), kind, kv)
     texts = [random_ids(num, seed) for seed, num in enumerate((260, 33, 70))]
@@ -133,22 +137,6 @@ def test_threads_do_not_show(tmp_path: Path, num_threads: int) -> None:
             assert torch.equal(run(native(model), [(ids, 0, 100, 0)])[0], wanted)
         finally:
             library().set_threads(torch.get_num_threads())
-
-
-@pytest.mark.parametrize("name", FIRST)
-def test_an_engine_serves_it(tmp_path: Path, name: str) -> None:
-    """Many requests in shared steps, in chunks, give the tokens of each alone."""
-    params = SamplingParams(temperature=0.8, seed=3, max_tokens=10)
-    prompts = [random_ids(length, length).tolist() for length in (1, 4, 9, 40, 17, 2)]
-    alone, weights = native(readable(tmp_path, name)), readable(tmp_path, name)
-
-    def logits_after(tokens: list[int]) -> Any:
-        return run(alone, [(torch.tensor(tokens), 0, len(tokens), 0)])[0][-1]
-
-    expected = [naive_output(logits_after, prompt, params) for prompt in prompts]
-    stepper = make_stepper(native(weights), max_num_seqs=4, max_batch_tokens=7)
-    done = outputs(stepper, [make_request(prompt, params) for prompt in prompts])
-    assert [one.token_ids for one in done] == expected
 
 
 def write(directory: Path, name: str) -> Hybrid:

@@ -63,10 +63,65 @@ inline void forward(const Problem& p, int b, int block, T* out) {
   }
 }
 
+// A strip's gradients over a block of tokens, of TAPS taps whose inputs, weights and sums stay in registers. The order of
+// all sums is that of `backward`. The strip's numbers of two tokens lie far apart: the next strip's are fetched meanwhile.
+template <int TAPS>
+inline void back_strip(const Problem& p, int b, int first, int last, int c, size_t part, const Gradients& to) {
+  const int width = std::min(LANES, p.channels - c), end = std::min(last + TAPS - 1, p.length);
+  const bool fetches = c + LANES < p.channels, has_state = first == 0 && to.initial != nullptr;
+  const F zero = set1(0.0f), one = set1(1.0f);
+  const F bias = p.bias == nullptr ? zero : load_part(p.bias + c, width, 0.0f);
+  F w[TAPS], x[TAPS], g[TAPS], of_w[TAPS], of_bias = zero;  // g[k] is the gradient of the sum k tokens ago
+  for (int k = 0; k < TAPS; k++) {
+    w[k] = load_part(p.weight + static_cast<size_t>(p.channels) * k + c, width, 0.0f);
+    g[k] = of_w[k] = zero;
+    x[k] = k == 0 ? zero : p.input(b, first - TAPS + k, c, width);
+  }
+  for (int t = first; t < last + TAPS - 1; t++) {
+#pragma GCC unroll 8
+    for (int k = TAPS - 1; k > 0; k--) g[k] = g[k - 1];
+    g[0] = zero;
+    if (t < end) {
+#pragma GCC unroll 8
+      for (int k = 0; k + 1 < TAPS; k++) x[k] = x[k + 1];
+      x[TAPS - 1] = p.x.lanes(b, t, c, width);
+      g[0] = to.out.lanes(b, t, c, width);
+      if (fetches) prefetch(p.x.place(b, t, c + LANES)), prefetch(to.out.place(b, t, c + LANES));
+      if (p.is_silu) {
+        F y = bias;
+#pragma GCC unroll 8
+        for (int k = 0; k < TAPS; k++) y = fma(w[k], x[k], y);
+        const F gate = sigmoid(y);
+        g[0] = mul(g[0], mul(gate, fma(y, sub(one, gate), one)));
+      }
+    }
+    if (t < last) {
+      of_bias = add(of_bias, g[0]);
+#pragma GCC unroll 8
+      for (int k = 0; k < TAPS; k++) of_w[k] = fma(g[0], x[k], of_w[k]);
+    }
+    const int input = t - TAPS + 1;  // all sums that it is in are known by now
+    if (input < first && !(has_state && input < 0)) continue;
+    F of_x = zero;
+#pragma GCC unroll 8
+    for (int k = 0; k < TAPS; k++) of_x = fma(w[k], g[k], of_x);
+    if (input >= 0)
+      store_part(to.x + (static_cast<size_t>(p.length) * b + input) * p.channels + c, of_x, width);
+    else
+      store_part(to.initial + (static_cast<size_t>(TAPS - 1) * b + input + TAPS - 1) * p.channels + c, of_x, width);
+  }
+  for (int k = 0; k < TAPS; k++) store_part(to.weight + (part * TAPS + k) * p.channels + c, of_w[k], width);
+  if (to.bias != nullptr) store_part(to.bias + part * p.channels + c, of_bias, width);
+}
+
 // The gradients of a block's inputs (the first block's: of the state too), and its part of those of weight and bias.
 inline void backward(const Problem& p, int b, int block, const Gradients& to) {
   const int first = block * BLOCK_TOKENS, last = std::min(first + BLOCK_TOKENS, p.length), taps = p.taps;
   const size_t part = static_cast<size_t>(p.num_blocks()) * b + block;
+  if (taps == 4) {  // as all published models have
+    for (int c = 0; c < p.channels; c += LANES) back_strip<4>(p, b, first, last, c, part, to);
+    return;
+  }
   const F zero = set1(0.0f), one = set1(1.0f);
   static thread_local std::vector<float> sums, weights;
   sums.resize(static_cast<size_t>(BLOCK_TOKENS + taps) * LANES), weights.resize(static_cast<size_t>(taps) * LANES);

@@ -14,7 +14,7 @@ namespace hybrid_model {
 using selective_model::Segment;
 using selective_model::Tokens;
 
-constexpr int32_t ATTENTION = 1, MAMBA = 2, CONV = 4;
+constexpr int32_t ATTENTION = 1, MAMBA = 2, CONV = 4, MLP = 8;
 
 // y = out_proj(C * conv(B * u)), where in_proj gives B, C and u side by side.
 struct ConvLayer {
@@ -27,9 +27,10 @@ struct ConvLayer {
 struct Model {
   Decoder decoder;               // with attention and MLP of all layers
   selective_model::Model mamba;  // its layers count as the decoder's
-  const int32_t* mixers;         // of each layer
+  const int32_t* mixers;         // of each layer, and whether it has an MLP
   const ConvLayer* convs;        // of each layer
   int32_t has_mamba, conv_taps, num_drafts;
+  int32_t squares;               // MLPs square a ReLU, and have no gate
   float embedding_factor, logits_factor;
 };
 
@@ -106,9 +107,29 @@ inline void mix(Team& team, const Model& m, const ConvLayer& layer, const Tokens
   linear(team, layer.out_proj, rows, T, Store<true>{x, D});
 }
 
+// x [T][hidden] of a part gets down(relu(up(norm(x)))^2).
+inline void squared_mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens, float* x,
+                        whet::Workspace& ws) {
+  const auto same = [](int row) { return row; };
+  const int stride = static_cast<int>(whet::Workspace::gated_stride(d));
+  Rows rows = ws.rows_for(layer.gate_up);
+  prepare(team, layer.gate_up, x, d.hidden, d.hidden, layer.mlp_norm, d.eps, num_tokens, rows, same);
+  linear(team, layer.gate_up, rows, num_tokens, Store<false>{ws.gated.data(), stride});
+  team.each(num_tokens, [&](int t) {
+    float* row = ws.gated.data() + static_cast<size_t>(stride) * t;
+    for (int c = 0; c < stride; c += LANES) {
+      const F positive = max(load(row + c), set1(0.0f));
+      store(row + c, mul(positive, positive));
+    }
+  });
+  rows = ws.rows_for(layer.down);
+  prepare(team, layer.down, ws.gated.data(), stride, d.intermediate, nullptr, 0.0f, num_tokens, rows, same);
+  linear(team, layer.down, rows, num_tokens, Store<true>{x, d.hidden, d.mlp_factor});
+}
+
 // One layer of one part, in place.
 inline void advance(Team& team, const Model& m, int layer, int part, float* x, Workspace& ws) {
-  const int32_t mixers = m.mixers[layer];
+  const int32_t mixers = m.mixers[layer] & ~MLP;
   const int T = ws.parts[part].num_tokens, D = m.decoder.hidden;
   const float* from = x;
   if ((mixers & (mixers - 1)) != 0) {  // several
@@ -121,7 +142,12 @@ inline void advance(Team& team, const Model& m, int layer, int part, float* x, W
   if (mixers & ATTENTION) attend(team, m.decoder, m.decoder.layers[layer], ws.decoder.parts[part], from, x, ws.decoder);
   if (mixers & MAMBA) selective_model::mix(team, m.mamba, m.mamba.layers[layer], ws.parts[part], from, x, ws.mamba);
   if (mixers & CONV) mix(team, m, m.convs[layer], ws.parts[part], from, x, ws);
-  mlp(team, m.decoder, m.decoder.layers[layer], T, x, ws.decoder);
+  if (!(m.mixers[layer] & MLP)) return;
+  const Layer& mlp_layer = m.decoder.layers[layer];
+  if (m.squares)
+    squared_mlp(team, m.decoder, mlp_layer, T, x, ws.decoder);
+  else
+    mlp(team, m.decoder, mlp_layer, T, x, ws.decoder);
 }
 
 // logits [R][vocab] of the tokens `logit_rows`.

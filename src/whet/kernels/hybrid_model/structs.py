@@ -13,11 +13,12 @@ Float = ctypes.c_float
 
 
 class MixerFlag(IntFlag):
-    """Name the mixers of a layer. The numbers are those of hybrid_model/kernel.h."""
+    """Name the parts of a layer. The numbers are those of hybrid_model/kernel.h."""
 
     ATTENTION = 1
     MAMBA = 2
     CONV = 4
+    MLP = 8
 
 
 class ConvLayerStruct(ctypes.Structure):
@@ -38,6 +39,6 @@ class HybridStruct(ctypes.Structure):
         ("mamba", ModelStruct),
         ("mixers", Pointer),
         ("convs", ctypes.POINTER(ConvLayerStruct)),
-        *((name, Int) for name in ("has_mamba", "conv_taps", "num_drafts")),
+        *((name, Int) for name in ("has_mamba", "conv_taps", "num_drafts", "squares")),
         *((name, Float) for name in ("embedding_factor", "logits_factor")),
     )

@@ -160,7 +160,7 @@ class DecoderConfig(BaseModel):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
         if self.rotary_dim % 2 or not self.rotary_dim:
-            raise ValueError(f"head_dim is {self.head_dim}: rotary positions need an even number")
+            raise ValueError("head_dim is odd: rotary positions need an even number (of the part that is rotated)")
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(f"layer_types names {len(self.layer_types)} layers of {self.num_hidden_layers}")
         if self.sliding_window is None and "sliding_attention" in (self.layer_types or ()):

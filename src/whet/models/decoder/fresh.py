@@ -52,6 +52,7 @@ TRAINABLE = Trainable(
     },
     packing="mask",
     max_tokens=lambda config: int(config.max_position_embeddings),
+    dropped=("Attention", "GatedMLP"),
     size_keys=("hidden_size", "intermediate_size", "num_hidden_layers"),
 )
 """Say how decoders are trained."""

@@ -99,7 +99,7 @@ class NativeDecoder(WithoutStates):
 
     def allocate(self, room: Allocation) -> None:
         """Allocate the blocks. There are no states of fixed size."""
-        self._cache = place_caches(self._layers, room.num_blocks, self.config, self.kv)
+        self._cache = place_caches(list(self._layers), room.num_blocks, self.config, self.kv)
         functions = self._library.functions
         handle = functions.whet_decoder_new(ctypes.byref(self._struct))
         weakref.finalize(self, functions.whet_decoder_free, handle)

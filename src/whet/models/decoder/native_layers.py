@@ -62,6 +62,13 @@ def fill_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors) -> None:
     layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
 
 
+def fill_squared_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors) -> None:
+    """Pack the weights of an MLP that squares a ReLU and has no gate. See fill_attention."""
+    layer.gate_up = packed.packed(*_joined(of, "mlp.up_proj"))
+    layer.down = packed.packed(*_joined(of, "mlp.down_proj"))
+    layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
+
+
 def decoder_struct(
     config: DecoderConfig, packed: NativeWeights, num_positions: int, *, has_rotary: bool = True
 ) -> DecoderStruct:
@@ -143,7 +150,8 @@ def _rotated_first(config: DecoderConfig, rows: Tensor) -> Tensor:
     first, second = torch.arange(R).chunk(2)
     rest_first, rest_second = torch.arange(R, H).chunk(2)
     order = torch.cat((first, rest_first, second, rest_second))
-    return rows.unflatten(0, (-1, H))[:, order].flatten(0, 1)
+    ordered: Tensor = rows.unflatten(0, (-1, H))[:, order].flatten(0, 1)
+    return ordered
 
 
 def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:

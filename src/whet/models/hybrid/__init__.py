@@ -1,4 +1,4 @@
-"""Run hybrid models, LFM2, dense Granite 4, Bamba and Falcon-H1: attention beside Mamba-2 and short convolutions."""
+"""Run hybrid models, LFM2, Granite 4, Bamba, Falcon-H1, Nemotron-H: attention beside Mamba-2 and short convolutions."""
 
 from whet.models.hybrid.config import HybridConfig
 from whet.models.hybrid.config_files import read_config

@@ -3,13 +3,15 @@
 The config.json of each family is mapped onto this one type by whet.models.hybrid.config_files.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from whet.models.decoder.config import DecoderConfig
 from whet.models.selective.config import SelectiveConfig
 
 Mixer = Literal["attention", "mamba", "conv"]
+Mlp = Literal["silu gate", "squared relu"]
 GateOrder = Literal["gate, then norm", "norm, then gate", "gate"]
 
 
@@ -48,7 +50,10 @@ class HybridConfig:
 
     Attributes:
         model_type: The family.
+        keys: The keys of its config.json, as transformers writes them.
         mixers: The mixers of each layer. Several of them read the same input, and their outputs are added.
+        mlp: What the MLPs compute: silu(gate) * up, or relu(up) squared.
+        mlp_layers: The layers that have an MLP; None for all.
         decoder: A decoder with the same widths, attention, MLP, rotary positions, vocabulary and number of layers.
         has_rotary: Whether queries and keys are rotated by their positions.
         mamba: A model of Mamba-2 with the same mixers; None if no layer has one.
@@ -60,9 +65,12 @@ class HybridConfig:
     """
 
     model_type: str
+    keys: Mapping[str, Any]
     mixers: tuple[tuple[Mixer, ...], ...]
     decoder: DecoderConfig
     multipliers: Multipliers
+    mlp: Mlp = "silu gate"
+    mlp_layers: frozenset[int] | None = None
     has_rotary: bool = True
     mamba: SelectiveConfig | None = None
     gate_order: GateOrder = "gate, then norm"
@@ -98,6 +106,10 @@ class HybridConfig:
     def layers_with(self, mixer: Mixer) -> tuple[int, ...]:
         """Return the indices of the layers that have a mixer."""
         return tuple(index for index, mixers in enumerate(self.mixers) if mixer in mixers)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP."""
+        return self.mlp_layers is None or layer in self.mlp_layers
 
     def state_shapes(self, layer: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return the shapes of a layer's state of fixed size, for one sequence: of convolution and scan.

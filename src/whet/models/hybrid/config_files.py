@@ -1,112 +1,23 @@
-"""Read a config.json of a family of hybrid models: LFM2, Granite 4 (dense), Bamba, Falcon-H1.
+"""Read a config.json of a family of hybrid models: LFM2, Granite 4 (dense), Bamba, Falcon-H1, Nemotron-H.
 
 A type for each family holds the fields that decide what is computed, with transformers' names and defaults, and maps
 them onto a HybridConfig. Settings that would change the computation in a way that the model does not support are
 refused.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field
 
 from whet.models.config_file import check_model_type, read_json, validated
-from whet.models.decoder.config import DecoderConfig, Rope, rope_parameters
-from whet.models.hybrid.config import GateOrder, HybridConfig, Mixer, Multipliers
-from whet.models.selective.config import SelectiveConfig, number_of
-
-Size = Annotated[int, Field(gt=0, lt=2**31)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Factor = Annotated[float, Field(allow_inf_nan=False)]
-
-_MIXERS: Mapping[str, Mixer] = MappingProxyType(
-    {
-        "full_attention": "attention",
-        "attention": "attention",
-        "linear_attention": "mamba",
-        "mamba": "mamba",
-        "conv": "conv",
-    }
-)
+from whet.models.hybrid.config import GateOrder, HybridConfig, Multipliers
+from whet.models.hybrid.file_types import Factor, HybridFile, MambaFile, Positive, Size, mixers_of
 
 
-class _File(BaseModel):
-    """Hold what the files of all families say. Other keys are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-    rope_theta: ClassVar[float] = 10_000.0  # where the file names none
-    rotates_partly: ClassVar[bool] = False
-
-    model_type: str
-    hidden_act: Literal["silu"] = "silu"
-    vocab_size: Size
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)]
-    num_attention_heads: Size
-    num_key_value_heads: Size
-    head_dim: Size
-    max_position_embeddings: Size
-    rms_norm_eps: Positive
-    tie_word_embeddings: bool
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    rope_parameters: Rope
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, given: object) -> object:
-        if not isinstance(given, dict):
-            return given
-        config = dict(given)
-        cls.rename(config)
-        if config.get("num_key_value_heads", 0) is None:
-            config["num_key_value_heads"] = config.get(
-                "num_attention_heads", cls.model_fields["num_attention_heads"].default
-            )
-        config = {key: value for key, value in config.items() if value is not None}
-        if "quantization_config" in config:
-            raise ValueError("quantization_config: whet reads only unquantised weights, and quantises them itself")
-        for name in ("hidden_size", "num_attention_heads"):
-            config.setdefault(name, cls.model_fields[name].default)
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        if isinstance(heads, int) and heads > 0 and isinstance(hidden, int):
-            config.setdefault("head_dim", hidden // heads)
-        config["rope_parameters"] = rope_parameters(config, partly=cls.rotates_partly)
-        if isinstance(config["rope_parameters"], dict):
-            config["rope_parameters"].setdefault("rope_theta", cls.rope_theta)
-        return config
-
-    @classmethod
-    def rename(cls, config: dict[str, Any]) -> None:
-        """Give fields that a family's files name otherwise the names here, in place."""
-
-    def decoder(self, model_type: Literal["llama", "qwen3"] = "llama", **changes: Any) -> DecoderConfig:
-        """Return the decoder whose attention and MLP the layers have. Of model_type qwen3, heads are normalised."""
-        fields = {name: getattr(self, name) for name in _File.model_fields if name in DecoderConfig.model_fields}
-        return DecoderConfig(**{**fields, "model_type": model_type, **changes})
-
-    def plan(self) -> HybridConfig:
-        """Return what the file describes.
-
-        Raises:
-            ValueError: Sizes do not fit each other, or something is not supported.
-        """
-        raise NotImplementedError
-
-    @model_validator(mode="after")
-    def _check(self) -> "_File":
-        try:
-            self.plan()
-        except ValidationError as error:  # of a type that the plan is made of
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
-        return self
-
-
-class _Lfm2(_File):
+class Lfm2File(HybridFile):
     """Hold what a config.json of LFM2 says. Source: transformers, models/lfm2."""
 
     rope_theta: ClassVar[float] = 1_000_000.0
@@ -141,6 +52,12 @@ class _Lfm2(_File):
         config.pop("attention_bias", None)  # transformers reads neither
         config.pop("mlp_bias", None)
 
+    def keys(self) -> dict[str, Any]:
+        """Return the keys of a config.json, as transformers writes them."""
+        keys = super().keys()
+        keys["norm_eps"] = keys.pop("rms_norm_eps")
+        return keys
+
     @property
     def mlp_width(self) -> int:
         """Return the inner width of the MLPs."""
@@ -157,7 +74,8 @@ class _Lfm2(_File):
             types = tuple("full_attention" if i in full else "conv" for i in range(self.num_hidden_layers))
         return HybridConfig(
             model_type=self.model_type,
-            mixers=_mixers(types, self.num_hidden_layers, ("attention", "conv")),
+            keys=self.keys(),
+            mixers=mixers_of(types, self.num_hidden_layers, ("attention", "conv")),
             decoder=self.decoder("qwen3", intermediate_size=self.mlp_width),
             multipliers=Multipliers(scores=self.head_dim**-0.5),
             conv_taps=self.conv_L_cache,
@@ -165,54 +83,7 @@ class _Lfm2(_File):
         )
 
 
-class _WithMamba(_File):
-    """Hold what the files of families with Mamba-2 say."""
-
-    mamba_n_heads: Size = 128
-    mamba_d_head: Size | Literal["auto"] = "auto"
-    mamba_n_groups: Size = 1
-    mamba_d_state: Size = 256
-    mamba_d_conv: Annotated[int, Field(gt=0, le=64)] = 4
-    mamba_expand: Size = 2
-    mamba_conv_bias: bool = True
-    mamba_proj_bias: bool = False
-    time_step_limit: tuple[float, float] = (0.0, math.inf)
-
-    @classmethod
-    def rename(cls, config: dict[str, Any]) -> None:
-        """Give fields that a family's files name otherwise the names here, in place."""
-        if isinstance(limits := config.get("time_step_limit"), list):
-            config["time_step_limit"] = tuple(number_of(limit) for limit in limits)
-
-    def mamba(self, inner: int | None = None) -> SelectiveConfig:
-        """Return the model whose mixers the layers have. `inner` is their inner width, by default as expanded."""
-        inner = self.mamba_expand * self.hidden_size if inner is None else inner
-        if inner % self.mamba_n_heads:
-            raise ValueError(f"mamba_n_heads {self.mamba_n_heads} does not divide Mamba's inner width {inner}")
-        width = inner // self.mamba_n_heads if self.mamba_d_head == "auto" else self.mamba_d_head
-        if width * self.mamba_n_heads != inner:
-            raise ValueError(
-                f"mamba_n_heads {self.mamba_n_heads} times mamba_d_head {width} is not Mamba's inner width {inner}"
-            )
-        return SelectiveConfig(
-            model_type="mamba2",
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            intermediate_size=inner,
-            state_size=self.mamba_d_state,
-            num_heads=self.mamba_n_heads,
-            head_dim=width,
-            n_groups=self.mamba_n_groups,
-            conv_kernel=self.mamba_d_conv,
-            use_conv_bias=self.mamba_conv_bias,
-            use_bias=self.mamba_proj_bias,
-            layer_norm_epsilon=self.rms_norm_eps,
-            time_step_limit=self.time_step_limit,
-        )
-
-
-class _Granite(_WithMamba):
+class GraniteFile(MambaFile):
     """Hold what a config.json of Granite 4 says. Source: transformers, models/granitemoehybrid."""
 
     vocab_size: Size = 32000
@@ -254,7 +125,8 @@ class _Granite(_WithMamba):
         added = self.residual_multiplier
         return HybridConfig(
             model_type=self.model_type,
-            mixers=_mixers(self.layer_types, self.num_hidden_layers, ("attention", "mamba")),
+            keys=self.keys(),
+            mixers=mixers_of(self.layer_types, self.num_hidden_layers, ("attention", "mamba")),
             decoder=self.decoder(intermediate_size=self.shared_intermediate_size),
             has_rotary=self.position_embedding_type == "rope",
             mamba=self.mamba(),
@@ -270,7 +142,7 @@ class _Granite(_WithMamba):
         )
 
 
-class _Bamba(_WithMamba):
+class BambaFile(MambaFile):
     """Hold what a config.json of Bamba says. Source: transformers, models/bamba."""
 
     vocab_size: Size = 128_000
@@ -297,7 +169,8 @@ class _Bamba(_WithMamba):
         types = tuple("full_attention" if i in full else "mamba" for i in range(self.num_hidden_layers))
         return HybridConfig(
             model_type=self.model_type,
-            mixers=_mixers(types, self.num_hidden_layers, ("attention", "mamba")),
+            keys=self.keys(),
+            mixers=mixers_of(types, self.num_hidden_layers, ("attention", "mamba")),
             decoder=self.decoder(),
             mamba=self.mamba(),
             mamba_out_bias=self.mamba_proj_bias,
@@ -305,7 +178,7 @@ class _Bamba(_WithMamba):
         )
 
 
-class _FalconH1(_WithMamba):
+class FalconH1File(MambaFile):
     """Hold what a config.json of Falcon-H1 says. Source: transformers, models/falcon_h1."""
 
     vocab_size: Size = 128_000
@@ -343,6 +216,7 @@ class _FalconH1(_WithMamba):
         order: GateOrder = "norm, then gate" if self.mamba_norm_before_gate else "gate, then norm"
         return HybridConfig(
             model_type=self.model_type,
+            keys=self.keys(),
             mixers=(("attention", "mamba"),) * self.num_hidden_layers,
             decoder=self.decoder(),
             mamba=self.mamba(self.mamba_d_ssm),
@@ -363,10 +237,103 @@ class _FalconH1(_WithMamba):
         )
 
 
-_FILES: Mapping[str, type[_File]] = MappingProxyType(
-    {"lfm2": _Lfm2, "granitemoehybrid": _Granite, "bamba": _Bamba, "falcon_h1": _FalconH1}
+class NemotronHFile(MambaFile):
+    """Hold what a config.json of Nemotron-H says. Source: transformers, models/nemotron_h.
+
+    Step sizes are limited by time_step_limit, as in the original code. transformers takes time_step_min as the least
+    one in prefill, but not in decode: https://github.com/huggingface/transformers/issues/48989.
+    """
+
+    vocab_size: Size = 131_072
+    hidden_size: Size = 4096
+    intermediate_size: Size = 21504
+    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 4
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size = 8
+    head_dim: Size = 128
+    max_position_embeddings: Size = 4096
+    rms_norm_eps: Positive = 1e-5
+    tie_word_embeddings: bool = False
+    mamba_d_head: Size | Literal["auto"] = 64
+    mamba_n_groups: Size = 8
+    mamba_d_state: Size = 128
+    mlp_hidden_act: Literal["relu2"] = "relu2"
+    mamba_hidden_act: Literal["silu"] = "silu"
+    layer_types: tuple[str, ...] = ("mamba", "moe", "attention", "mlp")
+
+    names: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "layer_norm_epsilon": "rms_norm_eps",
+            "ssm_state_size": "mamba_d_state",
+            "mamba_num_heads": "mamba_n_heads",
+            "mamba_head_dim": "mamba_d_head",
+            "n_groups": "mamba_n_groups",
+            "conv_kernel": "mamba_d_conv",
+            "use_conv_bias": "mamba_conv_bias",
+            "use_bias": "mamba_proj_bias",
+            "layers_block_type": "layer_types",
+        }
+    )
+
+    @classmethod
+    def rename(cls, config: dict[str, Any]) -> None:
+        """Give fields that a family's files name otherwise the names here, in place."""
+        super().rename(config)
+        config.pop("attention_bias", None)  # transformers reads neither
+        config.pop("mamba_proj_bias", None)
+        config.setdefault("head_dim", 128)
+        for theirs, ours in cls.names.items():
+            if config.get(theirs) is not None:
+                config[ours] = config[theirs]
+        pattern = config.get("hybrid_override_pattern")
+        if config.get("layer_types") is None and isinstance(pattern, str):
+            config["layer_types"] = [_OF_PATTERN.get(letter, letter) for letter in pattern]
+        types = config.get("layer_types")
+        config["num_hidden_layers"] = len(types) if isinstance(types, list | tuple) else 4
+
+    def keys(self) -> dict[str, Any]:
+        """Return the keys of a config.json, as transformers writes them."""
+        keys = {**super().keys(), "layer_types": list(self.layer_types)}
+        return {key: value for key, value in keys.items() if key not in self.names.values()} | {
+            theirs: keys[ours] for theirs, ours in self.names.items()
+        }
+
+    def plan(self) -> HybridConfig:
+        """Return what the file describes."""
+        if "moe" in self.layer_types:
+            raise ValueError("layer_types has 'moe': mixtures of experts are not supported")
+        is_mlp = [name == "mlp" for name in self.layer_types]
+        types = tuple("mamba" if name == "mlp" else name for name in self.layer_types)
+        mixers = mixers_of(types, self.num_hidden_layers, ("attention", "mamba"))
+        if self.mamba_d_head == "auto":
+            raise ValueError("mamba_head_dim is not a number")
+        return HybridConfig(
+            model_type=self.model_type,
+            keys=self.keys(),
+            mixers=tuple(() if mlp else found for mlp, found in zip(is_mlp, mixers, strict=True)),
+            mlp="squared relu",
+            mlp_layers=frozenset(index for index, mlp in enumerate(is_mlp) if mlp),
+            decoder=self.decoder(),
+            has_rotary=False,
+            mamba=self.mamba(self.mamba_n_heads * self.mamba_d_head),
+            mamba_out_bias=self.mamba_proj_bias,
+            multipliers=Multipliers(scores=self.head_dim**-0.5),
+        )
+
+
+_OF_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+FILES: Mapping[str, type[HybridFile]] = MappingProxyType(
+    {
+        "lfm2": Lfm2File,
+        "granitemoehybrid": GraniteFile,
+        "bamba": BambaFile,
+        "falcon_h1": FalconH1File,
+        "nemotron_h": NemotronHFile,
+    }
 )
-MODEL_TYPES: tuple[str, ...] = tuple(_FILES)
+"""The type of config.json of each family."""
+MODEL_TYPES: tuple[str, ...] = tuple(FILES)
 
 
 def read_config(directory: Path | str) -> HybridConfig:
@@ -378,16 +345,4 @@ def read_config(directory: Path | str) -> HybridConfig:
     """
     raw = read_json(directory)
     check_model_type(directory, raw, MODEL_TYPES, "the families of hybrid models are")
-    return validated(directory, _FILES[raw["model_type"]], raw).plan()
-
-
-def _mixers(types: tuple[str, ...] | None, num_layers: int, known: tuple[Mixer, ...]) -> tuple[tuple[Mixer, ...], ...]:
-    """Return the mixers of each layer, from a file's layer_types; without them all are Mamba-2."""
-    types = ("mamba",) * num_layers if types is None else types
-    if len(types) != num_layers:
-        raise ValueError(f"layer_types names {len(types)} layers of {num_layers}")
-    for name in types:
-        if _MIXERS.get(name) not in known:
-            names = [key for key, mixer in _MIXERS.items() if mixer in known]
-            raise ValueError(f"layer_types has {name!r}, which is none of {', '.join(names)}")
-    return tuple((_MIXERS[name],) for name in types)
+    return validated(directory, FILES[raw["model_type"]], raw).plan()

@@ -40,6 +40,15 @@ _RENAMED: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "mlp.up_proj.": "shared_mlp.input_linear.",
             "mlp.down_proj.": "shared_mlp.output_linear.",
         },
+        "nemotron_h": {
+            "embed_tokens.": "embeddings.",
+            "norm.": "norm_f.",
+            "input_layernorm.": "norm.",
+            "post_attention_layernorm.": "norm.",
+            "mamba.": "mixer.",
+            "self_attn.": "mixer.",
+            "mlp.": "mixer.",
+        },
         "bamba": _OF_BAMBA,
         "falcon_h1": _OF_BAMBA,
     }
@@ -49,17 +58,18 @@ _KEPT_WIDE = ("A_log", ".D", "dt_bias", "conv1d.weight", "conv1d.bias", "conv.co
 _NORMS = ("layernorm.weight", "mamba.norm.weight")
 
 
-def file_name(config: HybridConfig, name: str) -> str:
-    """Return the name that a weight of the module has in files."""
+def file_name(model_type: str, name: str) -> str:
+    """Return the name that a weight of the module has in the files of a family."""
     if name.startswith("lm_head."):
         return name
     parts = name.split(".", 2)
     layer, inner = (f"layers.{parts[1]}.", parts[2]) if parts[0] == "layers" else ("", name)
-    for ours, theirs in _RENAMED[config.model_type].items():
+    for ours, theirs in _RENAMED[model_type].items():
         if inner.startswith(ours):
             inner = theirs + inner.removeprefix(ours)
             break
-    return f"model.{layer}{inner}"
+    prefix = "backbone" if model_type == "nemotron_h" else "model"
+    return f"{prefix}.{layer}{inner}"
 
 
 def weight_shapes(config: HybridConfig) -> dict[str, Shape]:
@@ -78,7 +88,7 @@ def to_files(config: HybridConfig, weights: Mapping[str, Tensor]) -> dict[str, T
     """Return a module's weights, without a tied head's, by the names of files."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
     for name in weight_shapes(config):
-        parts[file_name(config, name)].append(weights[name])
+        parts[file_name(config.model_type, name)].append(weights[name])
     return {name: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for name, tensors in parts.items()}
 
 
@@ -92,18 +102,22 @@ def read_weights(directory: Path | str, config: HybridConfig) -> dict[str, Tenso
     """
     directory = Path(directory)
     shapes, stored = weight_shapes(config), dict(stored_tensors(directory))
+    if config.model_type == "nemotron_h":  # some files have the prefix of the other families
+        for name in [name for name in stored if name.startswith("model.")]:
+            stored[f"backbone.{name.removeprefix('model.')}"] = stored.pop(name)
     for name in [name for name in stored if name.endswith(".rotary_emb.inv_freq")]:
         del stored[name]  # old files hold the rotary angles, which are computed
     if config.tie_word_embeddings:
-        drop_tied_head(stored, directory, "model.embed_tokens.weight", "tie_word_embeddings")
+        embedding = file_name(config.model_type, "embed_tokens.weight")
+        drop_tied_head(stored, directory, embedding, "tie_word_embeddings")
     in_files: dict[str, Shape] = {}
     for name, shape in shapes.items():
-        known = in_files.get(file_name(config, name))
-        in_files[file_name(config, name)] = shape if known is None else (known[0] + shape[0], *shape[1:])
+        known = in_files.get(file_name(config.model_type, name))
+        in_files[file_name(config.model_type, name)] = shape if known is None else (known[0] + shape[0], *shape[1:])
     compare_shapes(stored, directory, in_files)
     weights, used = {}, dict.fromkeys(in_files, 0)
     for name, shape in shapes.items():
-        where = file_name(config, name)
+        where = file_name(config.model_type, name)
         first = used[where]
         weights[name] = stored[where][first : first + shape[0]]
         used[where] = first + shape[0]

@@ -30,13 +30,21 @@ class AttentionWithPast(Attention):
         super().__init__(config.decoder)
         self.scale = config.multipliers.scores
 
-    def read(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: HybridLayerState | None) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        cos_TH: Tensor,
+        sin_TH: Tensor,
+        mask_TT: Tensor | None = None,
+        state: HybridLayerState | None = None,
+    ) -> Tensor:
         """Map [B, T, D] to [B, T, D].
 
         Args:
             x_BTD: The input.
             cos_TH: The cosines of the rotary angles.
             sin_TH: The sines of the rotary angles.
+            mask_TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
             state: It is read, and gets the keys and values of the tokens. None: there is no past.
         """
         q_BNTH, k_BKSH, v_BKSH = self.project(x_BTD, cos_TH, sin_TH)
@@ -46,7 +54,9 @@ class AttentionWithPast(Attention):
             v_BKSH = torch.cat((state.values_BKTH, v_BKSH.to(state.values_BKTH.dtype)), dim=2)
             state.keys_BKTH, state.values_BKTH = k_BKSH, v_BKSH
         positions_S = torch.arange(k_BKSH.shape[2], device=x_BTD.device)
-        mask_TS = None if num_new == len(positions_S) else visible(positions_S[-num_new:], positions_S, None)
+        mask_TS = mask_TT
+        if mask_TT is None and num_new < len(positions_S):
+            mask_TS = visible(positions_S[-num_new:], positions_S, None)
         mixed_BNTH = F.scaled_dot_product_attention(
             q_BNTH, k_BKSH, v_BKSH, mask_TS, is_causal=mask_TS is None, scale=self.scale, enable_gqa=True
         )
@@ -55,7 +65,7 @@ class AttentionWithPast(Attention):
 
 
 class ShortConv(nn.Module):
-    """Convolve what one gate lets in, and let a second gate choose of it: [B, T, D] -> [B, T, D]."""
+    """Apply a convolution to what one gate lets in, and a second gate after it: [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -87,7 +97,7 @@ class ScaledMamba(Mamba2Mixer):
         if config.mamba_out_bias != mamba.use_bias:
             self.out_proj = nn.Linear(E, D, bias=config.mamba_out_bias)
         if config.gate_order == "gate":
-            self.norm: nn.Module = Gate()
+            self.norm = Gate()
         elif config.gate_order == "norm, then gate":
             self.norm = NormThenGate(E, groups, mamba.layer_norm_epsilon)
         self.register_buffer("parts_scale", parts_scale(config), persistent=False)
@@ -126,6 +136,21 @@ class NormThenGate(GatedNorm):
         wide = torch.promote_types(y_BTE.dtype, torch.float32)
         normed = unweighted_norm(y_BTE.to(wide).unflatten(-1, (self.num_groups, -1)), self.eps).flatten(-2)
         return (self.weight.to(wide) * normed * F.silu(z_BTE.to(wide))).to(y_BTE.dtype)
+
+
+class SquaredMLP(nn.Module):
+    """Apply two matrices with the square of a ReLU between them: [B, T, D] -> [B, T, D]."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        D, wide, bias = config.hidden_size, config.decoder.intermediate_size, config.decoder.mlp_bias
+        self.up_proj = nn.Linear(D, wide, bias=bias)
+        self.down_proj = nn.Linear(wide, D, bias=bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map [B, T, D] to [B, T, D]."""
+        output_BTD: Tensor = self.down_proj(F.relu(self.up_proj(x_BTD)).square())
+        return output_BTD
 
 
 class ScaledMLP(GatedMLP):

@@ -31,6 +31,7 @@ from whet.models.decoder.native_layers import (
     decoder_struct,
     fill_attention,
     fill_mlp,
+    fill_squared_mlp,
     place_caches,
     ragged_struct,
 )
@@ -145,12 +146,15 @@ class NativeHybrid:
     def _fill_layer(self, index: int, of: Tensors) -> None:
         config, mixers = self.config, self.config.mixers[index]
         decoder_layer, mamba_layer, conv = self._decoder_layers[index], self._mamba_layers[index], self._convs[index]
-        fill_mlp(decoder_layer, self._weights, of)
+        if config.has_mlp(index):
+            fill = fill_mlp if config.mlp == "silu gate" else fill_squared_mlp
+            fill(decoder_layer, self._weights, of)
         if "attention" in mixers:
             factor = config.multipliers.attention_in
             fill_attention(decoder_layer, self._weights, config.decoder, of, factor=factor)
         norm = of("input_layernorm.weight")
-        assert norm is not None
+        if norm is None:
+            return
         if "mamba" in mixers and config.mamba is not None:
             fill_mixer(mamba_layer, self._weights, config.mamba, lambda name: of(f"mamba.{name}"))
             mamba_layer.norm = self._weights.floats(norm.float() * config.multipliers.mamba_in)
@@ -163,6 +167,7 @@ class NativeHybrid:
         struct = HybridStruct(
             has_mamba=config.mamba is not None,
             conv_taps=config.conv_taps,
+            squares=config.mlp == "squared relu",
             embedding_factor=factors.embedding,
             logits_factor=factors.logits,
         )
@@ -183,6 +188,7 @@ class NativeHybrid:
         struct.mamba.layers = self._mamba_layers
         struct.convs = self._convs
         flags = [sum(_FLAGS[mixer] for mixer in mixers) for mixers in config.mixers]
+        flags = [flag | (MixerFlag.MLP if config.has_mlp(index) else 0) for index, flag in enumerate(flags)]
         self._mixers = np.array(flags, np.int32)
         struct.mixers = self._mixers.ctypes.data
         return struct

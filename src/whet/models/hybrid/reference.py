@@ -8,10 +8,12 @@ Shape suffixes: B batch, T tokens, D model width, H head width, V vocabulary.
 import torch
 from torch import Tensor, nn
 
+from whet.errors import InputsError
 from whet.models.decoder.rope import cosines_and_sines, inverse_frequencies, rotary_scale
 from whet.models.hybrid.config import HybridConfig
-from whet.models.hybrid.mixers import AttentionWithPast, ScaledMamba, ScaledMLP, ShortConv, times
+from whet.models.hybrid.mixers import AttentionWithPast, ScaledMamba, ScaledMLP, ShortConv, SquaredMLP, times
 from whet.models.hybrid.state import HybridLayerState, HybridState, check_state, new_state
+from whet.models.selective.documents import DocumentRows
 
 
 class HybridLayer(nn.Module):
@@ -21,28 +23,41 @@ class HybridLayer(nn.Module):
         super().__init__()
         mixers, D, eps = config.mixers[index], config.hidden_size, config.decoder.rms_norm_eps
         self.multipliers = config.multipliers
-        self.input_layernorm = nn.RMSNorm(D, eps=eps)
+        self.input_layernorm = nn.RMSNorm(D, eps=eps) if mixers else None
         self.self_attn = AttentionWithPast(config) if "attention" in mixers else None
         has_mamba = "mamba" in mixers and config.mamba is not None
         self.mamba = ScaledMamba(config, config.mamba) if has_mamba and config.mamba is not None else None
         self.conv = ShortConv(config) if "conv" in mixers else None
-        self.post_attention_layernorm = nn.RMSNorm(D, eps=eps)
-        self.mlp = ScaledMLP(config)
+        has_mlp = config.has_mlp(index)
+        self.post_attention_layernorm = nn.RMSNorm(D, eps=eps) if has_mlp else None
+        kind = ScaledMLP if config.mlp == "silu gate" else SquaredMLP
+        self.mlp = kind(config) if has_mlp else None
 
     def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: HybridLayerState | None = None) -> Tensor:
         """Map [B, T, D] to [B, T, D]. The residual is in the wider type of norms. A state is read and replaced."""
-        m, narrow = self.multipliers, self.mlp.down_proj.weight.dtype
-        normed_BTD = self.input_layernorm(x_BTD).to(narrow)
-        recurrent = None if state is None else state.recurrent
+        if self.input_layernorm is not None:
+            x_BTD = self._mix(x_BTD, self.input_layernorm(x_BTD), cos_TH, sin_TH, state)
+        if self.mlp is None or self.post_attention_layernorm is None:
+            return x_BTD
+        narrow = self.mlp.down_proj.weight.dtype
+        mlp_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD).to(narrow))
+        return x_BTD + times(mlp_BTD, self.multipliers.mlp_out)
+
+    def _mix(
+        self, x_BTD: Tensor, normed_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: HybridLayerState | None
+    ) -> Tensor:
+        """Add what the mixers make of the normalised input."""
+        m, recurrent = self.multipliers, None if state is None else state.recurrent
         if self.self_attn is not None:
-            found_BTD = self.self_attn.read(times(normed_BTD, m.attention_in), cos_TH, sin_TH, state)
+            normed_BTD = normed_BTD.to(self.self_attn.o_proj.weight.dtype)
+            found_BTD = self.self_attn(times(normed_BTD, m.attention_in), cos_TH, sin_TH, state=state)
             x_BTD = x_BTD + times(found_BTD, m.attention_out)
         if self.mamba is not None:
+            normed_BTD = normed_BTD.to(self.mamba.out_proj.weight.dtype)
             x_BTD = x_BTD + times(self.mamba(times(normed_BTD, m.mamba_in), recurrent), m.mamba_out)
         if self.conv is not None:
-            x_BTD = x_BTD + self.conv(normed_BTD, recurrent)
-        mlp_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD).to(narrow))
-        return x_BTD + times(mlp_BTD, m.mlp_out)
+            x_BTD = x_BTD + self.conv(normed_BTD.to(self.conv.out_proj.weight.dtype), recurrent)
+        return x_BTD
 
 
 class Hybrid(nn.Module):
@@ -71,18 +86,27 @@ class Hybrid(nn.Module):
         weight = self.embed_tokens.weight
         return new_state(self.config, batch_size, weight.dtype, weight.device)
 
-    def forward(self, input_ids_BT: Tensor, state: HybridState | None = None) -> Tensor:
+    def forward(
+        self, input_ids_BT: Tensor, state: HybridState | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
         """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
 
         Args:
             input_ids_BT: The tokens.
             state: What has been read before. It is replaced by what has been read after the tokens. None: the tokens
                 begin sequences.
+            documents_BT: The number of each token's document, for rows that hold several. Each of them begins a
+                sequence. None: a row is one.
 
         Raises:
-            InputsError: The state does not fit the model or the number of sequences.
+            InputsError: The state does not fit the model or the number of sequences, or comes with documents.
         """
-        return self._logits(self._read(input_ids_BT, state))
+        if documents_BT is None:
+            return self._logits(self._read(input_ids_BT, state))
+        if state is not None:
+            raise InputsError("documents begin without a state; leave one of state and documents_BT out")
+        documents = DocumentRows.of(documents_BT)
+        return self._logits(documents.each(lambda ids_RL: self._read(ids_RL, None), input_ids_BT))
 
     @torch.no_grad()
     def step(self, tokens_BT: Tensor, state: HybridState) -> Tensor:

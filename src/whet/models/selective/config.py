@@ -188,3 +188,8 @@ def _from_original(directory: Path | str, raw: Mapping[str, Any]) -> dict[str, A
 def number_of(limit: object) -> object:
     """Return a number that may be written as transformers writes infinity: {"__float__": "Infinity"}."""
     return limit.get("__float__") if isinstance(limit, dict) else limit
+
+
+def written_number(number: float) -> object:
+    """Return a number as transformers writes it: JSON has no infinity."""
+    return number if number < math.inf else {"__float__": "Infinity"}

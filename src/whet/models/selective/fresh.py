@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from whet.models.selective.config import SelectiveConfig
+from whet.models.selective.config import SelectiveConfig, written_number
 from whet.models.selective.reference import Selective, initialise
 from whet.models.trainable import Trainable
 
@@ -35,9 +35,8 @@ def config_json(config: SelectiveConfig) -> dict[str, Any]:
         left_out.add("mixer_rms_eps")
     keys = config.model_dump(mode="json", exclude=left_out)
     keys["expand"] = _expand(config)
-    if config.has_heads:  # JSON has no infinity, and transformers writes it so
-        limits = (limit if limit < float("inf") else {"__float__": "Infinity"} for limit in config.time_step_limit)
-        keys["time_step_limit"] = list(limits)
+    if config.has_heads:
+        keys["time_step_limit"] = [written_number(limit) for limit in config.time_step_limit]
     return keys
 
 
@@ -74,6 +73,7 @@ TRAINABLE = Trainable(
         "dt_proj": "the scan adds its bias, so that the layer is never called",
         "out_proj": "peft refuses it in models of the Mamba family",
     },
+    dropped=("Mamba1Mixer", "Mamba2Mixer"),
     refusal=refusal,
 )
 """Say how selective state-space models are trained."""

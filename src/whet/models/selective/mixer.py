@@ -48,7 +48,7 @@ class Mamba1Mixer(nn.Module):
     """Compute a scan over tokens in which every channel has rates of its own: [B, T, D] -> [B, T, D].
 
     Attributes:
-        no_products: The parameters that no product multiplies; see whet.training.plain_parameters.
+        no_products: The parameters that no product multiplies; see whet.workload.plain_parameters.
     """
 
     no_products = ("A_log", "D")
@@ -96,7 +96,7 @@ class Mamba2Mixer(nn.Module):
     """Compute a scan over tokens in which a head has one rate: [B, T, D] -> [B, T, D].
 
     Attributes:
-        no_products: The parameters that no product multiplies; see whet.training.plain_parameters.
+        no_products: The parameters that no product multiplies; see whet.workload.plain_parameters.
     """
 
     no_products = ("A_log", "D", "dt_bias")
@@ -113,7 +113,7 @@ class Mamba2Mixer(nn.Module):
         self.dt_bias = nn.Parameter(torch.zeros(H))
         self.A_log = nn.Parameter(torch.arange(1, H + 1).float().log())
         self.D = nn.Parameter(torch.ones(H))
-        self.norm = GatedNorm(E, self.num_groups, config.layer_norm_epsilon)
+        self.norm: nn.Module = GatedNorm(E, self.num_groups, config.layer_norm_epsilon)
         self.out_proj = nn.Linear(E, D, bias=config.use_bias)
         self.config = config
 

@@ -79,7 +79,7 @@ class NativeSelective:
 
     def allocate(self, room: Allocation) -> None:
         """Allocate the rows of states. There are no blocks."""
-        self._states.allocate(room, self._layers)
+        self._states.allocate(room, list(self._layers))
         self._struct.num_drafts = room.num_drafts
         functions = self._library.functions
         handle = functions.whet_selective_new(ctypes.byref(self._struct))

@@ -24,6 +24,11 @@ from whet.models.tensor_files import filled
 _KEPT_WIDE = ("A_log", ".D", "dt_bias", "dt_proj.bias", "conv1d.weight", "conv1d.bias", "norm.weight", "norm_f.weight")
 
 
+def is_kept_wide(name: str) -> bool:
+    """Return whether a parameter of this name stays in float32 where the matrices are rounded."""
+    return name.endswith(_KEPT_WIDE)
+
+
 class Block(nn.Module):
     """Add what the mixer makes of the normalised input: [B, T, D] -> [B, T, D]."""
 
@@ -140,7 +145,7 @@ def load_selective(directory: Path | str, dtype: torch.dtype = torch.float32) ->
     config = read_config(directory)
     wide = torch.promote_types(dtype, torch.float32)
     weights = {
-        name: tensor.to(wide if name.endswith(_KEPT_WIDE) else dtype, copy=True)
+        name: tensor.to(wide if is_kept_wide(name) else dtype, copy=True)
         for name, tensor in read_weights(directory, config).items()
     }
     return filled(lambda: Selective(config), weights, "embeddings", tied=config.tie_word_embeddings)

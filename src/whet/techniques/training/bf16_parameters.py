@@ -32,9 +32,9 @@ from whet.training.memory import StepMemory
 from whet.training.module_class import extend
 from whet.training.optimizers import WHOLE_GROUPS, updates_one_by_one
 from whet.training.parts import Parts
-from whet.training.plain_parameters import plain_parameters
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.workload.plain_parameters import plain_parameters
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"update": ("masters", "stochastic")}
 _LEFT_ALONE = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear)  # their operators take no mixture of dtypes inside autocast

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import OptionError
-from whet.training.plain_parameters import plain_parameters
+from whet.workload.plain_parameters import plain_parameters
 
 Scope = Literal["global", "layer"]
 SCOPES = ("global", "layer")

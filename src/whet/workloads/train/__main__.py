@@ -1,4 +1,4 @@
-"""Train a built-in workload's model: `python -m whet.workloads.train digits-cnn|docs-encoder|docs-gpt`.
+"""Train a built-in workload's model: `python -m whet.workloads.train NAME`.
 
 It prints the held-out score of the weights as written, and the score to beat. It takes minutes on two cores.
 """
@@ -9,9 +9,14 @@ from pathlib import Path
 
 from whet.errors import WhetError
 from whet.workloads import WEIGHTS
-from whet.workloads.train import digits_cnn, docs_encoder, docs_gpt
+from whet.workloads.train import digits_cnn, docs_encoder, docs_gpt, docs_ssm
 
-TRAINERS = {"digits-cnn": digits_cnn.train, "docs-encoder": docs_encoder.train, "docs-gpt": docs_gpt.train}
+TRAINERS = {
+    "digits-cnn": digits_cnn.train,
+    "docs-encoder": docs_encoder.train,
+    "docs-gpt": docs_gpt.train,
+    "docs-ssm": docs_ssm.train,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,6 +1,5 @@
 """Train docs-gpt. The text is small, so dropout and varied tokenisation keep the model from memorising it."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 
 from whet.models.decoder import Decoder, DecoderConfig
 from whet.workloads import WEIGHTS, docs_gpt
-from whet.workloads.docs_text import START, TOKENIZER, running_text, token_ids
+from whet.workloads.docs_text import START, running_text, token_ids
 from whet.workloads.train.loop import Schedule, fit, report
-from whet.workloads.train.tokenizer import VOCAB_SIZE, train_tokenizer
+from whet.workloads.train.tokenizer import VOCAB_SIZE, special_ids, train_tokenizer, write_json, write_tokenizer
 from whet.workloads.weights import save_weights, write_directory
 
 BATCH = 32
@@ -97,23 +96,10 @@ def _write(model: Decoder, tokenizer: Any, directory: Path) -> None:
     """Write a Hugging Face directory, with the names that transformers expects."""
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     save_weights(weights, directory)
-    tokenizer.save(str(directory / TOKENIZER))
-    start = tokenizer.token_to_id(START)
-    ends = {"bos_token_id": start, "eos_token_id": start, "pad_token_id": start}
+    write_tokenizer(tokenizer, directory, CONFIG.max_position_embeddings)
+    ends = special_ids(tokenizer)
     config = CONFIG.model_dump(include=set(DecoderConfig.model_fields) - {"rope_parameters"}, exclude_none=True)
     config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **ends}
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": CONFIG.rope_parameters.rope_theta}
-    files = {
-        "config.json": config,
-        "generation_config.json": {"do_sample": False, **ends},
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": START,
-            "eos_token": START,
-            "pad_token": START,
-            "model_max_length": CONFIG.max_position_embeddings,
-            "clean_up_tokenization_spaces": False,
-        },
-    }
-    for name, content in files.items():
-        (directory / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    write_json(directory / "config.json", config)
+    write_json(directory / "generation_config.json", {"do_sample": False, **ends})

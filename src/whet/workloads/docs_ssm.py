@@ -1,0 +1,23 @@
+"""Define docs-ssm: a Mamba predicts the text of Python's language reference, token by token, as docs-gpt does.
+
+`whet train` trained it from whet/workloads/train/docs_ssm.toml. Its directory is in the Hugging Face format.
+"""
+
+from pathlib import Path
+
+from whet.models.selective import load_selective
+from whet.workload import Workload
+from whet.workloads import WEIGHTS
+from whet.workloads.docs_gpt import baseline, predicting
+
+__all__ = ["NAME", "baseline", "build"]
+
+NAME = "docs-ssm"
+
+
+def build(weights: Path = WEIGHTS) -> Workload:
+    """Return the workload: one window of 128 tokens at a time, the same windows as those of docs-gpt.
+
+    Quality is bits per byte of held-out text; lower is better.
+    """
+    return predicting(load_selective(weights / NAME), NAME, weights / NAME)
