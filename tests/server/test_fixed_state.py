@@ -38,7 +38,7 @@ def test_an_engine_with_one() -> None:
         stats = engine.stats()
     assert done[0].num_cached_tokens == stats.prefix_cache_hits == 69
     assert stats.prefix_cache_queries == sum(map(len, prompts())) + 140
-    assert stats.num_draft_tokens > 0
+    assert stats.speculation != "off"
     assert stats.kv_cache_usage == 0
 
 
