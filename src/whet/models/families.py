@@ -29,7 +29,7 @@ from whet.models.trainable import Trainable
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Describe a family of models: how its directories are read, and what runs them.
+    """Describe how the directories of a family of models are read, and what runs them.
 
     Attributes:
         models: The names of its models, for messages.
