@@ -20,7 +20,7 @@ from whet.kernels.selective_scan.triton_parts import (
 )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _combine(decay, added, next_decay, next_added):  # type: ignore[no-untyped-def]
     """Apply one token after another: h = decay h + added."""
     return decay * next_decay, next_decay * added + next_added
