@@ -41,10 +41,10 @@ def translate(fn: Any, arguments: tuple[Any, ...], options: dict[str, Any], capa
     signature, constants = {}, {}
     for i, parameter in enumerate(fn.params):
         value = values[parameter.name]
-        if parameter.is_constexpr or value == 1:
-            signature[parameter.name], constants[(i,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             signature[parameter.name] = names[value.dtype]
+        elif parameter.is_constexpr or value == 1:
+            signature[parameter.name], constants[(i,)] = "constexpr", value
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
     chosen = {name: options[name] for name in ("num_warps", "num_stages") if name in options}

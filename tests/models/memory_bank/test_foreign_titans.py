@@ -1,7 +1,7 @@
 """The memory that learns while it reads, by the tests of titans-pytorch: several calls in a chain are one call.
 
-The sizes, lengths and tolerances are theirs. Each of whet's depths takes the place of their gated transition, which whet's memory
-has not: its gates are those of momentum and decay.
+The sizes, lengths and tolerances are theirs. Each of whet's depths takes the place of their gated transition, which
+whet's memory has not: its gates are those of momentum and decay.
 """
 
 from itertools import product

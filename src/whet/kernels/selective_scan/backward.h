@@ -63,7 +63,7 @@ struct alignas(64) BlockSums {
 struct BackwardRoom {
   Tile tile;
   BackwardTile back;
-  Floats rates, g, ga, gd;  // of each strip of the bundle
+  Floats rates, g, ga, gd;  // of each strip of all bundles that take turns
   Floats gbc;               // of b and of c: [CHUNK][blocks][lanes], see BlockSums
   Floats b, c;
 
@@ -269,32 +269,40 @@ inline void write_sums(const Problem& p, int count, const BlockSums* sums, float
     });
 }
 
-// One bundle of one sequence.
-inline void backward(const Problem& p, int b, int bundle, const Bundles& bundles, const Gradients& to,
-                     BackwardRoom& room) {
-  const int begin = bundles.first_strip(bundle), num_strips = bundles.num_strips(bundle);
+// One bundle over one chunk. `first_strip` is the one whose states are the first of the room's.
+inline void back_bundle(const Problem& p, int b, int bundle, int first_strip, int chunk, const Bundles& bundles,
+                        const Gradients& to, BackwardRoom& room) {
+  const int first = chunk * CHUNK, count = p.length - first < CHUNK ? p.length - first : CHUNK;
+  room.gbc.zero();
+  const int begin = bundles.first_strip(bundle);
+  for (int i = begin; i < begin + bundles.num_strips(bundle); i++) {
+    const Strip s(p, i);
+    const bool begins = s.index % bundles.unit == 0, ends = (s.index + 1) % bundles.unit == 0;
+    if (p.per_head && begins) std::memset(room.back.head, 0, sizeof room.back.head);
+    back_strip(p, to, b, s, i - first_strip, chunk, room);
+    if (p.per_head && ends) write_head(p, to, b, s.head, first, count, room.back);
+  }
   const size_t all_bundles = static_cast<size_t>(bundles.count) * p.num_groups;
+  const size_t at = ((all_bundles * b + bundle) * p.length + first) * p.num_states;
+  write_sums(p, count, reinterpret_cast<const BlockSums*>(room.gbc.data()), to.b + at, to.c + at);
+}
+
+// The bundles begin..end - 1 of one sequence. They take turns, a chunk each: what they read and write of a token lies
+// side by side, on the same pages of memory.
+inline void backward(const Problem& p, int b, int begin, int end, const Bundles& bundles, const Gradients& to,
+                     BackwardRoom& room) {
+  const int first_strip = bundles.first_strip(begin);
+  const int num_strips = bundles.first_strip(end - 1) + bundles.num_strips(end - 1) - first_strip;
   room.fit(p, num_strips);
   for (int i = 0; i < num_strips; i++) {
-    const Strip s(p, begin + i);
+    const Strip s(p, first_strip + i);
     if (!p.per_head) load_rates(p, s, room.rates.data() + p.strip_states() * i);
     load_states(p, b, s, to.last, room.g.data() + p.strip_states() * i);
   }
-  for (int chunk = p.num_chunks() - 1; chunk >= 0; chunk--) {
-    const int first = chunk * CHUNK, count = p.length - first < CHUNK ? p.length - first : CHUNK;
-    room.gbc.zero();
-    for (int i = 0; i < num_strips; i++) {
-      const Strip s(p, begin + i);
-      const bool begins = s.index % bundles.unit == 0, ends = (s.index + 1) % bundles.unit == 0;
-      if (p.per_head && begins) std::memset(room.back.head, 0, sizeof room.back.head);
-      back_strip(p, to, b, s, i, chunk, room);
-      if (p.per_head && ends) write_head(p, to, b, s.head, first, count, room.back);
-    }
-    const size_t at = ((all_bundles * b + bundle) * p.length + first) * p.num_states;
-    write_sums(p, count, reinterpret_cast<const BlockSums*>(room.gbc.data()), to.b + at, to.c + at);
-  }
+  for (int chunk = p.num_chunks() - 1; chunk >= 0; chunk--)
+    for (int bundle = begin; bundle < end; bundle++) back_bundle(p, b, bundle, first_strip, chunk, bundles, to, room);
   for (int i = 0; i < num_strips; i++) {
-    const Strip s(p, begin + i);
+    const Strip s(p, first_strip + i);
     const size_t at = static_cast<size_t>(p.channels()) * b + s.channel;
     if (to.initial != nullptr) store_states(p, b, s, room.g.data() + p.strip_states() * i, to.initial);
     if (to.d != nullptr) store_part(to.d + at, load(room.gd.data() + LANES * i), s.width);

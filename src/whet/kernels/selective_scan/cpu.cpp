@@ -5,7 +5,7 @@
 #include "../simd/denormals.h"
 
 namespace {
-constexpr int MOST_STRIPS = 16;
+constexpr int MOST_STRIPS = 16, ITEMS_OF_A_THREAD = 2;
 
 // Operations a state: an exponential of 12 where each has its own, and 5 or 13 besides.
 whet::Work work_of(const whet::selective_scan::Problem& p, int besides) {
@@ -18,7 +18,7 @@ WHET_EXPORT void whet_selective_scan(const whet::selective_scan::Problem* proble
                                      const whet::selective_scan::Results* results) {
   using namespace whet;
   const auto& p = *problem;
-  const int num_strips = p.num_strips(), items_of_threads = 2 * num_threads();
+  const int num_strips = p.num_strips(), items_of_threads = ITEMS_OF_A_THREAD * num_threads();
   // Strips of an item: as many as leave work for each thread. The results do not depend on it.
   const int size = std::clamp(p.batch * num_strips / items_of_threads, 1, std::min(MOST_STRIPS, num_strips));
   const int num_items = (num_strips + size - 1) / size;
@@ -41,9 +41,12 @@ WHET_EXPORT void whet_selective_scan_backward(const whet::selective_scan::Proble
   const auto& p = *problem;
   const selective_scan::Bundles bundles(p);
   const int num_bundles = bundles.count * p.num_groups;
-  each_beside_torch(work_of(p, 18), p.batch * num_bundles, [&](int item) {
+  const int size = std::clamp(p.batch * num_bundles / (ITEMS_OF_A_THREAD * num_threads()), 1, num_bundles);
+  const int num_items = (num_bundles + size - 1) / size;
+  each_beside_torch(work_of(p, 18), p.batch * num_items, [&](int item) {
     static thread_local selective_scan::BackwardRoom room;
     const WithoutDenormals flushed;
-    selective_scan::backward(p, item / num_bundles, item % num_bundles, bundles, *gradients, room);
+    const int begin = item % num_items * size, end = std::min(begin + size, num_bundles);
+    selective_scan::backward(p, item / num_items, begin, end, bundles, *gradients, room);
   });
 }

@@ -20,7 +20,7 @@ from whet.kernels.selective_scan.triton_parts import (
 )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _combine(decay, added, next_decay, next_added):  # type: ignore[no-untyped-def]
     """Apply one token after another: h = decay h + added."""
     return decay * next_decay, next_decay * added + next_added
@@ -33,9 +33,9 @@ def diagonal_parts(  # type: ignore[no-untyped-def]
     BACKWARD: tl.constexpr, PER_HEAD: tl.constexpr, SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_Z: tl.constexpr, TOKENS: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write what each chunk adds to a state of zeros (v: u, w: b), and the sums of its step sizes.
+    """Write what each chunk adds to a state of zeros, where v is u and w is b, and the sums of its step sizes.
 
-    With BACKWARD, write what each chunk adds to the gradient of the state before it (v: gout, w: c).
+    With BACKWARD, write what each chunk adds to the gradient of the state before it, where v is gout and w is c.
     """
     batch, chunk = (tl.program_id(0) // C).to(tl.int64), tl.program_id(0) % C
     blocks = tl.cdiv(P, BP)

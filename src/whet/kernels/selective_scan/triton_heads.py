@@ -44,10 +44,10 @@ def head_parts(  # type: ignore[no-untyped-def]
     BACKWARD: tl.constexpr, SOFTPLUS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_Z: tl.constexpr,
     PRECISION: tl.constexpr, TOKENS: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Write what each chunk adds to a state of zeros (v: u, w: b), and the sums of its step sizes.
+    """Write what each chunk adds to a state of zeros, where v is u and w is b, and the sums of its step sizes.
 
-    With BACKWARD, write what each chunk adds to the gradient of the state before it (v: gout, w: c). The grid's third
-    axis divides the states.
+    With BACKWARD, write what each chunk adds to the gradient of the state before it, where v is gout and w is c.
+    The grid's third axis divides the states.
     """
     batch, chunk = (tl.program_id(0) // C).to(tl.int64), tl.program_id(0) % C
     blocks = tl.cdiv(P, BP)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def softplus(x):  # type: ignore[no-untyped-def]
     """Return log(1 + exp(x)), with the relative error of the logarithm for small results too."""
     y = tl.exp(-tl.abs(x))
@@ -64,7 +64,7 @@ def load_rates(a, h, p, n, P, N, PER_HEAD: tl.constexpr):  # type: ignore[no-unt
     return tl.load(a + place, mask=inside, other=0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def load_rows(x, t, columns, mask, L_STRIDE):  # type: ignore[no-untyped-def]
     """Return numbers of a sequence's rows in float32, [tokens, columns]; 0 where the mask is off."""
     return tl.load(x + t[:, None] * L_STRIDE + columns[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -80,7 +80,7 @@ def load_gated(gout, z, t, columns, mask, GOUT_STRIDE, Z_STRIDE, HAS_Z: tl.const
     return gradient
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def store_gate_gradient(gz, gout, z, y, t, columns, mask, WIDTH, GOUT_STRIDE, Z_STRIDE):  # type: ignore[no-untyped-def]
     """Write the gradient of the gate. y is what went into it; y and gz have rows of WIDTH numbers."""
     gradient = load_rows(gout, t, columns, mask, GOUT_STRIDE)
