@@ -11,6 +11,7 @@ from tiny_run import tables, trained
 from whet.errors import OptionError
 from whet.models.memory_bank import load_ltm
 from whet.trainer.config import checked_config
+from whet.trainer.dropout import add_dropout
 from whet.trainer.setup import set_up
 
 BANK = {"memory_slots": 4, "attention_block_size": 8}
@@ -67,6 +68,22 @@ def test_recomputation_and_truncation_come_from_the_configuration(tmp_path: Path
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
     truncated = gradients(tmp_path, backpropagation_segments=2)
     assert any(not torch.allclose(one, other, rtol=1e-2) for one, other in zip(plain, truncated, strict=True))
+
+
+def test_dropout_is_the_same_when_computed_again(tmp_path: Path) -> None:
+    found = []
+    for changes in ({}, RECOMPUTED, {"gradient_checkpointing_granularity": "layer"}):
+        setup = set_up(made(tmp_path, **changes), lambda line: None)
+        add_dropout(setup.model, 0.5)
+        module, batch = setup.model.module.train(), setup.data.batches(0).read(0)  # type: ignore[union-attr]
+        torch.manual_seed(0)
+        loss = setup.model.loss(module, batch)
+        found.append((loss.detach(), torch.autograd.grad(loss, list(module.parameters()))))
+        assert float(loss.detach()) != float(setup.model.loss(module.eval(), batch).detach())
+    (plain, wanted), _, (again, same) = found  # blocks draw other numbers, in another order
+    torch.testing.assert_close(again, plain)
+    for one, other in zip(same, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(

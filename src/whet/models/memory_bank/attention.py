@@ -1,4 +1,4 @@
-"""Attend within a segment: a token sees itself and the tokens before it in its own segment, and no others.
+"""Compute attention within segments: a token sees itself and the tokens before it in its own segment, and no others.
 
 Shape suffixes: B batch, R segments of all rows, T tokens, P tokens before them in their segment, D model width,
 N query heads, K key-value heads, H head width.

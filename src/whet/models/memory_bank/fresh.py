@@ -23,6 +23,7 @@ TRAINABLE = Trainable(
     file_name=str,
     config_json=lambda config: json.loads(config.model_dump_json(exclude_none=True)),
     architectures={"ltm": "LtmForCausalLM"},
+    dropped=("AddedToStream", "GatedMLP"),
     size_keys=("hidden_size", "intermediate_size", "num_hidden_layers"),
 )
 """Say how long-term-memory decoders are trained. A row is one text: documents that share one cannot be kept apart."""

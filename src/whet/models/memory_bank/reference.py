@@ -50,6 +50,10 @@ Angles = tuple[Tensor, Tensor]
 _KEPT_WIDE = ("bank.slot_", "test_time.weights", "test_time.norm")  # the states' own type
 
 
+class AddedToStream(nn.Identity):
+    """Pass on what attention and memories add to the stream. Training applies dropout here."""
+
+
 class LtmLayer(nn.Module):
     """Apply attention within segments, then the memories, then the MLP, each added to its input: [B, T, D]."""
 
@@ -62,6 +66,7 @@ class LtmLayer(nn.Module):
         def norm() -> nn.RMSNorm:
             return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
+        self.added = AddedToStream()
         self.input_layernorm = norm()
         self.self_attn = SegmentAttention(config.decoder)
         self.memory_layernorm = norm() if has_bank or learns else None
@@ -76,10 +81,10 @@ class LtmLayer(nn.Module):
         """Map a piece [B, T, D] to [B, T, D], and return the state after it too."""
         normed, after = self.input_layernorm(x_BTD), LayerState(state.segment, state.bank, state.test_time)
         if piece.spans:
-            x_BTD = x_BTD + self.self_attn.whole(normed, *angles)
+            mixed_BTD = self.self_attn.whole(normed, *angles)
         else:
             mixed_BTD, after.segment = self.self_attn.part(normed, *angles, state.segment, ends=piece.ends_segment)
-            x_BTD = x_BTD + mixed_BTD
+        x_BTD = x_BTD + self.added(mixed_BTD)
         if self.memory_layernorm is not None:
             h_BTD, read = self.memory_layernorm(x_BTD), []
             if self.bank is not None and state.bank is not None:
@@ -89,7 +94,7 @@ class LtmLayer(nn.Module):
             if self.test_time is not None and state.test_time is not None:
                 out, after.test_time = self.test_time(h_BTD, state.test_time, piece.begin)
                 read.append(out)
-            x_BTD = x_BTD + sum(read[1:], start=read[0])
+            x_BTD = x_BTD + self.added(sum(read[1:], start=read[0]))
         if self.mlp is not None and self.post_attention_layernorm is not None:
             x_BTD = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
         return x_BTD, after

@@ -1,4 +1,4 @@
-"""Manage the slots of banks: say how they are used, clear, remove and merge them, and add new ones.
+"""Keep account of the slots of banks: say how they are used, clear, remove and merge them, and add new ones.
 
 A sequence may have fewer slots than the bank is wide; the rest of its row is marked by the id -1. What happens to the
 slots of a sequence depends on that sequence alone.

@@ -1,4 +1,4 @@
-"""Learn while reading: train the weights of a memory on the text itself, by gradient steps with momentum and decay.
+"""Train the weights of a memory while it reads, on the text itself, by gradient steps with momentum and decay.
 
 Titans (Behrouz et al., 2024, arXiv:2501.00663): a token with key k and value v has the loss ||M(k) - v||^2. Its
 gradient changes the momentum, S_t = eta_t S_{t-1} - theta_t grad, and this changes the weights,
@@ -108,7 +108,7 @@ class TestTimeMemory(nn.Module):
         return TestTimeState(first, first, torch.zeros_like(first))
 
     def forward(self, h_BTD: Tensor, state: TestTimeState, offset: int = 0) -> tuple[Tensor, TestTimeState]:
-        """Read and learn tokens.
+        """Read tokens, and update the memory by them.
 
         Args:
             h_BTD: The normalised input.
@@ -158,7 +158,7 @@ class TestTimeMemory(nn.Module):
 def read_and_learn(
     weights: Weights, q_NTC: Tensor, k_NTC: Tensor, v_NTC: Tensor, rates: Rates, norm_C: Tensor | None, clip: float
 ) -> tuple[Tensor, Weights]:
-    """Learn tokens of one chunk, and read the memory after each of them.
+    """Update a memory by the tokens of one chunk, and read it after each of them.
 
     Args:
         weights: The memory before the first token.
