@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whet.errors import OptionError
+from whet.errors import InputsError, OptionError
 from whet.models.step import Allocation, Ints, StepBatch
 
 LONGEST = 2**20
@@ -29,7 +29,7 @@ class Reads(NamedTuple):
     Attributes:
         row: The row.
         first: The place of the first token in the step.
-        count: The number of tokens.
+        num_tokens: The number of tokens.
         position: The place of the first token in the sequence.
         replayed: The drafts between the settled position before the step and the first token.
         settles: How many of these drafts, and then of the tokens, are settled after the step.
@@ -37,7 +37,7 @@ class Reads(NamedTuple):
 
     row: Ints
     first: Ints
-    count: Ints
+    num_tokens: Ints
     position: Ints
     replayed: Ints
     settles: Ints
@@ -75,6 +75,15 @@ class RowPlaces:
             raise ValueError(f"a sequence has more than {self._num_drafts} drafts")
         self.settled[rows], self.read[rows] = settled, end
         return Reads(rows, first, count, begin, begin - base, settled - base)
+
+    def check(self, row: int, position: int) -> None:
+        """Check that a row holds a settled state at a position.
+
+        Raises:
+            InputsError: It holds one at another position.
+        """
+        if (settled := int(self.settled[row])) != position:
+            raise InputsError(f"row {row} holds the state after {settled} tokens, not after {position}")
 
     def put(self, row: int, position: int) -> None:
         """Note that a row holds a settled state at a position."""

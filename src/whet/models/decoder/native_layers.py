@@ -122,16 +122,18 @@ def place_caches(layers: Sequence[LayerStruct], num_blocks: int, config: Decoder
 def views_of_cache(cache: Tensor, layer: int, num_blocks: int, config: DecoderConfig, kv: Kv) -> KvCache:
     """Return the blocks of a layer in what `place_caches` returned, as tensors."""
     like = KvCache.empty(0, config.num_key_value_heads, config.head_dim, _KV_DTYPES[kv])
-    at, parts = layer * num_blocks * cache_bytes(config, kv), []
-    for tensor in (like.keys, like.values, like.key_scales, like.value_scales):
-        if tensor is None:
-            parts.append(None)
-            continue
-        shape = (num_blocks, *tensor.shape[1:])
-        end = at + math.prod(shape) * tensor.itemsize
-        parts.append(cache[at:end].view(tensor.dtype).view(shape))
-        at = end
-    return KvCache(parts[0], parts[1], *parts[2:])
+    at = layer * num_blocks * cache_bytes(config, kv)
+
+    def view(like: Tensor) -> Tensor:
+        nonlocal at
+        shape = (num_blocks, *like.shape[1:])
+        start, at = at, at + math.prod(shape) * like.itemsize
+        return cache[start:at].view(like.dtype).view(shape)
+
+    keys, values = view(like.keys), view(like.values)
+    if like.key_scales is None or like.value_scales is None:
+        return KvCache(keys, values)
+    return KvCache(keys, values, view(like.key_scales), view(like.value_scales))
 
 
 def ragged_struct(batch: StepBatch) -> tuple[RaggedStruct, Ints]:

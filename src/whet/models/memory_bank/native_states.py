@@ -8,12 +8,11 @@ snapshots hold the memories and one segment, next to each other in memory.
 Shape suffixes: K key-value heads, H head width, P tokens of the segment.
 """
 
-from collections.abc import Sequence
+import ctypes
 
 import torch
 from torch import Tensor
 
-from whet.errors import InputsError
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.decoder.structs import LayerStruct as DecoderLayerStruct
 from whet.kernels.linear.packed import large_pages
@@ -53,7 +52,10 @@ class NativeStates:
         self.bytes_per_draft = 4 * len(self._remembering) * of_draft
 
     def allocate(
-        self, room: Allocation, layers: Sequence[MemoryLayerStruct], decoder_layers: Sequence[DecoderLayerStruct]
+        self,
+        room: Allocation,
+        layers: ctypes.Array[MemoryLayerStruct],
+        decoder_layers: ctypes.Array[DecoderLayerStruct],
     ) -> None:
         """Allocate the rows, and write their addresses into the structures of the layers."""
         assert room.num_drafts <= _PART_TOKENS, "drafts would reach around to the segment that they may go back to"
@@ -73,7 +75,7 @@ class NativeStates:
             if room.num_drafts:
                 layers[index].beyond, layers[index].drafts = at + 4 * rows * size, at + 4 * (rows * size + beyond)
         num_blocks = rows * self.sets * self._blocks
-        self._cache = place_caches(decoder_layers, num_blocks, self._config.decoder, self._kv)
+        self._cache = place_caches(list(decoder_layers), num_blocks, self._config.decoder, self._kv)
         sizes = (num_blocks, self._config.decoder, self._kv)
         self._caches = [views_of_cache(self._cache, index, *sizes) for index in range(len(decoder_layers))]
         self._snapshots = large_pages(room.num_snapshots * self._snapshot).view(room.num_snapshots, self._snapshot)
@@ -91,8 +93,7 @@ class NativeStates:
         Raises:
             InputsError: The settled position of the row is not num_tokens.
         """
-        if (settled := int(self.places.settled[row])) != num_tokens:
-            raise InputsError(f"row {row} holds the state after {settled} tokens, not after {num_tokens}")
+        self.places.check(row, num_tokens)
         layers = []
         for index, cache in enumerate(self._caches):
             k_PKH, v_PKH = cache.read(self._blocks_of(row, num_tokens))

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whet.errors import InputsError
 from whet.kernels.linear.packed import LANES, large_pages
+from whet.models.row_places import RowPlaces
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.state import LayerState, SelectiveState, check_state
 from whet.models.step import Allocation, Ints, StepBatch
@@ -52,7 +52,7 @@ class NativeStates:
         self.bytes_per_state = 4 * self._num_layers * (self._scan + self._conv)
         self.bytes_per_draft = 4 * self._num_layers * (config.conv_size + self._delta + self._b)
         self._room = Allocation()
-        self._settled = self._read = np.zeros(0, np.int32)  # of each row: its settled position, and the one after all
+        self._places = RowPlaces(self._room)
         self._scans: list[Tensor] = []  # of each layer, [rows, strips, N, lanes]
         self._convs: list[Tensor] = []  # of each layer, [rows, K - 1, C]
         self._snapshots = torch.empty(0, 0)
@@ -84,8 +84,7 @@ class NativeStates:
             scan, conv = (floats[first + starts[i] :][: rows * sizes[i]] for i in range(2))
             self._scans.append(scan.view(rows, self._strips, config.state_size, LANES))
             self._convs.append(conv.view(rows, kept + drafts, config.conv_size)[:, :kept])
-        self._room = room
-        self._settled, self._read = np.zeros((2, rows + room.num_snapshots), np.int32)
+        self._room, self._places = room, RowPlaces(room)
 
     def segments(self, batch: StepBatch) -> Ints:
         """Return the segments of a step for the kernels, int32 [S, 7], and note what rows hold after the step.
@@ -93,21 +92,9 @@ class NativeStates:
         Raises:
             ValueError: A sequence begins where its row holds no state, or has too many drafts.
         """
-        first, count = batch.query_start[:-1], np.diff(batch.query_start)
-        rows, settled = batch.state_rows, batch.settled_len
-        if not count.all():
-            has_tokens = count > 0
-            first, count, rows, settled = (x[has_tokens] for x in (first, count, rows, settled))
-        begin = batch.positions[first]
-        end, begins = begin + count, begin == 0
-        base = np.where(begins, 0, self._settled[rows])
-        settled = np.minimum(np.maximum(settled, base), end)
-        if (begin < base).any() or ((begin > self._read[rows]) & ~begins).any():
-            raise ValueError(f"rows {rows.tolist()} hold no states before positions {begin.tolist()}")
-        if (end - settled > self._room.num_drafts).any():
-            raise ValueError(f"a sequence has more than {self._room.num_drafts} drafts")
-        self._settled[rows], self._read[rows] = settled, end
-        columns = (rows, first, count, begins, begin - base, settled - base, np.zeros_like(count))
+        reads = self._places.take(batch)
+        begins = reads.position == 0
+        columns = (*reads[:3], begins, reads.replayed, reads.settles, np.zeros_like(reads.row))
         return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
 
     def copy(self, source: int, target: int) -> None:
@@ -117,7 +104,7 @@ class NativeStates:
         """
         for one, other in zip(self._parts(source), self._parts(target), strict=True):
             np.copyto(other, one)
-        self._settled[target] = self._read[target] = self._settled[source]
+        self._places.put(target, int(self._places.settled[source]))
 
     def read(self, row: int, num_tokens: int) -> SelectiveState:
         """Return a copy of a row's states, as the readable model has them.
@@ -125,8 +112,7 @@ class NativeStates:
         Raises:
             InputsError: The settled position of the row is not num_tokens.
         """
-        if self._settled[row] != num_tokens:
-            raise InputsError(f"row {row} holds the state after {self._settled[row]} tokens, not after {num_tokens}")
+        self._places.check(row, num_tokens)
         layers = []
         for in_lanes, conv in zip(self._scans, self._convs, strict=True):
             strips = in_lanes[row].unflatten(0, (self._heads, -1)).transpose(2, 3).flatten(1, 2)[:, : self._width]
@@ -147,7 +133,7 @@ class NativeStates:
             padded = torch.zeros(scan.shape[0], -(-scan.shape[1] // LANES) * LANES, scan.shape[2])
             padded[:, : scan.shape[1]] = scan
             in_lanes[row] = padded.unflatten(1, (-1, LANES)).transpose(2, 3).flatten(0, 1)
-        self._settled[row] = self._read[row] = state.num_tokens
+        self._places.put(row, state.num_tokens)
 
     def _parts(self, row: int) -> list[Floats]:
         """Return the settled states of a row, layer by layer: views."""
