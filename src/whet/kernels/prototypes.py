@@ -60,7 +60,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "whet_memory_new": (POINTER, (POINTER,)),
     "whet_memory_free": (None, (POINTER,)),
     "whet_memory_derive": (None, (POINTER, Int32)),
-    "whet_memory_step": (ctypes.c_int, (POINTER, POINTER, Int32, POINTER, Int32, POINTER, Int32, POINTER)),
+    "whet_memory_step": (ctypes.c_int, (POINTER, POINTER, Int32, Int32, POINTER, POINTER, Int32, POINTER)),
     "whet_decoder_new": (POINTER, (POINTER,)),
     "whet_decoder_free": (None, (POINTER,)),
     "whet_decoder_step": (ctypes.c_int, (POINTER, POINTER, POINTER, POINTER, Int32, POINTER)),

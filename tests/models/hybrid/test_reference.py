@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from hybrid_models import FIRST, VARIANTS, loss_gradients, saved
-from whet.errors import InputsError
+from whet.errors import InputsError, TargetError
 from whet.models.hybrid import Hybrid, load_hybrid, read_config
 from whet.models.hybrid.files import file_name, to_files
+from whet.models.hybrid.state import HybridState
 
 
 def in_files(name, tensors):
@@ -47,6 +48,21 @@ def test_single_steps_equal_those_of_transformers(tmp_path, name):
             cache = output.cache
             torch.testing.assert_close(logits, output.logits[:, -1], rtol=0, atol=1e-4)
             tokens = logits.argmax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_saved_state_goes_on_as_the_one_in_memory(tmp_path, name):
+    saved(tmp_path, name)
+    model, ids = load_hybrid(tmp_path), torch.randint(97, (2, 30))
+    state = model.new_state(2)
+    model.step(ids[:, :20], state)
+    state.save(tmp_path / "state")
+    again = HybridState.load(tmp_path / "state")
+    assert (again.num_tokens, again.num_bytes) == (20, state.num_bytes)
+    assert torch.equal(model.step(ids[:, 20:], again), model.step(ids[:, 20:], state))
+    (tmp_path / "damaged").write_bytes((tmp_path / "state").read_bytes()[:-9])
+    with pytest.raises(TargetError, match="cannot be read as a state"):
+        HybridState.load(tmp_path / "damaged")
 
 
 @pytest.mark.parametrize("name", FIRST)

@@ -41,7 +41,7 @@ WHET_EXPORT void whet_memory_derive(void* handle, int32_t row) {
 
 // The segments lie in the order of their tokens. Returns 0, or 1 where there is no memory for the work.
 WHET_EXPORT int whet_memory_step(void* handle, const whet::memory_model::Segment* segments, int32_t num_segments,
-                                 const int32_t* token_ids, int32_t num_tokens, const int32_t* logit_rows,
+                                 int32_t num_tokens, const int32_t* token_ids, const int32_t* logit_rows,
                                  int32_t num_logits, float* logits) {
   auto& held = *static_cast<Remembering*>(handle);
   const auto pool = whet::pool();

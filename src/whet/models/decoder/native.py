@@ -7,11 +7,9 @@ Shape suffixes: D model width, H head width, L positions, N outputs, K inputs, V
 """
 
 import ctypes
-import weakref
 from collections.abc import Mapping
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from whet.errors import OptionError
@@ -28,6 +26,7 @@ from whet.models.decoder.native_layers import (
     place_caches,
     ragged_struct,
 )
+from whet.models.native_calls import NativeCalls
 from whet.models.native_weights import NativeWeights
 from whet.models.step import Allocation, StepBatch, WithoutStates
 
@@ -89,8 +88,7 @@ class NativeDecoder(WithoutStates):
         self._struct.final_norm = self._weights.floats(weights["norm.weight"])
         embedding_VD = weights["embed_tokens.weight"]
         self._weights.put_vocabulary(self._struct, embedding_VD, weights.get("lm_head.weight", embedding_VD))
-        self._handle: ctypes.c_void_p | None = None
-        self._logits_RV = torch.empty(0, config.vocab_size)
+        self._calls = NativeCalls(library, "decoder", config.vocab_size)
 
     @property
     def weight_bytes(self) -> int:
@@ -100,26 +98,9 @@ class NativeDecoder(WithoutStates):
     def allocate(self, room: Allocation) -> None:
         """Allocate the blocks. There are no states of fixed size."""
         self._cache = place_caches(list(self._layers), room.num_blocks, self.config, self.kv)
-        functions = self._library.functions
-        handle = functions.whet_decoder_new(ctypes.byref(self._struct))
-        weakref.finalize(self, functions.whet_decoder_free, handle)
-        self._handle = ctypes.c_void_p(handle)
+        self._calls.open(self._struct)
 
     def step(self, batch: StepBatch) -> Tensor:
         """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
-        assert self._handle is not None, "allocate comes first"
-        num_logits = len(batch.logit_rows)
-        if len(self._logits_RV) < num_logits:
-            self._logits_RV = torch.empty(num_logits, self.vocab_size)
         ragged, _kept = ragged_struct(batch)
-        failed = self._library.functions.whet_decoder_step(
-            self._handle,
-            ctypes.byref(ragged),
-            ctypes.c_void_p(batch.token_ids.ctypes.data),
-            ctypes.c_void_p(batch.logit_rows.ctypes.data),
-            ctypes.c_int32(num_logits),
-            ctypes.c_void_p(self._logits_RV.data_ptr()),
-        )
-        if failed:
-            raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
-        return self._logits_RV[:num_logits]
+        return self._calls.step(batch, ctypes.byref(ragged))

@@ -8,12 +8,10 @@ Shape suffixes: V vocabulary, R rows of logits.
 """
 
 import ctypes
-import weakref
 from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from whet.errors import OptionError
@@ -37,6 +35,7 @@ from whet.models.decoder.native_layers import (
 )
 from whet.models.hybrid.config import HybridConfig
 from whet.models.hybrid.mixers import parts_scale
+from whet.models.native_calls import NativeCalls
 from whet.models.native_weights import NativeWeights
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.native import fill_mixer, selective_struct
@@ -92,8 +91,7 @@ class NativeHybrid:
         for index in range(num_layers):
             self._fill_layer(index, partial(lambda index, name: weights.get(f"layers.{index}.{name}"), index))
         self._struct = self._whole(weights)
-        self._handle: ctypes.c_void_p | None = None
-        self._logits_RV = torch.empty(0, config.vocab_size)
+        self._calls = NativeCalls(library, "hybrid", config.vocab_size)
 
     @property
     def weight_bytes(self) -> int:
@@ -110,10 +108,7 @@ class NativeHybrid:
             of_mamba = [self._mamba_layers[index] for index in self.config.layers_with("mamba")]
             self._states.allocate(room, of_mamba or [self._convs[index] for index in self.config.layers_with("conv")])
         self._struct.num_drafts = self._struct.mamba.num_drafts = room.num_drafts
-        functions = self._library.functions
-        handle = functions.whet_hybrid_new(ctypes.byref(self._struct))
-        weakref.finalize(self, functions.whet_hybrid_free, handle)
-        self._handle = ctypes.c_void_p(handle)
+        self._calls.open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
         """Copy the settled states of a row to another one. Keys and values stay in their blocks."""
@@ -122,26 +117,11 @@ class NativeHybrid:
 
     def step(self, batch: StepBatch) -> Tensor:
         """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
-        assert self._handle is not None, "allocate comes first"
-        num_logits = len(batch.logit_rows)
-        if len(self._logits_RV) < num_logits:
-            self._logits_RV = torch.empty(num_logits, self.vocab_size)
         no_segments = np.zeros((0, _NUM_COLUMNS), np.int32)
         segments = no_segments if self._states is None else self._states.segments(batch)
         ragged, _kept = ragged_struct(batch)
         tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
-        failed = self._library.functions.whet_hybrid_step(
-            self._handle,
-            ctypes.byref(ragged),
-            ctypes.byref(tokens),
-            ctypes.c_void_p(batch.token_ids.ctypes.data),
-            ctypes.c_void_p(batch.logit_rows.ctypes.data),
-            num_logits,
-            ctypes.c_void_p(self._logits_RV.data_ptr()),
-        )
-        if failed:
-            raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
-        return self._logits_RV[:num_logits]
+        return self._calls.step(batch, ctypes.byref(ragged), ctypes.byref(tokens))
 
     def _fill_layer(self, index: int, of: Tensors) -> None:
         config, mixers = self.config, self.config.mixers[index]

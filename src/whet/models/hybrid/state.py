@@ -4,6 +4,7 @@ Shape suffixes: B batch, S = taps - 1 inputs, C convolved channels, K key-value 
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch import Tensor
 from whet.errors import InputsError
 from whet.models.hybrid.config import HybridConfig
 from whet.models.selective.state import LayerState
+from whet.models.state_files import load_layers, save_layers, unreadable
+
+_FORMAT = "whet hybrid state 1"
 
 
 @dataclass
@@ -31,6 +35,17 @@ class HybridLayerState:
         """Return a state that holds the same tensors, of which each may be replaced."""
         return replace(self, recurrent=None if self.recurrent is None else replace(self.recurrent))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name."""
+        recurrent = self.recurrent
+        known = {
+            "conv": None if recurrent is None else recurrent.conv_BSC,
+            "scan": None if recurrent is None else recurrent.scan,
+            "keys": self.keys_BKTH,
+            "values": self.values_BKTH,
+        }
+        return {name: tensor for name, tensor in known.items() if tensor is not None}
+
 
 @dataclass
 class HybridState:
@@ -49,15 +64,33 @@ class HybridState:
     @property
     def num_bytes(self) -> int:
         """Return the bytes of all tensors. Those of keys and values grow with the tokens."""
-        tensors: list[Tensor | None] = []
-        for layer in self.layers:
-            recurrent = [] if layer.recurrent is None else [layer.recurrent.conv_BSC, layer.recurrent.scan]
-            tensors += [*recurrent, layer.keys_BKTH, layer.values_BKTH]
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors().values())
 
     def copy(self) -> "HybridState":
         """Return a state to go on from here twice. Tensors are replaced and never changed, so that they are shared."""
         return replace(self, layers=[layer.copy() for layer in self.layers])
+
+    def save(self, path: Path | str) -> None:
+        """Write the state to a safetensors file, which appears whole or not at all.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        layers = (layer.tensors() for layer in self.layers)
+        save_layers(path, _FORMAT, layers, batch_size=self.batch_size, num_tokens=self.num_tokens)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "HybridState":
+        """Read a state that `save` wrote. The model checks that it fits when it reads tokens.
+
+        Raises:
+            TargetError: The file is missing or damaged, or holds something else.
+        """
+        layers, numbers = load_layers(path, _FORMAT, "batch_size", "num_tokens")
+        try:
+            return cls([_layer_state(tensors) for tensors in layers], *numbers)
+        except KeyError as error:
+            raise unreadable(path, error) from error
 
 
 def new_state(config: HybridConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> HybridState:
@@ -85,6 +118,18 @@ def new_state(config: HybridConfig, batch_size: int, dtype: torch.dtype, device:
     return HybridState(layers, batch_size)
 
 
+def _layer_state(tensors: dict[str, Tensor]) -> HybridLayerState:
+    """Return a layer's state from its tensors by name.
+
+    Raises:
+        KeyError: Only one of two that belong together is there.
+    """
+    recurrent = LayerState(tensors["conv"], tensors["scan"]) if {"conv", "scan"} & tensors.keys() else None
+    if not {"keys", "values"} & tensors.keys():
+        return HybridLayerState(recurrent)
+    return HybridLayerState(recurrent, tensors["keys"], tensors["values"])
+
+
 def check_state(state: HybridState, config: HybridConfig, batch_size: int) -> None:
     """Raise InputsError unless a state is of such a model and of so many sequences."""
     meta = new_state(config, batch_size, torch.float32, torch.device("meta"))
@@ -100,7 +145,7 @@ def _fits(found: HybridLayerState, wanted: HybridLayerState) -> bool:
 
     def shapes(state: HybridLayerState) -> list[object]:
         keys, recurrent = state.keys_BKTH, state.recurrent
-        of_keys = None if keys is None else (*keys.shape[:2], keys.shape[3])
+        of_keys = None if keys is None else (*keys.shape[:2], *keys.shape[3:])
         return [of_keys, *([] if recurrent is None else [recurrent.conv_BSC.shape, recurrent.scan.shape])]
 
     return shapes(found) == shapes(wanted)

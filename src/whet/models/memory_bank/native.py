@@ -6,9 +6,7 @@ same, bit for bit, whatever other sequences are in the step and however its toke
 Shape suffixes: D model width, C memory width, S slots, V vocabulary, R rows of logits.
 """
 
-import ctypes
 import math
-import weakref
 from collections.abc import Mapping
 from functools import partial
 
@@ -28,6 +26,7 @@ from whet.models.memory_bank.native_layout import RowLayout, padded
 from whet.models.memory_bank.native_states import NativeStates
 from whet.models.memory_bank.spans import in_spans
 from whet.models.memory_bank.state import LtmState
+from whet.models.native_calls import NativeCalls, pointer
 from whet.models.native_weights import NativeWeights
 from whet.models.row_places import checked_length
 from whet.models.step import Allocation, StepBatch
@@ -84,8 +83,7 @@ class NativeLtm:
                 own = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
                 _fill_memories(layer, self._weights, config, own)
         self._struct = self._whole(weights)
-        self._handle: ctypes.c_void_p | None = None
-        self._logits_RV = torch.empty(0, config.vocab_size)
+        self._calls = NativeCalls(library, "memory", config.vocab_size)
 
     @property
     def weight_bytes(self) -> int:
@@ -96,10 +94,7 @@ class NativeLtm:
         """Allocate the rows of states. There are no blocks that the engine hands out."""
         self._states.allocate(room, self._layers, self._decoder_layers)
         self._struct.num_drafts = room.num_drafts
-        functions = self._library.functions
-        handle = functions.whet_memory_new(ctypes.byref(self._struct))
-        weakref.finalize(self, functions.whet_memory_free, handle)
-        self._handle = ctypes.c_void_p(handle)
+        self._calls.open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
         """Copy the settled states of a row to another one."""
@@ -114,28 +109,12 @@ class NativeLtm:
             logits_RV[torch.from_numpy(part.logit_places).long()] = self._read(part.batch)
             for row in part.ended_rows:
                 self._states.adapt(row)
-                self._library.functions.whet_memory_derive(self._handle, row)
+                self._library.functions.whet_memory_derive(self._calls.handle, row)
         return logits_RV
 
     def _read(self, batch: StepBatch) -> Tensor:
-        assert self._handle is not None, "allocate comes first"
-        num_logits = len(batch.logit_rows)
-        if len(self._logits_RV) < num_logits:
-            self._logits_RV = torch.empty(num_logits, self.vocab_size)
         segments = np.ascontiguousarray(np.stack(self._states.places.take(batch), axis=1), dtype=np.int32)
-        failed = self._library.functions.whet_memory_step(
-            self._handle,
-            ctypes.c_void_p(segments.ctypes.data),
-            len(segments),
-            ctypes.c_void_p(batch.token_ids.ctypes.data),
-            len(batch.token_ids),
-            ctypes.c_void_p(batch.logit_rows.ctypes.data),
-            num_logits,
-            ctypes.c_void_p(self._logits_RV.data_ptr()),
-        )
-        if failed:
-            raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
-        return self._logits_RV[:num_logits]
+        return self._calls.step(batch, pointer(segments), len(segments), len(batch.token_ids))
 
     def read_state(self, row: int, num_tokens: int) -> LtmState:
         """Return a copy of a row's state, as the readable model has it, to be looked at, saved, or to go on from.
@@ -155,9 +134,8 @@ class NativeLtm:
         Raises:
             InputsError: The state does not fit the model.
         """
-        assert self._handle is not None, "allocate comes first"
         self._states.write(row, state)
-        self._library.functions.whet_memory_derive(self._handle, row)
+        self._library.functions.whet_memory_derive(self._calls.handle, row)
 
     def _whole(self, weights: Tensors) -> MemoryModelStruct:
         config, layout = self.config, self._states.layout

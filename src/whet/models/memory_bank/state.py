@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from whet.errors import InputsError, TargetError
-from whet.files import write_whole
+from whet.errors import InputsError
 from whet.models.memory_bank.attention import SegmentState
 from whet.models.memory_bank.bank import BankState
 from whet.models.memory_bank.config import LtmConfig
 from whet.models.memory_bank.test_time import TestTimeState
+from whet.models.state_files import load_layers, save_layers, unreadable
 
 _FORMAT = "whet ltm state 1"
 _PARTS: dict[str, type[Any]] = {"segment": SegmentState, "bank": BankState, "test_time": TestTimeState}
@@ -113,13 +111,8 @@ class LtmState:
         Raises:
             OutputError: The file cannot be written.
         """
-        tensors = {
-            f"layers.{index}.{name}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for index, layer in enumerate(self.layers)
-            for name, value in layer.tensors().items()
-        }
-        metadata = {"format": _FORMAT, "layers": str(len(self.layers)), "num_tokens": str(self.num_tokens)}
-        write_whole(Path(path), save(tensors, metadata))
+        layers = (layer.tensors() for layer in self.layers)
+        save_layers(path, _FORMAT, layers, num_tokens=self.num_tokens)
 
     @classmethod
     def load(cls, path: Path | str) -> "LtmState":
@@ -128,18 +121,11 @@ class LtmState:
         Raises:
             TargetError: The file is missing or damaged, or holds something else.
         """
+        layers, numbers = load_layers(path, _FORMAT, "num_tokens")
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
-                    raise TargetError(f"{path} is not a state that whet saved")
-                found: list[dict[str, Tensor]] = [{} for _ in range(int(metadata["layers"]))]
-                for key in file.keys():  # noqa: SIM118 (it is no mapping)
-                    _, index, name = key.split(".", 2)
-                    found[int(index)][name] = file.get_tensor(key)
-                return cls([layer_state(tensors) for tensors in found], int(metadata["num_tokens"]))
-        except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
-            raise TargetError(f"{path} cannot be read as a state: {error}") from error
+            return cls([layer_state(tensors) for tensors in layers], *numbers)
+        except KeyError as error:
+            raise unreadable(path, error) from error
 
 
 def check_state(state: LtmState, config: LtmConfig, batch_size: int) -> None:

@@ -8,7 +8,6 @@ Shape suffixes: D channels, N states, V vocabulary, R rows of logits.
 
 import ctypes
 import math
-import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from whet.kernels.build import Library
 from whet.kernels.linear.packed import LANES, Kind
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
+from whet.models.native_calls import NativeCalls
 from whet.models.native_weights import NativeWeights
 from whet.models.row_places import checked_length
 from whet.models.selective.config import SelectiveConfig
@@ -70,8 +70,7 @@ class NativeSelective:
             fill_mixer(layer, self._weights, config, of)
             layer.norm = self._weights.floats(weights[f"layers.{index}.norm.weight"])
         self._struct = self._whole(weights)
-        self._handle: ctypes.c_void_p | None = None
-        self._logits_RV = torch.empty(0, config.vocab_size)
+        self._calls = NativeCalls(library, "selective", config.vocab_size)
 
     @property
     def weight_bytes(self) -> int:
@@ -82,10 +81,7 @@ class NativeSelective:
         """Allocate the rows of states. There are no blocks."""
         self._states.allocate(room, self._layers)
         self._struct.num_drafts = room.num_drafts
-        functions = self._library.functions
-        handle = functions.whet_selective_new(ctypes.byref(self._struct))
-        weakref.finalize(self, functions.whet_selective_free, handle)
-        self._handle = ctypes.c_void_p(handle)
+        self._calls.open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
         """Copy the settled states of a row to another one."""
@@ -93,23 +89,9 @@ class NativeSelective:
 
     def step(self, batch: StepBatch) -> Tensor:
         """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
-        assert self._handle is not None, "allocate comes first"
-        num_logits = len(batch.logit_rows)
-        if len(self._logits_RV) < num_logits:
-            self._logits_RV = torch.empty(num_logits, self.vocab_size)
         segments = self._states.segments(batch)
         tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
-        failed = self._library.functions.whet_selective_step(
-            self._handle,
-            ctypes.byref(tokens),
-            ctypes.c_void_p(batch.token_ids.ctypes.data),
-            ctypes.c_void_p(batch.logit_rows.ctypes.data),
-            num_logits,
-            ctypes.c_void_p(self._logits_RV.data_ptr()),
-        )
-        if failed:
-            raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
-        return self._logits_RV[:num_logits]
+        return self._calls.step(batch, ctypes.byref(tokens))
 
     def read_state(self, row: int, num_tokens: int) -> SelectiveState:
         """Return a copy of a row's state, as the readable model has it, to be saved or to go on from.

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from whet.errors import InputsError, TargetError
-from whet.files import write_whole
+from whet.errors import InputsError
 from whet.models.selective.config import SelectiveConfig
+from whet.models.state_files import load_layers, save_layers, unreadable
 
 _FORMAT = "whet selective state 1"
 
@@ -69,12 +67,8 @@ class SelectiveState:
         Raises:
             OutputError: The file cannot be written.
         """
-        tensors = {}
-        for index, layer in enumerate(self.layers):
-            tensors[f"layers.{index}.conv"] = layer.conv_BSC.detach().cpu().contiguous()
-            tensors[f"layers.{index}.scan"] = layer.scan.detach().cpu().contiguous()
-        metadata = {"format": _FORMAT, "layers": str(len(self.layers)), "num_tokens": str(self.num_tokens)}
-        write_whole(Path(path), save(tensors, metadata))
+        layers = ({"conv": layer.conv_BSC, "scan": layer.scan} for layer in self.layers)
+        save_layers(path, _FORMAT, layers, num_tokens=self.num_tokens)
 
     @classmethod
     def load(cls, path: Path | str) -> "SelectiveState":
@@ -83,18 +77,11 @@ class SelectiveState:
         Raises:
             TargetError: The file is missing or damaged, or holds something else.
         """
+        layers, numbers = load_layers(path, _FORMAT, "num_tokens")
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
-                    raise TargetError(f"{path} is not a state that whet saved")
-                layers = [
-                    LayerState(*(file.get_tensor(f"layers.{index}.{name}") for name in ("conv", "scan")))
-                    for index in range(int(metadata["layers"]))
-                ]
-                return cls(layers, int(metadata["num_tokens"]))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise TargetError(f"{path} cannot be read as a state: {error}") from error
+            return cls([LayerState(tensors["conv"], tensors["scan"]) for tensors in layers], *numbers)
+        except KeyError as error:
+            raise unreadable(path, error) from error
 
 
 def new_state(config: SelectiveConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> SelectiveState:

@@ -1,0 +1,59 @@
+"""Write and read what a model remembers of the tokens that it has read, apart from its weights."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from whet.errors import TargetError
+from whet.files import write_whole
+
+
+def save_layers(path: Path | str, form: str, layers: Iterable[Mapping[str, Tensor]], **numbers: int) -> None:
+    """Write the tensors of each layer to a safetensors file, which appears whole or not at all.
+
+    Args:
+        path: The file.
+        form: The kind of the state, and the version of its files.
+        layers: The tensors of each layer by name.
+        numbers: What else belongs to the state.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    tensors, count = {}, 0
+    for layer in layers:
+        for name, value in layer.items():
+            # A copy, since the file takes no two tensors that share memory.
+            tensors[f"layers.{count}.{name}"] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        count += 1
+    metadata = {"format": form, "layers": str(count)} | {name: str(number) for name, number in numbers.items()}
+    write_whole(Path(path), save(tensors, metadata))
+
+
+def load_layers(path: Path | str, form: str, *numbers: str) -> tuple[list[dict[str, Tensor]], list[int]]:
+    """Read what `save_layers` wrote: the tensors of each layer by name, and the numbers of these names.
+
+    Raises:
+        TargetError: The file is missing or damaged, or holds something else.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != form:
+                raise TargetError(f"{path} is not a state that whet saved")
+            layers: list[dict[str, Tensor]] = [{} for _ in range(int(metadata["layers"]))]
+            for key in file.keys():  # noqa: SIM118 (it is no mapping)
+                _, index, name = key.split(".", 2)
+                layers[int(index)][name] = file.get_tensor(key)
+            return layers, [int(metadata[name]) for name in numbers]
+    except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path | str, error: Exception) -> TargetError:
+    """Return the error for a file that holds no state."""
+    return TargetError(f"{path} cannot be read as a state: {error}")
