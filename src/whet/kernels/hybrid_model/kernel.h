@@ -140,7 +140,8 @@ inline void advance(Team& team, const Model& m, int layer, int part, float* x, W
     from = ws.before.data();
   }
   if (mixers & ATTENTION) attend(team, m.decoder, m.decoder.layers[layer], ws.decoder.parts[part], from, x, ws.decoder);
-  if (mixers & MAMBA) selective_model::mix(team, m.mamba, m.mamba.layers[layer], ws.parts[part], from, x, ws.mamba);
+  if (mixers & MAMBA)
+    selective_model::mix(team, m.mamba, m.mamba.layers[layer], nullptr, ws.parts[part], from, x, ws.mamba);
   if (mixers & CONV) mix(team, m, m.convs[layer], ws.parts[part], from, x, ws);
   if (!(m.mixers[layer] & MLP)) return;
   const Layer& mlp_layer = m.decoder.layers[layer];

@@ -294,16 +294,13 @@ inline void project(Team& team, const Model& m, const Layer& layer, int num_toke
 }
 
 // x [T][hidden] of a part gets what the mixer makes of `from`, which may be x.
-inline void mix(Team& team, const Model& m, const Layer& layer, const Tokens& part, const float* from, float* x,
-// x [T][hidden] of a part gets what the mixer adds.
-// `after`: the matrix that is read next.
-inline void mix(Team& team, const Model& m, const Layer& layer, const Weights& after, const Tokens& part, float* x,
-                Workspace& ws) {
+// `after`: the matrix that is read next, or null.
+inline void mix(Team& team, const Model& m, const Layer& layer, const Weights* after, const Tokens& part,
+                const float* from, float* x, Workspace& ws) {
   const auto same = [](int row) { return row; };
   const int T = part.num_tokens;
   Rows rows = ws.rows_for(layer.in_proj);
   prepare(team, layer.in_proj, from, m.hidden, m.hidden, layer.norm, m.eps, T, rows, same);
-  prepare(team, layer.in_proj, x, m.hidden, m.hidden, layer.norm, m.eps, T, rows, same);
   expect(team, m.per_head ? layer.out_proj : layer.x_proj);
   linear(team, layer.in_proj, rows, T, Store<false>{ws.wide.data(), m.in_width()});
   if (m.in_factors != nullptr)
@@ -333,9 +330,8 @@ inline void mix(Team& team, const Model& m, const Layer& layer, const Weights& a
     });
   rows = ws.rows_for(layer.out_proj);
   prepare(team, layer.out_proj, ws.y.data(), m.inner, m.inner, nullptr, 0.0f, T, rows, same);
+  if (after != nullptr) expect(team, *after);
   linear(team, layer.out_proj, rows, T, Store<true>{x, m.hidden, m.out_factor});
-  expect(team, after);
-  linear(team, layer.out_proj, rows, T, Store<true>{x, m.hidden});
 }
 
 // The tokens first..last - 1 of a step as a step of their own; `cut` gets its segments.
@@ -365,8 +361,7 @@ inline void step(Team& team, const Model& m, const std::vector<Tokens>& parts, c
   for (int i = 0; i < m.num_layers; i++) {
     float* x = ws.x.data();
     for (const Tokens& part : parts) {
-      mix(team, m, m.layers[i], part, x, x, ws);
-      mix(team, m, m.layers[i], i + 1 < m.num_layers ? m.layers[i + 1].in_proj : m.head, part, x, ws);
+      mix(team, m, m.layers[i], i + 1 < m.num_layers ? &m.layers[i + 1].in_proj : &m.head, part, x, x, ws);
       x += static_cast<size_t>(m.hidden) * part.num_tokens;
     }
   }
