@@ -15,8 +15,8 @@ from whet.models.decoder import load_decoder
 from whet.models.decoder.native import NativeDecoder
 from whet.models.decoder.paged import PagedDecoder
 from whet.models.families import open_model
-from whet.models.selective import config as selective
 from whet.models.selective import load_selective
+from whet.models.selective.config import MODEL_TYPES
 from whet.models.selective.native import NativeSelective
 from whet.models.selective.rows import RowsOfStates
 from whet.models.step import ServedModel
@@ -118,7 +118,7 @@ def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedM
 
 def opened(directory: Path, kernels: bool) -> ServedModel:
     if not kernels:
-        if read_json(directory)["model_type"] in selective.FAMILIES:
+        if read_json(directory)["model_type"] in MODEL_TYPES:
             return RowsOfStates(load_selective(directory))
         return PagedDecoder(load_decoder(directory), block_size=8)
     model = open_model(directory, dtype="fp32")

@@ -12,7 +12,7 @@ from whet.models.step import Ints, StepBatch
 
 
 class NativeCalls:
-    """Call what the kernels export of one family: whet_FAMILY_new, whet_FAMILY_free and whet_FAMILY_step.
+    """Call the functions that the kernels export for one family, whet_FAMILY_step and those that make and free a model.
 
     Args:
         library: The kernels.

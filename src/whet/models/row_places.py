@@ -1,4 +1,4 @@
-"""Know how long sequences of states may be, and follow how far the sequence of each row has been read and settled."""
+"""Bound the length of sequences of states, and note how far the sequence of each row has been read and settled."""
 
 from typing import NamedTuple
 

@@ -23,7 +23,7 @@ def padded(size: int) -> int:
 
 
 class RowLayout:
-    """Know the sizes of a row of state, and where its numbers lie.
+    """Compute the sizes of a row of state, and where its numbers lie.
 
     Attributes:
         state_size: The numbers of a sequence's memories in a layer.

@@ -144,7 +144,7 @@ class NativeStates:
         return (row * self.sets + turn) * self._blocks + torch.arange(self._blocks)
 
     def _parts(self, row: int, position: int) -> list[Tensor]:
-        """Return the settled states of a row: views of bytes."""
+        """Return the settled states of a row, as views of bytes."""
         snapshot = row - self._room.num_states
         if snapshot < 0:
             first = int(self._blocks_of(row, position)[0])
