@@ -84,7 +84,6 @@ def _ltm_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the lines on what ltm_costs.py measured."""
     token, training, goals = found["token"], found["training"], found["goals"]
     grows = _interval(token["exponent"], token["ci95"], ".3f")
-    costs = _interval(training["ratio"], training["ci95"], ".2f")
     times = " | ".join(f"{ms:.2f} ms" for ms in token["ms"].values())
     sizes = " | ".join(f"{size / 1e3:,.0f} kB" for size in token["state_bytes"].values())
     return [
@@ -98,9 +97,16 @@ def _ltm_lines(found: Mapping[str, Any]) -> list[str]:
         f"| a token | {times} | {grows} | ≤ {goals['exponent']:g} | {_at_most(token['ci95'], goals['exponent'])} |",
         f"| state | {sizes} | | | |",
         "",
-        f"A training step of {training['rows']} x {training['tokens']} tokens takes {training['bank_s']:.2f} s with "
-        f"the bank and {training['window_s']:.2f} s without: {costs} times as long; the goal is at most "
-        f"{goals['overhead']:g}: {_at_most(training['ci95'], goals['overhead'])}.",
+        f"A training step of {training['rows']} x {training['tokens']} tokens, by the width of a slot over the model's:",
+        "",
+        "| width | with the bank | without | times as long (95%) | whet's goal | |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {width} | {found['bank_s']:.3f} s | {found['window_s']:.3f} s | "
+            f"{_interval(found['ratio'], found['ci95'], '.2f')} | ≤ {goals['overhead']:g} | "
+            f"{_at_most(found['ci95'], goals['overhead'])} |"
+            for width, found in training["widths"].items()
+        ),
     ]
 
 

@@ -1,7 +1,7 @@
 """What memory costs in a long-term-memory decoder: a token after long contexts, and a training step.
 
 Used by families_peers.py. A token's time is the mean over a whole segment, since attention grows within one; contexts
-take turns. A training step with the bank and one of the same decoder without it take turns too, A B B A.
+take turns. Training steps with banks of three widths and those of the same decoder without one take turns too.
 """
 
 import time
@@ -25,6 +25,7 @@ SHAPE: dict[str, Any] = {
     "memory_slots": 32,
 }
 CONTEXTS = [2**power for power in range(12, 18)]  # 4K to 128K
+WIDTHS = (1.0, 0.5, 0.25)  # of a slot, over the model's
 ROWS, TOKENS = 4, 1024  # of a training batch
 GOALS = {"exponent": 0.05, "overhead": 1.15}
 _PART = 4096
@@ -40,7 +41,7 @@ def measure(num_rounds: int) -> dict[str, Any]:
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "goals": GOALS,
         "token": _token(model, num_rounds),
-        "training": {"rows": ROWS, "tokens": TOKENS, **_training(2 * num_rounds)},
+        "training": {"rows": ROWS, "tokens": TOKENS, "widths": _training(2 * num_rounds)},
     }
 
 
@@ -73,29 +74,39 @@ def _token(model: Ltm, num_rounds: int) -> dict[str, Any]:
     }
 
 
-def _training(num_pairs: int) -> dict[str, Any]:
-    """Return the seconds of a step of both, and the time with the bank over that without."""
-    steps = [_steps(memory_slots) for memory_slots in (0, SHAPE["memory_slots"])]
-    times: tuple[list[float], list[float]] = ([], [])
+def _training(num_pairs: int) -> dict[str, dict[str, Any]]:
+    """Return for each width of the bank the seconds of a step of both, and the time with the bank over that without.
+
+    The ways take turns, forwards and backwards.
+    """
+    without = _steps(memory_slots=0)
+    steps = {str(width): _steps(memory_compression_ratio=width) for width in WIDTHS}
+    times: dict[str, tuple[list[float], list[float]]] = {width: ([], []) for width in steps}
     for number in range(num_pairs + 1):
-        for which in (0, 1) if number % 2 else (1, 0):
-            began = time.perf_counter()
-            steps[which]()
-            if number:
-                times[which].append(time.perf_counter() - began)
-    claim = claim_of(times[1], times[0])  # with the bank over without
+        for width in sorted(steps, reverse=bool(number % 2)):
+            pair = [(0, without), (1, steps[width])]
+            for which, step in pair if number % 4 < 2 else pair[::-1]:
+                began = time.perf_counter()
+                step()
+                if number:
+                    times[width][which].append(time.perf_counter() - began)
+    return {width: _ratio(*found) for width, found in times.items()}
+
+
+def _ratio(without: list[float], with_bank: list[float]) -> dict[str, Any]:
+    claim = claim_of(with_bank, without)
     return {
-        "window_s": float(np.median(times[0])),
-        "bank_s": float(np.median(times[1])),
+        "window_s": float(np.median(without)),
+        "bank_s": float(np.median(with_bank)),
         "ratio": claim.ratio,
         "ci95": list(claim.ci95 or ()),
         "num_pairs": claim.num_pairs,
     }
 
 
-def _steps(memory_slots: int) -> Callable[[], None]:
+def _steps(**config: Any) -> Callable[[], None]:
     torch.manual_seed(0)
-    model = Ltm(LtmConfig(**SHAPE | {"memory_slots": memory_slots})).train()
+    model = Ltm(LtmConfig(**SHAPE | config)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     ids: Tensor = torch.randint(0, SHAPE["vocab_size"], (ROWS, TOKENS + 1))
 
