@@ -97,7 +97,7 @@ def _ltm_lines(found: Mapping[str, Any]) -> list[str]:
         f"| a token | {times} | {grows} | ≤ {goals['exponent']:g} | {_at_most(token['ci95'], goals['exponent'])} |",
         f"| state | {sizes} | | | |",
         "",
-        f"A training step of {training['rows']} x {training['tokens']} tokens, by the width of a slot over the model's:",
+        f"A training step of {training['rows']} x {training['tokens']} tokens, by the width of slots over the model's:",
         "",
         "| width | with the bank | without | times as long (95%) | whet's goal | |",
         "|---|---|---|---|---|---|",

@@ -172,7 +172,10 @@ def _in_torch(step: Step, form: Callable[[ScanInputs], tuple[Tensor, Tensor]]) -
         out, last = form(x)
         return out[:, :, 0], last[:, 0]
 
-    def convolution(x_BLC: Tensor, weight_CK: Tensor, bias_C: Tensor, initial: None) -> tuple[Tensor, Tensor]:
+    def convolution(
+        x_BLC: Tensor, weight_CK: Tensor, bias_C: Tensor, initial: None, *, silu: bool
+    ) -> tuple[Tensor, Tensor]:
+        assert silu, "the mixers of this benchmark have it"
         num_channels, taps = weight_CK.shape
         padded = F.pad(x_BLC.transpose(1, 2), (taps - 1, 0))
         return F.silu(F.conv1d(padded, weight_CK[:, None], bias_C, groups=num_channels)).transpose(1, 2), x_BLC
