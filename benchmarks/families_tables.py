@@ -80,6 +80,23 @@ def family_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def family_summary(report: Mapping[str, Any]) -> list[str]:
+    """Return the README's lines on state-space models beside other engines."""
+    machine = report["machine"]
+    lines = [
+        f"State-space models of 130 million random weights, on {machine['chip']}, {machine['cores']} cores:",
+        "",
+        "| model | whet's engine | times as fast (95%) |",
+        "|---|---|---|",
+    ]
+    for model, found in report["models"].items():
+        for claim in found["claims"]:
+            if ", over " in claim["what"] and not claim["what"].endswith("over one"):
+                what = claim["what"].removeprefix("whet ")
+                lines.append(f"| {model} | {what} | {_interval(claim['ratio'], claim['ci95'], '.2f')} |")
+    return lines
+
+
 def _ltm_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the lines on what ltm_costs.py measured."""
     token, training, goals = found["token"], found["training"], found["goals"]

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from families_tables import family_summary
 from operator_tables import operator_lines
 from serving_peers.section import serving_lines
 from technique_rows import machines_table, technique_rows
@@ -25,6 +26,7 @@ README = DOCS.parent / "README.md"
 MEASURED = DOCS.parent / "src" / "whet" / "techniques" / "measured.json"
 _BEGIN, _END = "<!-- measured: benchmarks/results.py -->", "<!-- end -->"
 _BEGIN_TRAINING = "<!-- measured: benchmarks/results.py, training -->"
+_BEGIN_FAMILIES = "<!-- measured: benchmarks/results.py, families -->"
 _BEGIN_BUSY = "<!-- measured: benchmarks/results.py, busy -->"
 _HEAD = """# Measured results
 
@@ -64,6 +66,9 @@ def main() -> None:
     write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
     _put(README, parts["demo"])
     _put(README, _training_summary(), _BEGIN_TRAINING)
+    peers = sorted((DOCS / "results").glob("families_peers.*json"))[0]
+    summary = family_summary(json.loads(peers.read_text(encoding="utf-8")))
+    _put(README, "\n".join(["", *summary]), _BEGIN_FAMILIES)
     _put(DOCS / "gate.md", parts["gate"])
     _put(DOCS / "machines.md", f"## Machines\n\n{machines_table(DOCS / 'results')}\n")
     write_whole(MEASURED, json.dumps(technique_rows(DOCS / "results"), indent=1, ensure_ascii=False) + "\n")
