@@ -385,7 +385,8 @@ def _where(report: dict[str, Any]) -> list[str]:
     machine, versions = report["machine"], report["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     commands: dict[str, list[str]] = {}
-    for row in report.get("models", []):
+    models = report.get("models", [])
+    for row in models if isinstance(models, list) else []:  # a report by name has one command
         commands.setdefault(row.get("command", report["command"]), []).append(row.get("name", ""))
     told = [f"`{command}` for {', '.join(names)}" for command, names in commands.items()]
     command = "; ".join(told) if len(told) > 1 else f"`{report['command']}`"
