@@ -67,8 +67,7 @@ def main() -> None:
     _put(README, parts["demo"])
     _put(README, _training_summary(), _BEGIN_TRAINING)
     peers = sorted((DOCS / "results").glob("families_peers.*json"))[0]
-    summary = family_summary(json.loads(peers.read_text(encoding="utf-8")))
-    _put(README, "\n".join(["", *summary]), _BEGIN_FAMILIES)
+    _put(README, "\n".join(["", *family_summary(json.loads(peers.read_bytes()))]), _BEGIN_FAMILIES)
     _put(DOCS / "gate.md", parts["gate"])
     _put(DOCS / "machines.md", f"## Machines\n\n{machines_table(DOCS / 'results')}\n")
     write_whole(MEASURED, json.dumps(technique_rows(DOCS / "results"), indent=1, ensure_ascii=False) + "\n")
