@@ -11,9 +11,9 @@ def context_lines(report: dict[str, Any]) -> list[str]:
         f"Decoders of {sizes['num_hidden_layers']} layers of width {sizes['hidden_size']}, with int8 weights, write "
         f"{report['generated']} tokens after a prompt. One attends within segments of {bank['attention_block_size']} "
         f"tokens and has banks of {bank['memory_slots']} slots. *Memory*: the most that the process held beyond what "
-        "it held before the request. Weights are new: what the bank remembers is another question.",
+        "it held before the request. The weights are random: this says nothing of what is remembered.",
         "",
-        "| model | prompt | memory | of it state | tokens read a second | tokens written a second |",
+        "| model | prompt | memory | of which state | tokens read a second | tokens written a second |",
         "|---|---|---|---|---|---|",
     ]
     for row in report["rows"]:

@@ -71,7 +71,11 @@ def family_lines(report: Mapping[str, Any]) -> list[str]:
         f"## State-space models beside other engines, on {report['machine']['chip']}",
         "Models of 130 million random weights; each engine has two threads and a process of its own, and they take "
         f"turns. whet's build: {report['build']}. Tokens a second, medians over the rounds; *requests* have 16 tokens "
-        "and get 33, their prompts included in the time. `benchmarks/families_peers.py` says how it is measured.",
+        "and get 33, their prompts included in the time. `benchmarks/families_peers.py` says how it is measured. "
+        "The limit is the bandwidth measured at the start of a round over the bytes of weights and twice the state; a "
+        "share above 1 means that a round read faster than that. *First tokens*: of how many of 16 prompts the first "
+        "token is that of transformers in float32; weights are random, so that rounding decides between tokens that "
+        "are nearly as likely.",
     ]
     for model, found in report["models"].items():
         lines += _lines_of(model, found)
@@ -107,7 +111,7 @@ def _ltm_lines(found: Mapping[str, Any]) -> list[str]:
         "",
         f"A long-term-memory decoder of {found['parameters'] / 1e6:.1f} million weights, segments of "
         f"{found['shape']['attention_block_size']} tokens, {found['shape']['memory_slots']} slots a layer, in PyTorch. "
-        "A token's time is the mean over a segment; it grows as the context to the power of the exponent.",
+        "A token's time is the mean over a segment. It grows as context^exponent: 0 means that it does not grow.",
         "",
         f"| after | {' | '.join(f'{int(n):,}' for n in token['ms'])} | exponent (95%) | whet's goal | |",
         "|---" * (len(token["ms"]) + 4) + "|",

@@ -12,7 +12,8 @@ def training_lines(report: dict[str, Any]) -> list[str]:
         f"Optimiser steps of docs-ssm's model ({report['model']}), {rows} rows of {tokens} tokens. Ratios come from "
         "pairs in one process. The limit is the time of the matrix products at the measured peak, of the scan's "
         "arithmetic at that of float32, and of the optimiser's bytes at the measured bandwidth; it leaves the "
-        f"activations out. whet's goal is {goal:g}x over transformers and over compiled PyTorch.",
+        "activations out. transformers has no kernel for this scan on a CPU, and goes through the tokens in Python. "
+        f"whet's goal is {goal:g}x over transformers and over compiled PyTorch.",
         "",
         "| way | ms a step | tokens/s | of the limit | whet over it in float32 (95%) | in autocast (95%) |",
         "|---|---|---|---|---|---|",

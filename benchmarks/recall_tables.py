@@ -81,7 +81,7 @@ def memory_lines(report: dict[str, Any]) -> list[str]:
         f"{report['parameters'][0]:,} to {report['parameters'][1]:,} parameters. Each figure is the peak of a process "
         "of its own above what it held with the model built: what training, or reading, takes. "
         "*Naive* attention keeps its scores; beyond "
-        f"{report['longest_naive']:,} tokens it is extrapolated with its fitted exponent, which is said. The window is "
+        f"{report['longest_naive']:,} tokens it is extrapolated by its fitted exponent, and marked. The window is "
         f"{report['segment']} tokens, the bank has {report['slots']} slots.",
     ]
     for mode in ("training", "inference"):
@@ -145,7 +145,7 @@ def remembered_at(report: dict[str, Any] | None, segments: list[int]) -> dict[st
 def _remembered(recall: dict[str, dict[str, str]]) -> list[str]:
     """Say how much is recalled at each length."""
     if not recall:
-        return ["How much of it is recalled was not measured on this machine: run benchmarks/recall.py first."]
+        return ["What is recalled has not been measured on this machine yet (`benchmarks/recall.py`)."]
     segments = list(next(iter(recall.values())))
     lines = [
         "How much of the first segment is recalled so many segments later (the models and the segments of the table on "

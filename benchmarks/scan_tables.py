@@ -82,7 +82,7 @@ def million_lines(report: dict[str, Any]) -> list[str]:
         f"## {report['tokens']:,} tokens in constant memory",
         f"A Mamba of {report['parameters'] / 1e6:.1f} million new weights reads them in parts of 4,096. Resident "
         "memory of the process in MB, after so many tokens. The states at the end differ by "
-        f"{report['states_differ_by']:.1e} of their largest number, which is rounding.",
+        f"{report['states_differ_by']:.1e} of the largest value, which is rounding.",
         "",
         f"| way | state | {' | '.join(places)} | seconds |",
         "|---" * (len(places) + 3) + "|",
