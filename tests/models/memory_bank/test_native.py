@@ -119,6 +119,18 @@ def test_drafts_leave_nothing_behind(name: str, num_drafts: int) -> None:
     drawn()
 
 
+@pytest.mark.parametrize("name", ["linear", "bank and MLP"])
+def test_drafts_at_the_end_of_a_part_follow_the_token_before_them(name: str) -> None:
+    """A part has 192 tokens. The other sequence leaves room for the settled token and one of its four drafts."""
+    model = native(readable(name), num_drafts=4)
+    ids, other = random_ids(45), random_ids(190, 5)
+    wanted = run(model, ids)[40:]
+    for _ in range(20):  # what runs side by side need not differ at once
+        run(model, ids[:40], row=1)
+        found = read(model, [Read(other, 0, 2, 190), Read(ids[40:], 40, 1, 41)])[1]
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("kv", Kv)
 def test_a_copy_is_the_settled_state(kv: Kv) -> None:
     model = native(readable("bank and MLP"), kv=kv, num_snapshots=2, num_drafts=4)

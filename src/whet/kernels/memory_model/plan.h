@@ -81,7 +81,8 @@ inline void plan_attention(const Window& window, Heads heads, Kv kind, Share& sh
 }
 
 // Segments with their tokens' places in the parts. A segment is cut where the tokens before are all settled, so that one
-// of more than PART_TOKENS is cut unless it has more drafts.
+// of more than PART_TOKENS is cut unless it has more drafts. A part has one segment of a row at most: they run side by
+// side.
 inline void divide(const Segment* segments, int num_segments, std::vector<std::vector<Segment>>& parts) {
   parts.clear();
   int room = 0;
@@ -97,7 +98,7 @@ inline void divide(const Segment* segments, int num_segments, std::vector<std::v
       }
       now.first = PART_TOKENS - room;
       rest.count -= now.count, rest.position += now.count;
-      room -= now.count;
+      room = rest.count > 0 ? 0 : room - now.count;
       parts.back().push_back(now);
     }
   }

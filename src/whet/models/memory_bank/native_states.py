@@ -10,6 +10,7 @@ Shape suffixes: K key-value heads, H head width, P tokens of the segment.
 
 import ctypes
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,13 +79,17 @@ class NativeStates:
         self._cache = place_caches(list(decoder_layers), num_blocks, self._config.decoder, self._kv)
         sizes = (num_blocks, self._config.decoder, self._kv)
         self._caches = [views_of_cache(self._cache, index, *sizes) for index in range(len(decoder_layers))]
+        self._sizes = [part.numel() for part in self._parts(0, 0)] if rows else []  # of the parts of a snapshot
         self._snapshots = large_pages(room.num_snapshots * self._snapshot).view(room.num_snapshots, self._snapshot)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the settled states of a row to another one. Either may be a snapshot."""
+        """Copy the settled states of a row to another one. Either may be a snapshot.
+
+        numpy copies on this thread: threads of torch would go on spinning, and slow down the next step.
+        """
         position = int(self.places.settled[source])
         for one, other in zip(self._parts(source, position), self._parts(target, position), strict=True):
-            other.copy_(one)
+            np.copyto(other.numpy(), one.numpy())
         self.places.put(target, position)
 
     def read(self, row: int, num_tokens: int) -> LtmState:
@@ -155,5 +160,4 @@ class NativeStates:
                 if part is not None
             ]
             return [part.flatten().view(torch.uint8) for part in [*self.memories(row), *of_cache]]
-        sizes = [part.numel() for part in self._parts(0, 0)]
-        return list(self._snapshots[snapshot].split(sizes))
+        return list(self._snapshots[snapshot].split(self._sizes))
