@@ -328,6 +328,7 @@ def test_salts_through_the_engine(engine: Engine) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs=0: it is a whole number of at least 1"),
         ({"max_batch_tokens": 32}, "max_batch_tokens=32 is below max_num_seqs=64"),
         ({"max_step_ms": 0}, "max_step_ms"),
+        ({"num_draft_tokens": 65}, "num_draft_tokens=65: it is at most 64"),
         ({"memory": 0}, "memory=0"),
         ({"speculation": "maybe"}, "speculation='maybe': write auto, off, ngram"),
         ({"max_model_len": 65}, "max_model_len=65: the model takes 1 to 64 tokens"),

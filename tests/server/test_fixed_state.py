@@ -68,6 +68,15 @@ def test_what_such_a_state_cannot_do_is_refused() -> None:
         Engine(RecurrentModel(BankCell), EngineOptions(memory=7000, speculation="ngram", num_draft_tokens=2))
 
 
+def test_drafts_that_nobody_asked_for_take_no_room_from_the_first_sequence() -> None:
+    """Two states and a text of 64 tokens fill the memory."""
+    given = {"memory": 32 * (2 + 16), "max_num_seqs": 2, "max_model_len": 64}
+    with Engine(WithBlocks(), EngineOptions(**given)) as engine:
+        assert engine.stats().speculation == "off"
+    with pytest.raises(OptionError, match="one sequence of 64 tokens takes"):
+        Engine(WithBlocks(), EngineOptions(**given, speculation="ngram"))
+
+
 def test_how_the_memory_is_divided() -> None:
     """A state has 32 bytes, and so has what a draft adds to it; so has a block of 4 tokens, of which a text has 16."""
     states, both, blocks = RecurrentModel(GatedCell), WithBlocks(), HashModel()

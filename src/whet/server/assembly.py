@@ -1,5 +1,6 @@
 """Assemble the parts of an engine for a model and options: blocks, scheduler, speculation and stepper."""
 
+from functools import partial
 from typing import NamedTuple
 
 from whet.errors import OptionError
@@ -39,16 +40,22 @@ def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Step
     model, draft = models.model, models.draft
     _check_speculation(model, draft, options)
     memory = default_memory() if options.memory is None else options.memory
-    num_drafts = _num_drafts(model, draft, options, memory)
-    room = sizes(
+    num_drafts = _num_drafts(model, options)
+    room_for = partial(
+        sizes,
         model,
         draft,
         memory=memory,
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
-        num_drafts=num_drafts,
         prefix_caching=options.prefix_caching,
     )
+    try:
+        room = room_for(num_drafts=num_drafts)
+    except OptionError:
+        if draft is not None or options.speculation != "auto":
+            raise
+        room, num_drafts = room_for(num_drafts=0), 0  # nobody asked for drafts
     num_snapshots = room.model.num_snapshots
     blocks = Blocks(
         room.model.num_blocks,
@@ -103,13 +110,9 @@ def _check_speculation(model: ServedModel, draft: ServedModel | None, options: E
         )
 
 
-def _num_drafts(model: ServedModel, draft: ServedModel | None, options: EngineOptions, memory: int) -> int:
-    """Return the most drafts for a sequence. None are looked up by themselves where memory for states is short."""
-    if options.speculation == "off" or not model.can_rewind:
-        return 0
-    of_sequence = model.bytes_per_state + options.num_draft_tokens * model.bytes_per_draft
-    is_chosen = draft is not None or options.speculation != "auto"
-    return options.num_draft_tokens if is_chosen or options.max_num_seqs * of_sequence <= memory else 0
+def _num_drafts(model: ServedModel, options: EngineOptions) -> int:
+    """Return the most drafts for a sequence."""
+    return 0 if options.speculation == "off" or not model.can_rewind else options.num_draft_tokens
 
 
 def _model_drafter(draft: ServedModel, room: Allocation, options: EngineOptions, max_model_len: int) -> ModelDrafter:

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from whet.errors import OptionError
 from whet.models.options import ServingOptions
 
+MOST_DRAFTS = 64  # at a time; kernels have room for more
 SpeculationKind = Literal["auto", "off", "ngram"]
 
 
@@ -21,7 +22,7 @@ class EngineOptions(ServingOptions):
         speculation: "auto" drafts with the draft model, or without one from the text itself, as long as that is
             faster. States of fixed size need memory for drafts; without a draft model, "auto" does not draft if there
             is too little. "ngram" drafts from the text, and "off" never drafts.
-        num_draft_tokens: The most tokens that are drafted at a time.
+        num_draft_tokens: The most tokens that are drafted at a time, up to 64.
         max_num_seqs: The most sequences in a step.
         max_batch_tokens: The most tokens in a step.
         max_step_ms: The time in milliseconds that a step with a prompt in it may take while outputs wait for it.
@@ -47,6 +48,8 @@ class EngineOptions(ServingOptions):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise OptionError(f"{name}={value!r}: it is a whole number of at least {least}")
+        if self.num_draft_tokens > MOST_DRAFTS:
+            raise OptionError(f"num_draft_tokens={self.num_draft_tokens}: it is at most {MOST_DRAFTS}")
         if self.max_batch_tokens < self.max_num_seqs:
             raise OptionError(
                 f"max_batch_tokens={self.max_batch_tokens} is below max_num_seqs={self.max_num_seqs}: "
