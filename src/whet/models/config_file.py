@@ -59,3 +59,5 @@ def validated(directory: Path | str, kind: type[Config], raw: Mapping[str, Any])
         where = ".".join(map(str, first["loc"])) or "config"
         said = first["msg"].removeprefix("Value error, ")
         raise TargetError(f"{Path(directory) / FILE} cannot be used: {where}: {said}") from error
+    except (TypeError, ArithmeticError) as error:  # from what is computed before fields are checked
+        raise TargetError(f"{Path(directory) / FILE} cannot be used: {error}") from error

@@ -11,6 +11,8 @@ from torch import Tensor
 from whet.errors import TargetError
 from whet.files import write_whole
 
+_MOST_LAYERS = 10_000  # as configs have it
+
 
 def save_layers(path: Path | str, form: str, layers: Iterable[Mapping[str, Tensor]], **numbers: int) -> None:
     """Write the tensors of each layer to a safetensors file, which appears whole or not at all.
@@ -45,11 +47,17 @@ def load_layers(path: Path | str, form: str, *numbers: str) -> tuple[list[dict[s
             metadata = file.metadata() or {}
             if metadata.get("format") != form:
                 raise TargetError(f"{path} is not a state that whet saved")
-            layers: list[dict[str, Tensor]] = [{} for _ in range(int(metadata["layers"]))]
-            for key in file.keys():  # noqa: SIM118 (it is no mapping)
-                _, index, name = key.split(".", 2)
-                layers[int(index)][name] = file.get_tensor(key)
-            return layers, [int(metadata[name]) for name in numbers]
+            keys = [key.split(".", 2) for key in file.keys()]  # noqa: SIM118 (it is no mapping)
+            count = int(metadata["layers"])
+            if count > _MOST_LAYERS or not all(0 <= int(index) < count for _, index, _ in keys):
+                raise ValueError(f"it has not the tensors of {count} layers")
+            layers: list[dict[str, Tensor]] = [{} for _ in range(count)]
+            for key, index, name in keys:
+                layers[int(index)][name] = file.get_tensor(f"{key}.{index}.{name}")
+            found = [int(metadata[name]) for name in numbers]
+            if not all(0 <= number < 2**31 for number in found):
+                raise ValueError(f"{', '.join(numbers)}: {found} are out of range")
+            return layers, found
     except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
         raise unreadable(path, error) from error
 

@@ -122,6 +122,8 @@ REFUSED = {
     ),
     "letter": ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "'X', which is none of"),
     "squared": ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+    "no expansion": ("falcon_h1", {"mamba_d_ssm": None, "mamba_expand": None}, "mamba_expand and hidden_size are no"),
+    "one tap": ("lfm2", {"conv_L_cache": 1}, "conv_L_cache"),
     "family": ("lfm2", {"model_type": "mamba"}, "'mamba'; the families of hybrid models are lfm2, granitemoehybrid"),
 }
 

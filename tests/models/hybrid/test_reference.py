@@ -60,6 +60,10 @@ def test_a_saved_state_goes_on_as_the_one_in_memory(tmp_path, name):
     again = HybridState.load(tmp_path / "state")
     assert (again.num_tokens, again.num_bytes) == (20, state.num_bytes)
     assert torch.equal(model.step(ids[:, 20:], again), model.step(ids[:, 20:], state))
+    state.num_tokens += 1
+    assert any(layer.keys_BKTH is not None for layer in state.layers)
+    with pytest.raises(InputsError, match="is not one of 2 sequences"):
+        model.step(ids[:, :1], state)
     (tmp_path / "damaged").write_bytes((tmp_path / "state").read_bytes()[:-9])
     with pytest.raises(TargetError, match="cannot be read as a state"):
         HybridState.load(tmp_path / "damaged")

@@ -30,6 +30,7 @@ from whet.models.memory_bank import LtmConfig, load_ltm, read_config
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"memory_compression_ratio": 0}, "memory_compression_ratio"),
         ({"attention_block_size": 0}, "attention_block_size"),
+        ({"attention_block_size": 2**16, "memory_update_interval": 2**16}, "is 2^31 tokens or more"),
     ],
 )
 def test_what_would_not_be_computed_is_refused(tmp_path, changes, said):
@@ -50,7 +51,7 @@ def test_what_a_config_leaves_out():
 
 def test_other_families_and_missing_weights(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | SMALL))
-    with pytest.raises(TargetError, match="model_type is 'llama'; a long-term-memory decoder's is 'ltm'"):
+    with pytest.raises(TargetError, match="model_type is 'llama'; a long-term-memory decoder's is ltm"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "ltm"} | SMALL))
     with pytest.raises(TargetError, match=r"has no model\.safetensors"):

@@ -62,6 +62,7 @@ def test_the_original_defaults(tmp_path):
         ({"model_type": "llama"}, "model_type is 'llama'; the selective state-space families are mamba, mamba2"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"state_size": 0}, "state_size"),
+        ({"expand": 1e400}, "cannot be used: cannot convert float infinity to integer"),
         ({"quantization_config": {}}, "quantization_config: whet reads only unquantised weights"),
         ({"model_type": "mamba2", "num_heads": 3, "head_dim": 16}, "is not intermediate_size"),
         ({"model_type": "mamba2", "num_heads": 5, "head_dim": 16, "n_groups": 2}, "not a multiple of n_groups"),
@@ -84,6 +85,11 @@ def test_what_the_model_does_not_support_is_refused(tmp_path, changes, said):
         ({"rms_norm": False}, "rms_norm is False, and whet takes True"),
         ({"attn_layer_idx": [3]}, "attn_layer_idx is [3]"),
         ({"ssm_cfg": {"D_has_hdim": True}}, "ssm_cfg has D_has_hdim"),
+        ({"ssm_cfg": [1]}, "ssm_cfg is no object"),
+        ({"ssm_cfg": {"layer": "Mamba2", "headdim": 0}}, "headdim is 0, not a number above 0"),
+        ({"ssm_cfg": {"layer": "Mamba2", "expand": "2"}}, "expand is no number"),
+        ({"d_model": "wide"}, "d_model is 'wide', not a number above 0"),
+        ({"pad_vocab_size_multiple": 0}, "pad_vocab_size_multiple is 0"),
     ],
 )
 def test_originals_that_compute_otherwise_are_refused(tmp_path, changes, said):
@@ -129,4 +135,16 @@ def test_files_that_are_no_states(tmp_path):
             SelectiveState.load(path)
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(TargetError, match="is not a state that whet saved"):
+        SelectiveState.load(path)
+
+
+@pytest.mark.parametrize(
+    ("layers", "num_tokens", "names"),
+    [("1", "-5", "0 0"), ("1", str(2**31), "0 0"), ("9" * 12, "5", "0 0"), ("1", "5", "0 -1"), ("2", "5", "0 0")],
+)
+def test_numbers_of_a_state_that_are_out_of_range(tmp_path, layers, num_tokens, names):
+    path, metadata = tmp_path / "state.safetensors", {"layers": layers, "num_tokens": num_tokens}
+    tensors = {f"layers.{i}.{key}": torch.zeros(1) for i, key in zip(names.split(), ("conv", "scan"), strict=True)}
+    save_file(tensors, path, {"format": "whet selective state 1"} | metadata)
+    with pytest.raises(TargetError, match="cannot be read as a state"):
         SelectiveState.load(path)

@@ -32,7 +32,7 @@ class Lfm2File(HybridFile):
     rms_norm_eps: Positive = 1e-5
     tie_word_embeddings: bool = True
     conv_bias: bool = False
-    conv_L_cache: Annotated[int, Field(gt=0, le=64)] = 3
+    conv_L_cache: Annotated[int, Field(gt=1, le=64)] = 3
     block_multiple_of: Size = 256
     block_ffn_dim_multiplier: Positive = 1.0
     block_auto_adjust_ff_dim: bool = True
@@ -209,7 +209,10 @@ class FalconH1File(MambaFile):
         """Give fields that a family's files name otherwise the names here, in place."""
         super().rename(config)
         if config.get("mamba_d_ssm", 0) is None:
-            config["mamba_d_ssm"] = config.get("mamba_expand", 2) * config.get("hidden_size", 4096)
+            expand, hidden = config.get("mamba_expand", 2), config.get("hidden_size", 4096)
+            if not isinstance(expand, int | float) or not isinstance(hidden, int):
+                raise ValueError("mamba_expand and hidden_size are no numbers")
+            config["mamba_d_ssm"] = expand * hidden
 
     def plan(self) -> HybridConfig:
         """Return what the file describes."""

@@ -79,7 +79,6 @@ class NativeHybrid:
         self.max_model_len = checked_length(config, max_model_len)
         self.kind, self.kv = kind, kv
         self.bytes_per_block = len(config.layers_with("attention")) * cache_bytes(config.decoder, kv)
-        self._library = library
         self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
         self._states = _states(config)
         self.bytes_per_state = 0 if self._states is None else self._states.bytes_per_state

@@ -133,19 +133,21 @@ def _layer_state(tensors: dict[str, Tensor]) -> HybridLayerState:
 def check_state(state: HybridState, config: HybridConfig, batch_size: int) -> None:
     """Raise InputsError unless a state is of such a model and of so many sequences."""
     meta = new_state(config, batch_size, torch.float32, torch.device("meta"))
-    if len(state.layers) != len(meta.layers) or not all(map(_fits, state.layers, meta.layers)):
+    fits = state.batch_size == batch_size and len(state.layers) == len(meta.layers)
+    if not fits or not all(
+        _fits(found, wanted, state.num_tokens) for found, wanted in zip(state.layers, meta.layers, strict=True)
+    ):
         raise InputsError(
             f"the state is not one of {batch_size} sequences of this model; make one with "
             f"model.new_state(batch_size={batch_size})"
         )
 
 
-def _fits(found: HybridLayerState, wanted: HybridLayerState) -> bool:
-    """Return whether the shapes of a layer's state are those wanted, but for the number of tokens."""
-
-    def shapes(state: HybridLayerState) -> list[object]:
-        keys, recurrent = state.keys_BKTH, state.recurrent
-        of_keys = None if keys is None else (*keys.shape[:2], *keys.shape[3:])
-        return [of_keys, *([] if recurrent is None else [recurrent.conv_BSC.shape, recurrent.scan.shape])]
-
-    return shapes(found) == shapes(wanted)
+def _fits(found: HybridLayerState, wanted: HybridLayerState, num_tokens: int) -> bool:
+    """Return whether the shapes of a layer's state are those of a new one, with keys and values of so many tokens."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in wanted.tensors().items()}
+    for name in ("keys", "values"):
+        if name in shapes:
+            B, K, _, H = shapes[name]
+            shapes[name] = (B, K, num_tokens, H)
+    return {name: tuple(tensor.shape) for name, tensor in found.tensors().items()} == shapes

@@ -7,12 +7,11 @@ something that the model does not compute are refused.
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.errors import TargetError
-from whet.models.config_file import FILE, read_json, validated
+from whet.models.config_file import check_model_type, read_json, validated
 from whet.models.decoder.config import DecoderConfig, Positive, Size
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -143,6 +142,8 @@ class LtmConfig(BaseModel):
             raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
         if self.head_dim % 2:
             raise ValueError("head_dim is odd: rotary positions need an even number")
+        if self.span >= 2**31:
+            raise ValueError("attention_block_size times memory_update_interval is 2^31 tokens or more; take fewer")
         if not self.min_memory_slots <= self.memory_slots <= self.max_memory_slots:
             raise ValueError(
                 f"memory_slots {self.memory_slots} is not within min_memory_slots {self.min_memory_slots} and "
@@ -175,8 +176,6 @@ def read_config(directory: Path | str) -> LtmConfig:
         TargetError: It is missing or damaged, is of another family, or asks for something that the model does not
             compute.
     """
-    raw: dict[str, Any] = read_json(directory)
-    if raw.get("model_type") != "ltm":
-        path = Path(directory) / FILE
-        raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; a long-term-memory decoder's is 'ltm'")
+    raw = read_json(directory)
+    check_model_type(directory, raw, ("ltm",), "a long-term-memory decoder's is")
     return validated(directory, LtmConfig, raw)

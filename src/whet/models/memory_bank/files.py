@@ -8,7 +8,7 @@ from torch import Tensor
 from whet.errors import TargetError
 from whet.models.decoder.files import weight_shapes as decoder_shapes
 from whet.models.memory_bank.config import LtmConfig
-from whet.models.tensor_files import Shape, compare_shapes, stored_tensors
+from whet.models.tensor_files import Shape, compare_shapes, drop_tied_head, stored_tensors
 
 
 def weight_shapes(config: LtmConfig) -> dict[str, Shape]:
@@ -64,5 +64,7 @@ def read_weights(directory: Path | str, config: LtmConfig) -> dict[str, Tensor]:
         if name in weights:
             raise TargetError(f"{directory} holds {name} twice")
         weights[name] = tensor
+    if config.tie_word_embeddings:
+        drop_tied_head(weights, directory, "embed_tokens.weight", "tie_word_embeddings")
     compare_shapes(weights, directory, weight_shapes(config))
     return weights

@@ -141,6 +141,16 @@ def check_state(state: LtmState, config: LtmConfig, batch_size: int) -> None:
     )
 
 
+def _are_slots(ids_BS: Tensor, most: int) -> bool:
+    """Return whether ids are of slots, each there once in a sequence, or -1 for none."""
+    if ids_BS.dtype is not torch.int64 or ids_BS.dim() != 2:
+        return False
+    if ids_BS.numel() and not -1 <= int(ids_BS.min()) <= int(ids_BS.max()) < most:
+        return False
+    rows = [[number for number in row if number >= 0] for row in ids_BS.tolist()]
+    return all(len(set(row)) == len(row) for row in rows)
+
+
 def _fits(layer: LayerState, config: LtmConfig, B: int, index: int, num_tokens: int) -> bool:
     has_memory = config.has_memory(index)
     P, heads = num_tokens % config.attention_block_size, config.num_key_value_heads
@@ -153,10 +163,12 @@ def _fits(layer: LayerState, config: LtmConfig, B: int, index: int, num_tokens: 
             return False
         names = {f"bank.{name}": (B, S) for name in ("ages_BS", "usage_BS", "mass_BS", "ids_BS", "top_BS", "total_BS")}
         wanted |= {"bank.rows_BSR": (B, S, C + 2), "bank.pooled_BSC": (B, S, C + 1), **names}
-        if found["bank.ids_BS"].numel() and int(found["bank.ids_BS"].max()) >= config.max_memory_slots:
+        if not _are_slots(found["bank.ids_BS"], config.max_memory_slots):
             return False
     if has_memory and config.test_time_memory != "none":
         heads, depth = config.test_time_heads, 2 if config.test_time_memory == "mlp" else 1
         shape = (B, heads, depth, C // heads, C // heads)
         wanted |= {f"test_time.{name}": shape for name in ("start_BHPCC", "now_BHPCC", "momentum_BHPCC")}
+    if not all(tensor.is_floating_point() for name, tensor in found.items() if name != "bank.ids_BS"):
+        return False
     return {name: tuple(tensor.shape) for name, tensor in found.items()} == wanted

@@ -135,6 +135,15 @@ def is_original(raw: Mapping[str, Any]) -> bool:
 def _from_original(directory: Path | str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return an original config with transformers' names. Source: mamba_ssm/models/config_mamba.py, modules/."""
     given = raw.get("ssm_cfg") or {}
+    if not isinstance(given, dict):
+        raise TargetError(f"{Path(directory) / FILE} cannot be used: ssm_cfg is no object")
+    numbers = {"d_model": raw["d_model"], "vocab_size": raw.get("vocab_size", 50277)}
+    numbers |= {"pad_vocab_size_multiple": raw.get("pad_vocab_size_multiple", 8), "headdim": given.get("headdim", 64)}
+    for key, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise TargetError(f"{Path(directory) / FILE} cannot be used: {key} is {value!r}, not a number above 0")
+    if not isinstance(given.get("expand", 2), int | float):
+        raise TargetError(f"{Path(directory) / FILE} cannot be used: expand is no number")
     is_second = given.get("layer", "Mamba1") == "Mamba2"
     for key, wanted in (("rms_norm", True), ("attn_layer_idx", []), ("d_intermediate", 0)):
         if raw.get(key, wanted) != wanted:
@@ -169,10 +178,10 @@ def _from_original(directory: Path | str, raw: Mapping[str, Any]) -> dict[str, A
         raise TargetError(
             f"{Path(directory) / FILE} cannot be used: ssm_cfg has {unknown[0]}, which whet does not know"
         )
-    every = raw.get("pad_vocab_size_multiple", 8)
+    every = numbers["pad_vocab_size_multiple"]
     config = {
         "model_type": "mamba2" if is_second else "mamba",
-        "vocab_size": -(-raw.get("vocab_size", 50277) // every) * every,
+        "vocab_size": -(-numbers["vocab_size"] // every) * every,
         "hidden_size": raw["d_model"],
         "num_hidden_layers": raw["n_layer"],
         "tie_word_embeddings": raw.get("tie_embeddings", True),

@@ -37,14 +37,14 @@ class DocumentRows:
         starts = begins_BT.flatten().nonzero()[:, 0]
         lengths = torch.diff(starts, append=starts.new_tensor([documents_BT.numel()]))
         order = lengths.argsort(descending=True, stable=True)
-        groups, back, num_before, first = [], torch.empty(documents_BT.numel(), dtype=torch.int64), 0, 0
+        groups, back, num_before, first = [], torch.empty_like(documents_BT.flatten(), dtype=torch.int64), 0, 0
         sorted_lengths = lengths[order].tolist()
         while first < len(order):
             longest = sorted_lengths[first]
             last = first
             while last < len(order) and sorted_lengths[last] >= _MOST_FILLED * longest:
                 last += 1
-            chosen, offsets = order[first:last], torch.arange(longest)
+            chosen, offsets = order[first:last], torch.arange(longest, device=order.device)
             ends = (lengths[chosen] - 1)[:, None]
             places_RL = starts[chosen][:, None] + offsets.minimum(ends)
             is_token = offsets <= ends

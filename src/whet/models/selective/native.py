@@ -60,7 +60,6 @@ class NativeSelective:
         self.vocab_size = config.vocab_size
         self.max_model_len = checked_length(max_model_len)
         self.kind = kind
-        self._library = library
         self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
         self._states = NativeStates(config)
         self.bytes_per_state, self.bytes_per_draft = self._states.bytes_per_state, self._states.bytes_per_draft
