@@ -54,7 +54,7 @@ def ask(
     server: HttpServer, path: str, body: object = None, *, method: str = "", headers: dict[str, str] | None = None
 ) -> Answer:
     """A POST of JSON where there is a body; bytes are sent as they are."""
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
     content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     given = {"Content-Type": "application/json", **(headers or {})} if body is not None else headers or {}
     try:
