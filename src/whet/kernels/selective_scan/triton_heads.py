@@ -111,6 +111,42 @@ def head_outputs(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _through_states(  # type: ignore[no-untyped-def]
+    b, c, starts, ends, gb, gc, inputs, of_y, of_product, since_start, until_used, batch, t, h, p, b_l, c_l,
+    L, H, P, N, HEADS, PRECISION: tl.constexpr, TOKENS: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Go over the states of a chunk, write the gradients of b and c, and return the sums over states.
+
+    They are the products of c and b [tokens, tokens], the gradient of delta u from the states after the chunk, and what
+    the decays from the start and to the end, of single tokens and of the whole chunk, get.
+    """
+    product = tl.zeros((TOKENS, TOKENS), tl.float32)
+    of_scaled = tl.zeros((TOKENS, BP), tl.float32)  # of delta u
+    of_since, of_until = tl.zeros((TOKENS,), tl.float32), tl.zeros((TOKENS,), tl.float32)
+    of_total = 0.0
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        rows, held = (t[:, None] < L) & (n[None, :] < N), (p[:, None] < P) & (n[None, :] < N)
+        added = load_rows(b, t, h // HEADS * N + n, rows, b_l)
+        read = load_rows(c, t, h // HEADS * N + n, rows, c_l)
+        start = tl.load(starts + n[None, :], mask=held, other=0.0)
+        end = tl.load(ends + n[None, :], mask=held, other=0.0)
+        product += tl.dot(read, tl.trans(added), input_precision=PRECISION)
+        of_scaled += tl.dot(added, tl.trans(end), input_precision=PRECISION)
+        of_read = since_start[:, None] * tl.dot(of_y, start, input_precision=PRECISION)
+        of_added = until_used[:, None] * tl.dot(inputs, end, input_precision=PRECISION)
+        of_since += tl.sum(of_read * read, 1)
+        of_until += tl.sum(of_added * added, 1)
+        of_total += tl.sum(tl.sum(start * end, 1), 0)
+        of_read += tl.dot(of_product, added, input_precision=PRECISION)
+        of_added += tl.dot(tl.trans(of_product), read, input_precision=PRECISION)
+        at = ((batch * L + t[:, None]) * H + h) * N + n[None, :]
+        tl.store(gc + at, of_read, mask=rows)
+        tl.store(gb + at, of_added, mask=rows)
+    return product, of_scaled, of_since, of_until, of_total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def head_gradients(  # type: ignore[no-untyped-def]
     u, delta, b, c, z, gout, a, d, bias, y, starts, ends, gu, gdelta, gz, ga, gd, gb, gc,
     u_b, u_l, delta_b, delta_l, b_b, b_l, c_b, c_l, z_b, z_l, gout_b, gout_l, L, C, H, P, N, HEADS, least, most,
@@ -143,30 +179,11 @@ def head_gradients(  # type: ignore[no-untyped-def]
     inputs = load_rows(u + batch * u_b, t, columns, inside, u_l)
     of_y = load_gated(gout, z, t, columns, inside, gout_l, z_l, HAS_Z)
     of_product = decays * used[None, :] * tl.dot(of_y, tl.trans(inputs), input_precision=PRECISION)
-    product = tl.zeros((TOKENS, TOKENS), tl.float32)
-    of_scaled = tl.zeros((TOKENS, BP), tl.float32)  # of delta u
-    of_since, of_until = tl.zeros((TOKENS,), tl.float32), tl.zeros((TOKENS,), tl.float32)
-    of_total = 0.0
     row = ((batch * C + chunk) * H * P + columns[:, None]) * N
-    for first in range(0, N, BN):
-        n = first + tl.arange(0, BN)
-        rows, held = (t[:, None] < L) & (n[None, :] < N), (p[:, None] < P) & (n[None, :] < N)
-        added = load_rows(b + batch * b_b, t, h // HEADS * N + n, rows, b_l)
-        read = load_rows(c + batch * c_b, t, h // HEADS * N + n, rows, c_l)
-        start = tl.load(starts + row + n[None, :], mask=held, other=0.0)
-        end = tl.load(ends + row + n[None, :], mask=held, other=0.0)
-        product += tl.dot(read, tl.trans(added), input_precision=PRECISION)
-        of_scaled += tl.dot(added, tl.trans(end), input_precision=PRECISION)
-        of_read = since_start[:, None] * tl.dot(of_y, start, input_precision=PRECISION)
-        of_added = (until_end * used)[:, None] * tl.dot(inputs, end, input_precision=PRECISION)
-        of_since += tl.sum(of_read * read, 1)
-        of_until += tl.sum(of_added * added, 1)
-        of_total += tl.sum(tl.sum(start * end, 1), 0)
-        of_read += tl.dot(of_product, added, input_precision=PRECISION)
-        of_added += tl.dot(tl.trans(of_product), read, input_precision=PRECISION)
-        at = ((batch * L + t[:, None]) * H + h) * N + n[None, :]
-        tl.store(gc + at, of_read, mask=rows)
-        tl.store(gb + at, of_added, mask=rows)
+    product, of_scaled, of_since, of_until, of_total = _through_states(
+        b + batch * b_b, c + batch * c_b, starts + row, ends + row, gb, gc, inputs, of_y, of_product, since_start,
+        until_end * used, batch, t, h, p, b_l, c_l, L, H, P, N, HEADS, PRECISION, TOKENS, BP, BN,
+    )  # fmt: skip
     of_scaled = until_end[:, None] * of_scaled
     of_scaled += tl.dot(tl.trans(decays * product), of_y, input_precision=PRECISION)
     # The exponent of token k is in the decays from each j < k to each i >= k, to the start and to the end.
