@@ -95,9 +95,10 @@ def family_summary(report: Mapping[str, Any]) -> list[str]:
     ]
     for model, found in report["models"].items():
         for claim in found["claims"]:
-            if ", over " in claim["what"] and not claim["what"].endswith("over one"):
-                what = claim["what"].removeprefix("whet ")
-                lines.append(f"| {model} | {what} | {_interval(claim['ratio'], claim['ci95'], '.2f')} |")
+            what, _, rival = claim["what"].rpartition(", over ")
+            if rival in found["agreement"]:  # an engine
+                ratio = _interval(claim["ratio"], claim["ci95"], ".2f")
+                lines.append(f"| {model} | {what.removeprefix('whet ')}, over {rival} | {ratio} |")
     return lines
 
 

@@ -58,6 +58,11 @@ def validated(directory: Path | str, kind: type[Config], raw: Mapping[str, Any])
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "config"
         said = first["msg"].removeprefix("Value error, ")
-        raise TargetError(f"{Path(directory) / FILE} cannot be used: {where}: {said}") from error
+        raise unusable(directory, f"{where}: {said}") from error
     except (TypeError, ArithmeticError) as error:  # from what is computed before fields are checked
-        raise TargetError(f"{Path(directory) / FILE} cannot be used: {error}") from error
+        raise unusable(directory, str(error)) from error
+
+
+def unusable(directory: Path | str, why: str) -> TargetError:
+    """Return the error for a config.json that a family cannot use."""
+    return TargetError(f"{Path(directory) / FILE} cannot be used: {why}")

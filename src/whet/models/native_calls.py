@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whet.kernels.build import Library
-from whet.models.step import Ints, StepBatch
+from whet.models.step import StepBatch
 
 
 class NativeCalls:
@@ -22,7 +22,9 @@ class NativeCalls:
 
     def __init__(self, library: Library, family: str, vocab_size: int) -> None:
         functions = library.functions
-        self._new, self._free, self._step = (getattr(functions, f"whet_{family}_{end}") for end in _ENDS)
+        self._new, self._free, self._step = (
+            getattr(functions, f"whet_{family}_{end}") for end in ("new", "free", "step")
+        )
         self._handle: ctypes.c_void_p | None = None
         self._logits_RV = torch.empty(0, vocab_size)
 
@@ -54,19 +56,11 @@ class NativeCalls:
         failed = self._step(
             self.handle,
             *parts,
-            pointer(batch.token_ids),
-            pointer(batch.logit_rows),
+            batch.token_ids.ctypes.data,
+            batch.logit_rows.ctypes.data,
             num_logits,
-            ctypes.c_void_p(self._logits_RV.data_ptr()),
+            self._logits_RV.data_ptr(),
         )
         if failed:
             raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
         return self._logits_RV[:num_logits]
-
-
-_ENDS = ("new", "free", "step")
-
-
-def pointer(array: Ints) -> ctypes.c_void_p:
-    """Return the address of an array, which the caller keeps."""
-    return ctypes.c_void_p(array.ctypes.data)

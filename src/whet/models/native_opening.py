@@ -18,7 +18,7 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """The type of the weights where a model runs in PyTorch, by the option dtype."""
 
 
-def kernels_for(
+def serving_kernels(
     options: ServingOptions, refusal: str | None = None, *, torch_rounds_kv: bool = False
 ) -> Library | None:
     """Return whet's kernels; None, with a warning, if the model runs in PyTorch.

@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from whet.errors import OptionError
+
 Dtype = Literal["bf16", "fp32"]
 WeightBits = Literal["as-is", "int8", "int4"]
 KvBits = Literal["as-is", "int8"]
+
+LONGEST = 2**20
+"""The most tokens of a sequence where none are named and the model has no limit of its own."""
 
 
 @dataclass(frozen=True)
@@ -23,3 +28,23 @@ class ServingOptions:
     weights: WeightBits = "as-is"
     kv: KvBits = "as-is"
     max_model_len: int | None = None
+
+
+def checked_length(max_model_len: int | None, positions: int | None = None) -> int:
+    """Return the most tokens of a sequence. By default, it is the model's own limit, or else LONGEST.
+
+    Args:
+        max_model_len: What was asked for.
+        positions: The positions that the model was made for; None where it has no limit of its own.
+
+    Raises:
+        OptionError: It is out of range.
+    """
+    most = LONGEST if positions is None else positions
+    length = most if max_model_len is None else max_model_len
+    if not 0 < length <= most:
+        within = f"1 to {most} tokens"
+        if positions is not None:
+            within = f"the {within} that the model was made for (max_position_embeddings)"
+        raise OptionError(f"max_model_len {length} is not within {within}")
+    return length

@@ -1,26 +1,11 @@
-"""Bound the length of sequences of states, and note how far the sequence of each row has been read and settled."""
+"""Note how far the sequence of each row of states has been read and settled."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from whet.errors import InputsError, OptionError
+from whet.errors import InputsError
 from whet.models.step import Allocation, Ints, StepBatch
-
-LONGEST = 2**20
-"""The most tokens of a sequence where none are named: the state has no limit of its own."""
-
-
-def checked_length(max_model_len: int | None) -> int:
-    """Return the most tokens of a sequence; LONGEST for None.
-
-    Raises:
-        OptionError: It is out of range.
-    """
-    length = LONGEST if max_model_len is None else max_model_len
-    if not 0 < length <= LONGEST:
-        raise OptionError(f"max_model_len {length} is not within 1 to {LONGEST} tokens")
-    return length
 
 
 class Reads(NamedTuple):

@@ -1,7 +1,8 @@
 """Write and read what a model remembers of the tokens that it has read, apart from its weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from whet.errors import TargetError
 from whet.files import write_whole
+
+Layer = TypeVar("Layer")
 
 _MOST_LAYERS = 10_000  # as configs have it
 
@@ -36,8 +39,16 @@ def save_layers(path: Path | str, form: str, layers: Iterable[Mapping[str, Tenso
     write_whole(Path(path), save(tensors, metadata))
 
 
-def load_layers(path: Path | str, form: str, *numbers: str) -> tuple[list[dict[str, Tensor]], list[int]]:
-    """Read what `save_layers` wrote: the tensors of each layer by name, and the numbers of these names.
+def load_layers(
+    path: Path | str, form: str, make: Callable[[dict[str, Tensor]], Layer], *numbers: str
+) -> tuple[list[Layer], list[int]]:
+    """Read what `save_layers` wrote: the layers, and the numbers of these names.
+
+    Args:
+        path: The file.
+        form: The kind of the state, and the version of its files.
+        make: Makes a layer's state of its tensors by name. A KeyError or a ValueError says that they are not one.
+        numbers: The names of the numbers.
 
     Raises:
         TargetError: The file is missing or damaged, or holds something else.
@@ -57,11 +68,6 @@ def load_layers(path: Path | str, form: str, *numbers: str) -> tuple[list[dict[s
             found = [int(metadata[name]) for name in numbers]
             if not all(0 <= number < 2**31 for number in found):
                 raise ValueError(f"{', '.join(numbers)}: {found} are out of range")
-            return layers, found
+            return [make(tensors) for tensors in layers], found
     except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path | str, error: Exception) -> TargetError:
-    """Return the error for a file that holds no state."""
-    return TargetError(f"{path} cannot be read as a state: {error}")
+        raise TargetError(f"{path} cannot be read as a state: {error}") from error

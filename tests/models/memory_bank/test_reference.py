@@ -126,6 +126,15 @@ def test_states_of_other_models_are_refused(kind, tmp_path):
         assert state.num_tokens == before.num_tokens
 
 
+@pytest.mark.parametrize("ids", [[0, 0, 1], [-2, 0, 1], [0.0, 1.0, 2.0]])
+def test_a_state_has_each_slot_once(ids):
+    model = make()
+    state = model.new_state(slots=3)
+    state.layers[1].bank.ids_BS = torch.tensor([ids])
+    with pytest.raises(InputsError, match=r"make one with model\.new_state\(1\)"):
+        model.step(random_ids(1, 2), state)
+
+
 def test_files_that_are_no_states(tmp_path):
     path = tmp_path / "state.safetensors"
     state = make().new_state()

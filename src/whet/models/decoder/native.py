@@ -12,7 +12,6 @@ from functools import partial
 
 from torch import Tensor
 
-from whet.errors import OptionError
 from whet.kernels.build import Library
 from whet.kernels.decoder.structs import Kv, LayerStruct
 from whet.kernels.linear.packed import LANES, Kind
@@ -28,6 +27,7 @@ from whet.models.decoder.native_layers import (
 )
 from whet.models.native_calls import NativeCalls
 from whet.models.native_weights import NativeWeights
+from whet.models.options import checked_length
 from whet.models.step import Allocation, StepBatch, WithoutStates
 
 
@@ -67,12 +67,7 @@ class NativeDecoder(WithoutStates):
     ) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
-        self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
-        if not 0 < self.max_model_len <= config.max_position_embeddings:
-            raise OptionError(
-                f"max_model_len {self.max_model_len} is not within the 1 to {config.max_position_embeddings} tokens "
-                "that the model was made for (max_position_embeddings)"
-            )
+        self.max_model_len = checked_length(max_model_len, config.max_position_embeddings)
         self.kind, self.kv = kind, kv
         self.bytes_per_block = config.num_hidden_layers * cache_bytes(config, kv)
         self._library = library

@@ -122,18 +122,10 @@ def place_caches(layers: Sequence[LayerStruct], num_blocks: int, config: Decoder
 def views_of_cache(cache: Tensor, layer: int, num_blocks: int, config: DecoderConfig, kv: Kv) -> KvCache:
     """Return the blocks of a layer in what `place_caches` returned, as tensors."""
     like = KvCache.empty(0, config.num_key_value_heads, config.head_dim, _KV_DTYPES[kv])
-    at = layer * num_blocks * cache_bytes(config, kv)
-
-    def view(like: Tensor) -> Tensor:
-        nonlocal at
-        shape = (num_blocks, *like.shape[1:])
-        start, at = at, at + math.prod(shape) * like.itemsize
-        return cache[start:at].view(like.dtype).view(shape)
-
-    keys, values = view(like.keys), view(like.values)
-    if like.key_scales is None or like.value_scales is None:
-        return KvCache(keys, values)
-    return KvCache(keys, values, view(like.key_scales), view(like.value_scales))
+    tensors = [x for x in (like.keys, like.values, like.key_scales, like.value_scales) if x is not None]
+    sizes = [num_blocks * math.prod(x.shape[1:]) * x.itemsize for x in tensors]
+    parts = cache[layer * sum(sizes) :][: sum(sizes)].split(sizes)
+    return KvCache(*(part.view(x.dtype).view(num_blocks, *x.shape[1:]) for part, x in zip(parts, tensors, strict=True)))
 
 
 def ragged_struct(batch: StepBatch) -> tuple[RaggedStruct, Ints]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from whet.errors import OptionError
 from whet.models.decoder.paged_cache import PagedCache, bytes_per_block
 from whet.models.decoder.reference import Decoder, DecoderLayer, visible
+from whet.models.options import checked_length
 from whet.models.step import Allocation, Ints, StepBatch, WithoutStates
 
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
@@ -71,12 +72,7 @@ class PagedDecoder(WithoutStates):
         self.kv_dtype = kv_dtype or self.dtype
         if self.kv_dtype not in KV_DTYPES:
             raise OptionError(f"keys and values are kept as {', '.join(map(str, KV_DTYPES))}, not as {self.kv_dtype}")
-        self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
-        if not 0 < self.max_model_len <= config.max_position_embeddings:
-            raise OptionError(
-                f"max_model_len {self.max_model_len} is not within the 1 to {config.max_position_embeddings} tokens "
-                "that the model was made for (max_position_embeddings)"
-            )
+        self.max_model_len = checked_length(max_model_len, config.max_position_embeddings)
         self.vocab_size = config.vocab_size
         self.block_size = block_size
         self.bytes_per_block = bytes_per_block(config, block_size, self.kv_dtype)

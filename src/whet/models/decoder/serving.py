@@ -9,7 +9,7 @@ from whet.models.decoder.files import read_weights
 from whet.models.decoder.native import NativeDecoder, refusal
 from whet.models.decoder.paged import PagedDecoder
 from whet.models.decoder.reference import load_decoder
-from whet.models.native_opening import TORCH_DTYPES, formats, kernels_for
+from whet.models.native_opening import TORCH_DTYPES, formats, serving_kernels
 from whet.models.options import ServingOptions
 from whet.models.step import ServedModel
 
@@ -22,7 +22,7 @@ def open_decoder(directory: Path | str, options: ServingOptions) -> ServedModel:
         OptionError: Quantised weights are asked for, but whet's kernels cannot run the decoder.
     """
     config = read_config(directory)
-    kernels = kernels_for(options, refusal(config), torch_rounds_kv=True)
+    kernels = serving_kernels(options, refusal(config), torch_rounds_kv=True)
     if kernels is None:
         decoder = load_decoder(directory, dtype=TORCH_DTYPES[options.dtype])
         kv_dtype = torch.int8 if options.kv == "int8" else None

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from whet.errors import OptionError
 from whet.kernels.build import Library
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.decoder.structs import LayerStruct as DecoderLayerStruct
@@ -37,6 +36,7 @@ from whet.models.hybrid.config import HybridConfig
 from whet.models.hybrid.mixers import parts_scale
 from whet.models.native_calls import NativeCalls
 from whet.models.native_weights import NativeWeights
+from whet.models.options import checked_length
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.native import fill_mixer, selective_struct
 from whet.models.selective.native_states import NativeStates
@@ -76,7 +76,7 @@ class NativeHybrid:
     ) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
-        self.max_model_len = checked_length(config, max_model_len)
+        self.max_model_len = checked_length(max_model_len, config.max_position_embeddings)
         self.kind, self.kv = kind, kv
         self.bytes_per_block = len(config.layers_with("attention")) * cache_bytes(config.decoder, kv)
         self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
@@ -173,21 +173,6 @@ class NativeHybrid:
         self._mixers = np.array(flags, np.int32)
         struct.mixers = self._mixers.ctypes.data
         return struct
-
-
-def checked_length(config: HybridConfig, max_model_len: int | None) -> int:
-    """Return the most tokens of a sequence; the model's own limit for None.
-
-    Raises:
-        OptionError: It is out of range.
-    """
-    length = config.max_position_embeddings if max_model_len is None else max_model_len
-    if not 0 < length <= config.max_position_embeddings:
-        raise OptionError(
-            f"max_model_len {length} is not within the 1 to {config.max_position_embeddings} tokens that the model was "
-            "made for (max_position_embeddings)"
-        )
-    return length
 
 
 def _states(config: HybridConfig) -> NativeStates | None:

@@ -1,8 +1,8 @@
 """Run a hybrid model for an engine in PyTorch, one sequence of a step after the other."""
 
-from whet.models.hybrid.native import checked_length
 from whet.models.hybrid.reference import Hybrid
 from whet.models.hybrid.state import HybridState
+from whet.models.options import checked_length
 from whet.models.state_rows import ServedInRows
 
 
@@ -21,7 +21,7 @@ class RowsOfHybridStates(ServedInRows[HybridState]):
 
     def __init__(self, model: Hybrid, max_model_len: int | None = None) -> None:
         config = model.config
-        length = checked_length(config, max_model_len)
+        length = checked_length(max_model_len, config.max_position_embeddings)
         of_a_token = 2 * config.decoder.num_key_value_heads * config.decoder.head_dim * model.lm_head.weight.itemsize
         super().__init__(
             model,

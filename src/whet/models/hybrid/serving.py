@@ -7,7 +7,7 @@ from whet.models.hybrid.config_files import read_config
 from whet.models.hybrid.files import load_hybrid, read_weights
 from whet.models.hybrid.native import NativeHybrid
 from whet.models.hybrid.rows import RowsOfHybridStates
-from whet.models.native_opening import TORCH_DTYPES, formats, kernels_for
+from whet.models.native_opening import TORCH_DTYPES, formats, serving_kernels
 from whet.models.options import ServingOptions
 from whet.models.step import ServedModel
 
@@ -21,7 +21,7 @@ def open_hybrid(directory: Path | str, options: ServingOptions) -> ServedModel:
     """
     config = read_config(directory)
     reason = refusal(config.decoder) if config.layers_with("attention") else None
-    kernels = kernels_for(options, reason)
+    kernels = serving_kernels(options, reason)
     if kernels is None:
         return RowsOfHybridStates(load_hybrid(directory, TORCH_DTYPES[options.dtype]), options.max_model_len)
     kind, kv = formats(options)

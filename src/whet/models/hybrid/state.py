@@ -12,7 +12,7 @@ from torch import Tensor
 from whet.errors import InputsError
 from whet.models.hybrid.config import HybridConfig
 from whet.models.selective.state import LayerState
-from whet.models.state_files import load_layers, save_layers, unreadable
+from whet.models.state_files import load_layers, save_layers
 
 _FORMAT = "whet hybrid state 1"
 
@@ -86,11 +86,8 @@ class HybridState:
         Raises:
             TargetError: The file is missing or damaged, or holds something else.
         """
-        layers, numbers = load_layers(path, _FORMAT, "batch_size", "num_tokens")
-        try:
-            return cls([_layer_state(tensors) for tensors in layers], *numbers)
-        except KeyError as error:
-            raise unreadable(path, error) from error
+        layers, numbers = load_layers(path, _FORMAT, _layer_state, "batch_size", "num_tokens")
+        return cls(layers, *numbers)
 
 
 def new_state(config: HybridConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> HybridState:

@@ -26,9 +26,9 @@ from whet.models.memory_bank.native_layout import RowLayout, padded
 from whet.models.memory_bank.native_states import NativeStates
 from whet.models.memory_bank.spans import in_spans
 from whet.models.memory_bank.state import LtmState
-from whet.models.native_calls import NativeCalls, pointer
+from whet.models.native_calls import NativeCalls
 from whet.models.native_weights import NativeWeights
-from whet.models.row_places import checked_length
+from whet.models.options import checked_length
 from whet.models.step import Allocation, StepBatch
 
 Tensors = Mapping[str, Tensor]
@@ -92,7 +92,7 @@ class NativeLtm:
 
     def allocate(self, room: Allocation) -> None:
         """Allocate the rows of states. There are no blocks that the engine hands out."""
-        self._states.allocate(room, self._layers, self._decoder_layers)
+        self._states.allocate(room, list(self._layers), list(self._decoder_layers))
         self._struct.num_drafts = room.num_drafts
         self._calls.open(self._struct)
 
@@ -114,7 +114,7 @@ class NativeLtm:
 
     def _read(self, batch: StepBatch) -> Tensor:
         segments = np.ascontiguousarray(np.stack(self._states.places.take(batch), axis=1), dtype=np.int32)
-        return self._calls.step(batch, pointer(segments), len(segments), len(batch.token_ids))
+        return self._calls.step(batch, segments.ctypes.data, len(segments), len(batch.token_ids))
 
     def read_state(self, row: int, num_tokens: int) -> LtmState:
         """Return a copy of a row's state, as the readable model has it, to be looked at, saved, or to go on from.

@@ -8,7 +8,7 @@ snapshots hold the memories and one segment, next to each other in memory.
 Shape suffixes: K key-value heads, H head width, P tokens of the segment.
 """
 
-import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -53,10 +53,7 @@ class NativeStates:
         self.bytes_per_draft = 4 * len(self._remembering) * of_draft
 
     def allocate(
-        self,
-        room: Allocation,
-        layers: ctypes.Array[MemoryLayerStruct],
-        decoder_layers: ctypes.Array[DecoderLayerStruct],
+        self, room: Allocation, layers: Sequence[MemoryLayerStruct], decoder_layers: Sequence[DecoderLayerStruct]
     ) -> None:
         """Allocate the rows, and write their addresses into the structures of the layers."""
         assert room.num_drafts <= _PART_TOKENS, "drafts would reach around to the segment that they may go back to"
@@ -76,7 +73,7 @@ class NativeStates:
             if room.num_drafts:
                 layers[index].beyond, layers[index].drafts = at + 4 * rows * size, at + 4 * (rows * size + beyond)
         num_blocks = rows * self.sets * self._blocks
-        self._cache = place_caches(list(decoder_layers), num_blocks, self._config.decoder, self._kv)
+        self._cache = place_caches(decoder_layers, num_blocks, self._config.decoder, self._kv)
         sizes = (num_blocks, self._config.decoder, self._kv)
         self._caches = [views_of_cache(self._cache, index, *sizes) for index in range(len(decoder_layers))]
         self._sizes = [part.numel() for part in self._parts(0, 0)] if rows else []  # of the parts of a snapshot

@@ -2,7 +2,7 @@
 
 from whet.models.memory_bank.reference import Ltm
 from whet.models.memory_bank.state import LtmState
-from whet.models.row_places import checked_length
+from whet.models.options import checked_length
 from whet.models.state_rows import ServedInRows
 
 

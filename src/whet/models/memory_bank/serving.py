@@ -8,7 +8,7 @@ from whet.models.memory_bank.files import read_weights
 from whet.models.memory_bank.native import NativeLtm
 from whet.models.memory_bank.reference import load_ltm
 from whet.models.memory_bank.rows import RowsOfLtmStates
-from whet.models.native_opening import TORCH_DTYPES, formats, kernels_for
+from whet.models.native_opening import TORCH_DTYPES, formats, serving_kernels
 from whet.models.options import ServingOptions
 from whet.models.step import ServedModel
 
@@ -21,7 +21,7 @@ def open_ltm(directory: Path | str, options: ServingOptions) -> ServedModel:
         OptionError: Quantised weights, keys or values are asked for, but whet's kernels cannot run the model.
     """
     config = read_config(directory)
-    kernels = kernels_for(options, refusal(config.decoder))
+    kernels = serving_kernels(options, refusal(config.decoder))
     if kernels is None:
         return RowsOfLtmStates(load_ltm(directory, TORCH_DTYPES[options.dtype]), options.max_model_len)
     kind, kv = formats(options)

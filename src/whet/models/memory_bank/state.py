@@ -16,7 +16,7 @@ from whet.models.memory_bank.attention import SegmentState
 from whet.models.memory_bank.bank import BankState
 from whet.models.memory_bank.config import LtmConfig
 from whet.models.memory_bank.test_time import TestTimeState
-from whet.models.state_files import load_layers, save_layers, unreadable
+from whet.models.state_files import load_layers, save_layers
 
 _FORMAT = "whet ltm state 1"
 _PARTS: dict[str, type[Any]] = {"segment": SegmentState, "bank": BankState, "test_time": TestTimeState}
@@ -121,11 +121,8 @@ class LtmState:
         Raises:
             TargetError: The file is missing or damaged, or holds something else.
         """
-        layers, numbers = load_layers(path, _FORMAT, "num_tokens")
-        try:
-            return cls([layer_state(tensors) for tensors in layers], *numbers)
-        except KeyError as error:
-            raise unreadable(path, error) from error
+        layers, numbers = load_layers(path, _FORMAT, layer_state, "num_tokens")
+        return cls(layers, *numbers)
 
 
 def check_state(state: LtmState, config: LtmConfig, batch_size: int) -> None:

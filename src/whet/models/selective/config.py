@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.errors import TargetError
-from whet.models.config_file import FILE, check_model_type, read_json, validated
+from whet.models.config_file import check_model_type, read_json, unusable, validated
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -136,20 +135,18 @@ def _from_original(directory: Path | str, raw: Mapping[str, Any]) -> dict[str, A
     """Return an original config with transformers' names. Source: mamba_ssm/models/config_mamba.py, modules/."""
     given = raw.get("ssm_cfg") or {}
     if not isinstance(given, dict):
-        raise TargetError(f"{Path(directory) / FILE} cannot be used: ssm_cfg is no object")
+        raise unusable(directory, "ssm_cfg is no object")
     numbers = {"d_model": raw["d_model"], "vocab_size": raw.get("vocab_size", 50277)}
     numbers |= {"pad_vocab_size_multiple": raw.get("pad_vocab_size_multiple", 8), "headdim": given.get("headdim", 64)}
     for key, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise TargetError(f"{Path(directory) / FILE} cannot be used: {key} is {value!r}, not a number above 0")
+            raise unusable(directory, f"{key} is {value!r}, not a number above 0")
     if not isinstance(given.get("expand", 2), int | float):
-        raise TargetError(f"{Path(directory) / FILE} cannot be used: expand is no number")
+        raise unusable(directory, "expand is no number")
     is_second = given.get("layer", "Mamba1") == "Mamba2"
     for key, wanted in (("rms_norm", True), ("attn_layer_idx", []), ("d_intermediate", 0)):
         if raw.get(key, wanted) != wanted:
-            raise TargetError(
-                f"{Path(directory) / FILE} cannot be used: {key} is {raw[key]!r}, and whet takes {wanted!r}"
-            )
+            raise unusable(directory, f"{key} is {raw[key]!r}, and whet takes {wanted!r}")
     renamed = {
         "d_state": "state_size",
         "d_conv": "conv_kernel",
@@ -175,9 +172,7 @@ def _from_original(directory: Path | str, raw: Mapping[str, Any]) -> dict[str, A
         "use_mem_eff_path",
     }
     if unknown := sorted(given.keys() - known):
-        raise TargetError(
-            f"{Path(directory) / FILE} cannot be used: ssm_cfg has {unknown[0]}, which whet does not know"
-        )
+        raise unusable(directory, f"ssm_cfg has {unknown[0]}, which whet does not know")
     every = numbers["pad_vocab_size_multiple"]
     config = {
         "model_type": "mamba2" if is_second else "mamba",

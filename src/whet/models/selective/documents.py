@@ -37,7 +37,7 @@ class DocumentRows:
         starts = begins_BT.flatten().nonzero()[:, 0]
         lengths = torch.diff(starts, append=starts.new_tensor([documents_BT.numel()]))
         order = lengths.argsort(descending=True, stable=True)
-        groups, back, num_before, first = [], torch.empty_like(documents_BT.flatten(), dtype=torch.int64), 0, 0
+        groups, back, num_before, first = [], order.new_empty(documents_BT.numel()), 0, 0
         sorted_lengths = lengths[order].tolist()
         while first < len(order):
             longest = sorted_lengths[first]

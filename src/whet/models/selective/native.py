@@ -19,7 +19,7 @@ from whet.kernels.linear.packed import LANES, Kind
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
 from whet.models.native_calls import NativeCalls
 from whet.models.native_weights import NativeWeights
-from whet.models.row_places import checked_length
+from whet.models.options import checked_length
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.native_states import NativeStates
 from whet.models.selective.state import SelectiveState

@@ -93,8 +93,8 @@ class NativeStates:
             ValueError: A sequence begins where its row holds no state, or has too many drafts.
         """
         reads = self._places.take(batch)
-        begins = reads.position == 0
-        columns = (*reads[:3], begins, reads.replayed, reads.settles, np.zeros_like(reads.row))
+        begins, none = reads.position == 0, np.zeros_like(reads.row)
+        columns = (reads.row, reads.first, reads.num_tokens, begins, reads.replayed, reads.settles, none)
         return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
 
     def copy(self, source: int, target: int) -> None:

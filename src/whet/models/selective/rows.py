@@ -1,6 +1,6 @@
 """Run a selective state-space model for an engine in PyTorch, one sequence of a step after the other."""
 
-from whet.models.row_places import checked_length
+from whet.models.options import checked_length
 from whet.models.selective.reference import Selective
 from whet.models.selective.state import SelectiveState
 from whet.models.state_rows import ServedInRows

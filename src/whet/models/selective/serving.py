@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from whet.errors import OptionError
-from whet.models.native_opening import TORCH_DTYPES, formats, kernels_for
+from whet.models.native_opening import TORCH_DTYPES, formats, serving_kernels
 from whet.models.options import ServingOptions
 from whet.models.selective.config import read_config
 from whet.models.selective.files import read_weights
@@ -24,7 +24,7 @@ def open_selective(directory: Path | str, options: ServingOptions) -> ServedMode
     if options.kv != "as-is":
         raise OptionError(f"kv={options.kv}: a state-space model has no keys and values; leave kv out")
     config = read_config(directory)
-    kernels = kernels_for(options)
+    kernels = serving_kernels(options)
     if kernels is None:
         model = load_selective(directory, TORCH_DTYPES[options.dtype])
         return RowsOfStates(model, max_model_len=options.max_model_len)

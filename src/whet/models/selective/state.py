@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whet.errors import InputsError
 from whet.models.selective.config import SelectiveConfig
-from whet.models.state_files import load_layers, save_layers, unreadable
+from whet.models.state_files import load_layers, save_layers
 
 _FORMAT = "whet selective state 1"
 
@@ -77,11 +77,12 @@ class SelectiveState:
         Raises:
             TargetError: The file is missing or damaged, or holds something else.
         """
-        layers, numbers = load_layers(path, _FORMAT, "num_tokens")
-        try:
-            return cls([LayerState(tensors["conv"], tensors["scan"]) for tensors in layers], *numbers)
-        except KeyError as error:
-            raise unreadable(path, error) from error
+        layers, numbers = load_layers(path, _FORMAT, _layer_state, "num_tokens")
+        return cls(layers, *numbers)
+
+
+def _layer_state(tensors: dict[str, Tensor]) -> LayerState:
+    return LayerState(tensors["conv"], tensors["scan"])
 
 
 def new_state(config: SelectiveConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> SelectiveState:
