@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from whet.monitor.histogram import LatencyHistogram
+from whet.measure.latency_histogram import LatencyHistogram
 from whet.monitor.series import Cell
 from whet.monitor.steps import StepTotals
 

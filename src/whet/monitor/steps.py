@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from whet.measure.latency_histogram import LatencyHistogram
 from whet.monitor import metrics
-from whet.monitor.histogram import LatencyHistogram
 from whet.monitor.series import Cell
 
 _MOST_PENDING = 1024

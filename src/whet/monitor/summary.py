@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 
 from whet.bounds import BOUND_SHARE
 from whet.figures import MIN_SAMPLES_FOR_P99
+from whet.measure.latency_histogram import LatencyHistogram
 from whet.monitor import metrics
-from whet.monitor.histogram import LatencyHistogram
 from whet.monitor.run import Run
 from whet.monitor.series import Cell
 

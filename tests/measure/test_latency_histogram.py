@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.monitor.histogram import LatencyHistogram
+from whet.measure.latency_histogram import LatencyHistogram
 
 TIMES = st.lists(st.floats(2e-6, 1e4), min_size=1, max_size=200)
 

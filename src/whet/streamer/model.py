@@ -1,0 +1,107 @@
+"""Call any stream's model in one way, whichever of the optional parts of a step it has."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.errors import ModelError, type_name
+from whet.streamer.frames import Image
+from whet.workload.stream import Step
+
+_LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R BT.601
+
+
+class FrameModel:
+    """Turn images into images with a step, and tell which of the optional parts the step has.
+
+    Args:
+        step: The step. It may have `in_flight` and `advance()` (see `whet.workload.stream.Step`), `steps` with
+            `change(steps)`, which discards what is in flight and goes on with so many steps of the sampler, and
+            `scales`, the sizes that it can run at as shares of the full one, which begin with 1.
+        channels: The channels of the frames that the step takes, 1 or 3.
+        device: Where the step takes its frames.
+    """
+
+    def __init__(self, step: Step, *, channels: int = 3, device: str = "cpu") -> None:
+        self.step: Any = step
+        self._channels, self._device = channels, device
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of frames that have no answer yet."""
+        return int(getattr(self.step, "in_flight", 0))
+
+    @property
+    def steps(self) -> int | None:
+        """Return the steps of the sampler; None where the model has no such choice."""
+        return getattr(self.step, "steps", None) if hasattr(self.step, "change") else None
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Return the sizes that the model can run at, as shares of the full one, from 1 down."""
+        return tuple(getattr(self.step, "scales", (1.0,))) if hasattr(self.step, "change") else (1.0,)
+
+    def change(self, steps: int | None) -> None:
+        """Discard what is in flight, and go on with so many steps of the sampler."""
+        if hasattr(self.step, "change"):
+            self.step.change(steps)
+
+    def as_input(self, image: Image, scale: float = 1.0) -> Tensor:
+        """Return an image as the step takes it: [C, H, W], float32, from 0 to 1, on the step's device."""
+        tensor = torch.from_numpy(image).permute(2, 0, 1).to(self._device).float().div_(255)
+        if self._channels == 1:
+            tensor = (tensor * tensor.new_tensor(_LUMA)[:, None, None]).sum(0, keepdim=True)
+        if scale != 1:
+            tensor = _resized(tensor, round(image.shape[0] * scale), round(image.shape[1] * scale))
+        return tensor
+
+    def __call__(self, frame: Tensor) -> Tensor | None:
+        """Return what the step makes of a frame.
+
+        Raises:
+            ModelError: The step raised an error, or returned something else than a frame or None.
+        """
+        return self._checked(self.step, frame)
+
+    def advance(self) -> Tensor | None:
+        """Go on with the frames in flight, without a new one."""
+        return self._checked(self.step.advance)
+
+    def _checked(self, function: Any, *args: Tensor) -> Tensor | None:
+        try:
+            with torch.inference_mode():
+                answer = function(*args)
+        except Exception as error:
+            raise ModelError(f"the stream's model failed: {type_name(error)}: {error}") from error
+        if answer is None:
+            return None
+        if not isinstance(answer, Tensor) or answer.ndim != 3 or answer.shape[0] not in (1, 3):
+            got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            raise ModelError(f"a stream's model returns frames [C, H, W] with 1 or 3 channels, or None; got {got}")
+        return answer
+
+
+def as_image(frame: Tensor, size: tuple[int, int] | None = None) -> Image | None:
+    """Return a model's frame as an image, uint8 [H, W, 3]; None where it holds a value that is not finite.
+
+    Args:
+        frame: [C, H, W] from 0 to 1, of 1 or 3 channels. Values beyond are clamped.
+        size: Height and width of the image; None keeps the frame's own.
+    """
+    frame = frame.detach().float()
+    if size is not None and tuple(frame.shape[1:]) != size:
+        frame = _resized(frame, *size)
+    pixels = frame.cpu()
+    # A sum is finite only if all of its terms are, and is far cheaper than a mask. Frames near 1 cannot overflow it.
+    if not bool(torch.isfinite(pixels.sum())):
+        return None
+    quantised = pixels.mul(255).round_().clamp_(0, 255).to(torch.uint8).expand(3, -1, -1)
+    image: Image = np.ascontiguousarray(quantised.permute(1, 2, 0).numpy())
+    return image
+
+
+def _resized(frame: Tensor, height: int, width: int) -> Tensor:
+    size = (max(1, height), max(1, width))
+    return torch.nn.functional.interpolate(frame[None], size=size, mode="bilinear", antialias=True)[0]

@@ -1,0 +1,109 @@
+"""Count what a stream did with each frame, and how long it took, in memory that does not grow with its length."""
+
+import math
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from whet.measure.latency_histogram import LatencyHistogram
+
+NUM_NEWEST = 240  # intervals and latencies that the page draws
+
+
+@dataclass
+class Timings:
+    """Hold the counts and times of one stream. Several threads write them; `lock` guards all fields.
+
+    Attributes:
+        budget_s: Seconds that a frame may take; None without a budget.
+        model_s: Times of the model's calls alone.
+        frame_s: Times from taking a frame to having its answer: conversion, model, conversion back.
+        latency_s: Times from a frame's arrival to the moment at which its answer was written or sent.
+        interval_s: Times between the ends of two computed frames.
+        counts: How many frames arrived, were computed, skipped, dropped, late, not finite, written, ...
+    """
+
+    budget_s: float | None = None
+    model_s: LatencyHistogram = field(default_factory=LatencyHistogram)
+    frame_s: LatencyHistogram = field(default_factory=LatencyHistogram)
+    latency_s: LatencyHistogram = field(default_factory=LatencyHistogram)
+    interval_s: LatencyHistogram = field(default_factory=LatencyHistogram)
+    counts: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _jitter: "Spread" = field(default_factory=lambda: Spread())
+    _first_s: float | None = None
+    _last_s: float | None = None
+
+    def count(self, *names: str) -> None:
+        """Add one to each of these counts."""
+        with self.lock:
+            self.counts.update(names)
+
+    def computed(self, *, model_s: float, frame_s: float, ended_s: float, is_final: bool) -> None:
+        """Record one call of the model.
+
+        Args:
+            model_s: Seconds of the call alone.
+            frame_s: Seconds from taking the frame to having its answer.
+            ended_s: The time of the clock at its end.
+            is_final: Whether a frame came out. The first calls of a rolling batch give none.
+        """
+        with self.lock:
+            self.model_s.add(model_s)
+            self.frame_s.add(frame_s)
+            if self.budget_s is not None and frame_s > self.budget_s:
+                self.counts["late"] += 1
+            if not is_final:
+                return
+            self.counts["final"] += 1
+            if self._last_s is not None:
+                self.interval_s.add(ended_s - self._last_s)
+                self._jitter.add(ended_s - self._last_s)
+            if self._first_s is None:
+                self._first_s = ended_s
+            self._last_s = ended_s
+
+    def written(self, latency_s: float) -> None:
+        """Record that the answer to a frame was written, so many seconds after the frame arrived."""
+        with self.lock:
+            self.latency_s.add(latency_s)
+            self.counts["written"] += 1
+
+    def final_fps(self) -> float | None:
+        """Return the computed frames per second, from the first to the last; None with fewer than two."""
+        with self.lock:
+            if self._first_s is None or self._last_s is None or self._last_s <= self._first_s:
+                return None
+            return (self.counts["final"] - 1) / (self._last_s - self._first_s)
+
+    def jitter_s(self) -> float | None:
+        """Return the standard deviation of the intervals between computed frames, in seconds."""
+        with self.lock:
+            return self._jitter.deviation()
+
+    def late_share(self) -> float | None:
+        """Return the share of frames that came late or were dropped, of all that arrived; None without a budget."""
+        with self.lock:
+            if self.budget_s is None or not self.counts["arrived"]:
+                return None
+            return (self.counts["late"] + self.counts["dropped"]) / self.counts["arrived"]
+
+
+@dataclass
+class Spread:
+    """Compute a standard deviation one value at a time (Welford, Technometrics 4, 1962)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.count += 1
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self.squares += delta * (value - self.mean)
+
+    def deviation(self) -> float | None:
+        """Return the sample's standard deviation; None with fewer than two values."""
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else None
