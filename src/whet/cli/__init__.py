@@ -26,6 +26,7 @@ COMMANDS = {
     "limits": ("whet.cli.limits", "Measure what this machine can do at best."),
     "serve": ("whet.cli.serve", "Serve language models, and what whet tune saved, over HTTP."),
     "bench-serve": ("whet.cli.bench_serve", "Put a server under load: latencies, throughput and goodput of its users."),
+    "stream": ("whet.cli.stream", "Turn frames into frames in real time, within a budget, and report it."),
     "chat": ("whet.cli.chat", "Talk to a model in the terminal."),
     "monitor": ("whet.cli.monitor", "Watch a command as it runs: live page, Prometheus metrics, summary."),
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from whet.errors import OptionError
 
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
 _BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 

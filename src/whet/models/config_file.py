@@ -14,17 +14,17 @@ FILE = "config.json"
 Config = TypeVar("Config", bound=BaseModel)
 
 
-def read_json(directory: Path | str) -> dict[str, Any]:
-    """Return the unchanged content of a directory's config.json.
+def read_json(directory: Path | str, name: str = FILE) -> dict[str, Any]:
+    """Return the unchanged content of a directory's config.json, or of another JSON file in it.
 
     Raises:
         TargetError: The file is missing, is not valid JSON, or does not hold an object.
     """
-    path = Path(directory) / FILE
+    path = Path(directory) / name
     try:
         raw = from_json(path.read_bytes())
     except OSError as error:
-        raise TargetError(f"{directory} has no readable config.json: {error.strerror}") from error
+        raise TargetError(f"{directory} has no readable {name}: {error.strerror}") from error
     except ValueError as error:
         raise TargetError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
@@ -46,7 +46,7 @@ def check_model_type(directory: Path | str, raw: Mapping[str, Any], known: Seque
         raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; {what} {', '.join(known)}")
 
 
-def validated(directory: Path | str, kind: type[Config], raw: Mapping[str, Any]) -> Config:
+def validated(directory: Path | str, kind: type[Config], raw: Mapping[str, Any], name: str = FILE) -> Config:
     """Return the content of a directory's config.json as a family's own type.
 
     Raises:
@@ -58,11 +58,11 @@ def validated(directory: Path | str, kind: type[Config], raw: Mapping[str, Any])
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "config"
         said = first["msg"].removeprefix("Value error, ")
-        raise unusable(directory, f"{where}: {said}") from error
+        raise unusable(directory, f"{where}: {said}", name) from error
     except (TypeError, ArithmeticError) as error:  # from what is computed before fields are checked
-        raise unusable(directory, str(error)) from error
+        raise unusable(directory, str(error), name) from error
 
 
-def unusable(directory: Path | str, why: str) -> TargetError:
-    """Return the error for a config.json that a family cannot use."""
-    return TargetError(f"{Path(directory) / FILE} cannot be used: {why}")
+def unusable(directory: Path | str, why: str, name: str = FILE) -> TargetError:
+    """Return the error for a config.json, or another file of a directory, that a family cannot use."""
+    return TargetError(f"{Path(directory) / name} cannot be used: {why}")

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from whet.errors import ModelError, type_name
-from whet.streamer.frames import Image
+from whet.streamer.frames import Image, Size
 from whet.workload.stream import Step
 
+_WARM_UP_CALLS = 3  # after a rolling batch is full
 _LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R BT.601
 
 
@@ -17,9 +18,9 @@ class FrameModel:
     """Turn images into images with a step, and tell which of the optional parts the step has.
 
     Args:
-        step: The step. It may have `in_flight` and `advance()` (see `whet.workload.stream.Step`), `steps` with
-            `change(steps)`, which discards what is in flight and goes on with so many steps of the sampler, and
-            `scales`, the sizes that it can run at as shares of the full one, which begin with 1.
+        step: The step. It may have `in_flight` and `advance()` (see `whet.workload.stream.Step`); `reset()`, which
+            forgets all frames; `steps` with `change(steps)`, which discards what is in flight and goes on with so many
+            steps of the sampler; and `scales`, the sizes that it can run at as shares of the full one, from 1 down.
         channels: The channels of the frames that the step takes, 1 or 3.
         device: Where the step takes its frames.
     """
@@ -47,6 +48,21 @@ class FrameModel:
         """Discard what is in flight, and go on with so many steps of the sampler."""
         if hasattr(self.step, "change"):
             self.step.change(steps)
+
+    def warm_up(self, size: Size) -> None:
+        """Call the model until it has filled its batch, allocated memory and started threads; then forget the frames.
+
+        A step that cannot forget them is not called.
+
+        Args:
+            size: Height and width of the frames.
+        """
+        if not hasattr(self.step, "reset"):
+            return
+        frame = self.as_input(np.zeros((*size, 3), np.uint8))
+        for _ in range((self.steps or 1) + _WARM_UP_CALLS):
+            self(frame)
+        self.step.reset()
 
     def as_input(self, image: Image, scale: float = 1.0) -> Tensor:
         """Return an image as the step takes it: [C, H, W], float32, from 0 to 1, on the step's device."""
@@ -83,7 +99,7 @@ class FrameModel:
         return answer
 
 
-def as_image(frame: Tensor, size: tuple[int, int] | None = None) -> Image | None:
+def as_image(frame: Tensor, size: Size | None = None) -> Image | None:
     """Return a model's frame as an image, uint8 [H, W, 3]; None where it holds a value that is not finite.
 
     Args:

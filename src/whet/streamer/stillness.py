@@ -59,5 +59,6 @@ def _seen(image: Image) -> npt.NDArray[np.float32]:
 
 def _cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
     """Return the cosine of the angle between two vectors; 1 where they are equal."""
-    squares = float(a @ a) * float(b @ b)
-    return 1.0 if squares == 0 and np.array_equal(a, b) else float(a @ b) / max(squares, 1e-12) ** 0.5
+    if np.array_equal(a, b):
+        return 1.0
+    return float(a @ b) / max(float(a @ a) * float(b @ b), 1e-12) ** 0.5

@@ -1,0 +1,206 @@
+"""Turn frames into frames within a budget, and say how well it went: whet stream."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from whet.cli.busy import INCONCLUSIVE
+from whet.cli.units import seconds
+from whet.errors import OptionError, WhetError
+from whet.models.diffusion.few_steps import SAMPLERS
+from whet.models.diffusion.guidance import KINDS, Guidance
+from whet.streamer.frames import Size
+from whet.streamer.report import StreamReport
+from whet.streamer.sinks import open_sink
+from whet.streamer.sources import open_source, paced
+from whet.streamer.stream import Stream, StreamOptions
+from whet.streamer.terminal import show_report
+
+_MISSED, _INTERRUPTED = 1, 130
+
+_Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="a diffusion model's directory in diffusers' layout, or FILE.py:FUNCTION of a StreamWorkload",
+    ),
+]
+_Source = Annotated[
+    str,
+    typer.Option(
+        metavar="SOURCE",
+        help="where frames come from: a video file, an image folder, camera, camera:1 or synthetic:FRAMES",
+    ),
+]
+_Sink = Annotated[
+    str, typer.Option(metavar="SINK", help="where answers go: a video file, a folder (ends with /), or null")
+]
+_Steps = Annotated[int | None, typer.Option(help="steps of the sampler a frame", show_default="4")]
+_Sampler = Annotated[
+    str | None, typer.Option(metavar="NAME", help=", ".join(SAMPLERS), show_default="that of the scheduler's settings")
+]
+_GuidanceKind = Annotated[
+    str,
+    typer.Option(
+        metavar="KIND[:WEIGHT[:DELTA]]", help=f"how the output follows the prompt: {', '.join(KINDS)}, as self:1.5"
+    ),
+]
+_Strength = Annotated[
+    float | None,
+    typer.Option(
+        help="the share of all noise that a frame gets, above 0 to 1; more changes it more", show_default="0.5"
+    ),
+]
+_Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="the prompt, for models with a text encoder")]
+_Negative = Annotated[str, typer.Option("--negative-prompt", metavar="TEXT", help="what the output should not be")]
+_Embeds = Annotated[
+    Path | None,
+    typer.Option("--prompt-embeds", metavar="FILE", help="a safetensors file with prompt_embeds, instead of a prompt"),
+]
+_SizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--size", metavar="HEIGHTxWIDTH", help="the size of the frames that the model takes", show_default="its own"
+    ),
+]
+_Budget = Annotated[
+    str | None, typer.Option(metavar="TIME", help="how long a frame may take, as 40ms", show_default="no limit")
+]
+_Rolling = Annotated[
+    bool, typer.Option("--rolling/--no-rolling", help="work on several frames at once, each at a step of its own")
+]
+_Still = Annotated[
+    float | None,
+    typer.Option(
+        "--skip-still", metavar="SIMILARITY", help="skip frames of a still scene, from this similarity (0.98) on"
+    ),
+]
+_Live = Annotated[
+    bool,
+    typer.Option("--live", help="play a file or a clip at its own rate, as a camera does; late frames are dropped"),
+]
+_Rate = Annotated[float | None, typer.Option(help="frames per second of an image folder or a synthetic clip")]
+_Degrade = Annotated[
+    bool,
+    typer.Option("--degrade/--no-degrade", help="let a live stream that misses its budget do less for each frame"),
+]
+_Seed = Annotated[int, typer.Option(help="the seed of the noise")]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is at the sink")]
+_AsJson = Annotated[bool, typer.Option("--json", help="print the report as one JSON object")]
+
+
+def stream(
+    target: _Target,
+    source: _Source = "synthetic",
+    sink: _Sink = "null",
+    steps: _Steps = None,
+    sampler: _Sampler = None,
+    guidance: _GuidanceKind = "none",
+    strength: _Strength = None,
+    prompt: _Prompt = None,
+    negative_prompt: _Negative = "",
+    prompt_embeds: _Embeds = None,
+    size: _SizeOption = None,
+    budget: _Budget = None,
+    rolling: _Rolling = True,
+    skip_still: _Still = None,
+    live: _Live = False,
+    rate: _Rate = None,
+    degrade: _Degrade = True,
+    seed: _Seed = 0,
+    overwrite: _Overwrite = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Turn frames into frames with a model, and report times, rates and whether the budget was held.
+
+    A video file or a folder is turned whole, as fast as the model can. A camera, or anything with --live, plays at its
+    own rate: the newest frame is always the next, and frames that the model has no time for are dropped and counted.
+    The exit code is 1 where a budget was missed, and 3 where the machine was too busy to say.
+    """
+    options = StreamOptions(
+        size=None if size is None else _size(size),
+        steps=steps,
+        sampler=sampler,
+        strength=strength,
+        guidance=_guidance(guidance),
+        prompt=prompt,
+        negative=negative_prompt,
+        prompt_embeds=prompt_embeds,
+        rolling=rolling,
+        seed=seed,
+        budget_s=None if budget is None else seconds("--budget", budget),
+        degrades=degrade,
+        stillness=skip_still,
+    )
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    report = _run(console, target, source, sink, options, live=live, rate=rate, overwrite=overwrite, as_json=as_json)
+    _leave(report)
+
+
+def _run(
+    console: Console,
+    target: str,
+    source: str,
+    sink: str,
+    options: StreamOptions,
+    *,
+    live: bool,
+    rate: float | None,
+    overwrite: bool,
+    as_json: bool,
+) -> StreamReport:
+    """Run the stream with a bar of its frames, and show the report, also where it ended early."""
+
+    def opened(frame_size: Size):  # type: ignore[no-untyped-def]
+        found = open_source(source, size=frame_size, rate=rate)
+        return paced(found) if live and not found.is_live else found
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Stream(target, opened, options) as running:
+        to = open_sink(sink, rate=running.source.rate, overwrite=overwrite)
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            bar = progress.add_task("frames", total=running.source.num_frames)
+            try:
+                report = running.run(to, on_answer=lambda _: progress.advance(bar))
+            except WhetError:
+                show_report(console if as_json else Console(), running.report())
+                raise
+    show_report(console if as_json else Console(), report)
+    if as_json:
+        print(report.to_json(indent=None), end="", flush=True)
+    return report
+
+
+def _leave(report: StreamReport) -> None:
+    """Leave with an exit code of its own where the stream was interrupted, or missed its budget."""
+    if report.interrupted:
+        raise typer.Exit(_INTERRUPTED)
+    if report.verdict == "missed":
+        raise typer.Exit(_MISSED)
+    if report.verdict == "inconclusive" and report.busy:
+        raise typer.Exit(INCONCLUSIVE)
+
+
+def _size(text: str) -> Size:
+    """Return height and width of "256x512", or of one side of a square."""
+    found = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:[x×]\s*([0-9]{1,5})\s*)?", text)
+    height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not (height and width):
+        raise OptionError(f"--size {text!r}: write height and width as 256x512, or one number for a square")
+    return height, width
+
+
+def _guidance(text: str) -> Guidance:
+    """Return the guidance of "self:1.5:0.9"."""
+    kind, *numbers = text.strip().split(":")
+    try:
+        weight, delta = [*map(float, numbers), *(1.0, 1.0)[len(numbers) :]]
+    except ValueError:
+        raise OptionError(
+            f"--guidance {text!r}: write KIND, KIND:WEIGHT or KIND:WEIGHT:DELTA, as self:1.5:0.9"
+        ) from None
+    return Guidance(kind, weight, delta)  # type: ignore[arg-type]

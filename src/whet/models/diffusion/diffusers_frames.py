@@ -1,0 +1,159 @@
+"""Turn frames into frames with a model of diffusers: pixels or latents, with a prompt's embeddings where it takes them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import OptionError, TargetError
+from whet.models.diffusion.directory import Parts
+from whet.models.diffusion.frame_diffusion import Entry
+from whet.models.diffusion.prompts import Prompt
+
+_SCALES = (1.0, 0.75, 0.5)
+_EMBEDDED_GUIDANCE = 1.0  # what a U-Net that was distilled for guidance is told, as 1 + w with w = 0
+
+
+class DiffusersFrames:
+    """Be a `FrameDiffusion` made of a U-Net and maybe an autoencoder of diffusers.
+
+    Args:
+        parts: The models, as `read_parts` returns them.
+        prompt: The prompt's embeddings; None for a U-Net that takes none.
+        size: Height and width of the frames.
+
+    Attributes:
+        prompt: The prompt's embeddings. They may be set between two calls.
+        scales: The sizes of frames that the models can run at, as shares of the full one, from 1 down.
+
+    Raises:
+        TargetError: The models don't fit together, or the U-Net needs a prompt and there is none, or the other way round.
+        OptionError: The models cannot run at this size.
+    """
+
+    def __init__(self, parts: Parts, prompt: Prompt | None, size: tuple[int, int]) -> None:
+        self.schedule, self.prediction = parts.scheduler.schedule(), parts.scheduler.prediction
+        self._unet: Any = parts.unet
+        self._autoencoder: Any = parts.autoencoder
+        self._takes_prompt = hasattr(parts.unet.config, "cross_attention_dim")
+        self.channels = _channels(parts)
+        self._check_prompt(parts, prompt)
+        self.prompt = prompt
+        self.scales = _scales(parts, size)
+        self._time_condition = _time_condition(parts.unet)
+
+    @property
+    def has_null(self) -> bool:
+        """Return whether there are embeddings of a negative prompt."""
+        return self.prompt is not None and self.prompt.negative is not None
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the models by name, the U-Net first."""
+        return {"unet": self._unet} | ({} if self._autoencoder is None else {"autoencoder": self._autoencoder})
+
+    def enter(self, frame: Tensor, previous: Tensor | None) -> Entry:
+        """Return a frame as pixels from -1 to 1, or as latents."""
+        pixels = frame[None].to(self._dtype) * 2 - 1
+        if self._autoencoder is None:
+            return Entry(pixels)
+        encoded = self._autoencoder.encode(pixels)
+        latents = encoded.latents if hasattr(encoded, "latents") else encoded.latent_dist.mode()
+        shift, scale = self._latent_scale
+        return Entry((latents - shift) * scale)
+
+    def predict(
+        self, sample: Tensor, timesteps: Tensor, conditions: Mapping[str, Tensor], is_null: Tensor | None
+    ) -> Tensor:
+        """Return the U-Net's output."""
+        extras: dict[str, Tensor] = {}
+        if self.prompt is not None:
+            extras["encoder_hidden_states"] = self.prompt.rows(len(sample), is_null).to(sample)
+        if self._time_condition is not None:
+            extras["timestep_cond"] = self._time_condition.to(sample).expand(len(sample), -1)
+        output: Tensor = self._unet(sample, timesteps, return_dict=False, **extras)[0]
+        return output
+
+    def leave(self, clean: Tensor) -> Tensor:
+        """Return pixels or latents as a frame."""
+        if self._autoencoder is not None:
+            shift, scale = self._latent_scale
+            clean = self._autoencoder.decode(clean / scale + shift, return_dict=False)[0]
+        return (clean[0].float() / 2 + 0.5).clamp(0, 1)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self._unet.parameters()).dtype
+
+    @property
+    def _latent_scale(self) -> tuple[float, float]:
+        config = self._autoencoder.config
+        return float(getattr(config, "shift_factor", None) or 0.0), float(config.scaling_factor)
+
+    def _check_prompt(self, parts: Parts, prompt: Prompt | None) -> None:
+        if self._takes_prompt and prompt is None:
+            raise TargetError(f"the U-Net of {parts.directory} takes a prompt: give --prompt or --prompt-embeds")
+        if not self._takes_prompt and prompt is not None:
+            raise TargetError(f"the U-Net of {parts.directory} takes no prompt; leave it out")
+        if prompt is not None and prompt.width != (width := self._unet.config.cross_attention_dim):
+            raise TargetError(f"the prompt's embeddings have {prompt.width} numbers a token; the U-Net takes {width}")
+
+
+def _channels(parts: Parts) -> int:
+    """Return the channels of the frames, after a check that the models fit together."""
+    unet, autoencoder = parts.unet.config, None if parts.autoencoder is None else parts.autoencoder.config
+    taken, made = unet.in_channels, unet.out_channels
+    if autoencoder is None:
+        if taken != made or taken not in (1, 3):
+            raise TargetError(
+                f"the U-Net of {parts.directory} takes {taken} channels and returns {made}; without a folder vae it must take "
+                "and return pixels of 1 or 3 channels"
+            )
+        return int(taken)
+    if taken != made or taken != autoencoder.latent_channels:
+        raise TargetError(
+            f"the U-Net of {parts.directory} takes {taken} channels and returns {made}; its autoencoder has "
+            f"{autoencoder.latent_channels}, so they don't fit together"
+        )
+    return int(autoencoder.in_channels)
+
+
+def _scales(parts: Parts, size: tuple[int, int]) -> tuple[float, ...]:
+    """Return the shares of a size that the models can run at.
+
+    Raises:
+        OptionError: They cannot run at the size itself.
+    """
+    factor = _multiple(parts)
+    if any(side % factor or side < 1 for side in size):
+        nearest = " x ".join(str(max(factor, round(side / factor) * factor)) for side in size)
+        raise OptionError(
+            f"{parts.directory} takes frames whose height and width are multiples of {factor}; got {size[0]} x {size[1]}; "
+            f"the nearest is --size {nearest.replace(' ', '')}"
+        )
+    return tuple(s for s in _SCALES if all(round(side * s) % factor == 0 and side * s >= factor for side in size))
+
+
+def _multiple(parts: Parts) -> int:
+    """Return of what number height and width must be multiples, for the U-Net's and the autoencoder's halvings."""
+    halvings = len(parts.unet.config.block_out_channels) - 1
+    if parts.autoencoder is not None:
+        config = parts.autoencoder.config  # a tiny autoencoder halves in all blocks but one, as a KL autoencoder does
+        halvings += len(getattr(config, "encoder_block_out_channels", None) or config.block_out_channels) - 1
+    return int(2**halvings)
+
+
+def _time_condition(unet: nn.Module) -> Tensor | None:
+    """Return the embedding of the guidance weight, [1, D], for a U-Net that was distilled with it; otherwise None.
+
+    Source: the sine and cosine embedding of latent consistency models (Luo et al., arXiv:2310.04378).
+    """
+    width = getattr(unet.config, "time_cond_proj_dim", None)
+    if width is None:
+        return None
+    half = width // 2
+    rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / (half - 1)))
+    angles = (_EMBEDDED_GUIDANCE - 1.0) * 1000.0 * rates
+    return torch.nn.functional.pad(torch.cat([angles.sin(), angles.cos()]), (0, width % 2))[None]

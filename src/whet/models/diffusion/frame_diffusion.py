@@ -1,0 +1,64 @@
+"""Describe what a stream needs of a diffusion model: how a frame enters, what is predicted, and how a frame leaves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from whet.samplers import Schedule
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Hold what one frame brings into the denoising.
+
+    Attributes:
+        clean: The frame as the model's clean sample, [1, C, h, w]: pixels or latents. Noise is added to it. A model
+            that makes its frame from noise alone gives zeros.
+        conditions: What the model is told of this frame at every step: tensors [1, ...] by name.
+    """
+
+    clean: Tensor
+    conditions: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class FrameDiffusion(Protocol):
+    """Be a diffusion model that turns a frame into a frame.
+
+    Attributes:
+        schedule: How much noise each timestep has.
+        prediction: What the model predicts: "epsilon", "v", "sample" or "flow".
+        channels: The channels of the frames that it takes, 1 or 3.
+        scales: The sizes of frames that it can run at, as shares of the full one, from 1 down.
+        has_null: Whether the model can be asked without its prompt, which full and onetime guidance need.
+    """
+
+    schedule: Schedule
+    prediction: str
+    channels: int
+    scales: tuple[float, ...]
+    has_null: bool
+
+    def enter(self, frame: Tensor, previous: Tensor | None) -> Entry:
+        """Return what a frame brings in.
+
+        Args:
+            frame: The frame, [C, H, W] from 0 to 1.
+            previous: The last frame that came out, [C, H, W] from 0 to 1; None before the first.
+        """
+
+    def predict(
+        self, sample: Tensor, timesteps: Tensor, conditions: Mapping[str, Tensor], is_null: Tensor | None
+    ) -> Tensor:
+        """Return the model's output for rows that may be at different timesteps.
+
+        Args:
+            sample: The noisy samples, [B, C, h, w].
+            timesteps: Their timesteps, [B].
+            conditions: What each row's frame brought in, [B, ...] by name.
+            is_null: Which rows are asked without the prompt, bool [B]; None where no row is.
+        """
+
+    def leave(self, clean: Tensor) -> Tensor:
+        """Return a clean sample, [1, C, h, w], as a frame, [C, H, W] from 0 to 1."""

@@ -1,0 +1,225 @@
+"""Open what a stream runs: a directory of diffusers, or a function of the user's own that returns a StreamWorkload."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from whet.errors import OptionError, TargetError, WhetError, foreign
+from whet.models.diffusion.diffusers_frames import DiffusersFrames
+from whet.models.diffusion.directory import Parts, is_diffusers_directory, read_parts
+from whet.models.diffusion.few_steps import few_steps, sampler_of
+from whet.models.diffusion.guidance import Guidance
+from whet.models.diffusion.pipeline import DiffusionStep
+from whet.models.diffusion.prompts import Prompt, prompt_encoder, read_prompt
+from whet.streamer.frames import Size
+from whet.streamer.model import FrameModel
+from whet.workload import StreamWorkload
+from whet.workloads import resolve_any
+
+DEFAULT_STEPS = 4
+DEFAULT_STRENGTH = 0.5
+_PIXEL_SIDE, _LATENT_SIDE = 64, 512  # of frames, where the U-Net's config does not say
+
+Describe = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Set how a diffusion model turns frames into frames. A user's own step takes only the size.
+
+    Attributes:
+        size: Height and width of the frames; None for the model's own.
+        steps: Steps of the sampler a frame; None for 4.
+        sampler: The sampler's name, as `whet.models.diffusion.few_steps.SAMPLERS`; None for the scheduler's own.
+        strength: The share of all timesteps that a frame goes back by; None for 0.5.
+        guidance: How the output follows the prompt.
+        prompt: The prompt; None without one.
+        negative: The negative prompt.
+        prompt_embeds: A safetensors file with the prompt's embeddings instead.
+        rolling: Whether frames are in flight together, each at a step of its own.
+        seed: The seed of the noise.
+    """
+
+    size: Size | None = None
+    steps: int | None = None
+    sampler: str | None = None
+    strength: float | None = None
+    guidance: Guidance = field(default_factory=Guidance)
+    prompt: str | None = None
+    negative: str = ""
+    prompt_embeds: Path | None = None
+    rolling: bool = True
+    seed: int = 0
+
+    def given(self) -> list[str]:
+        """Return the command-line options that were given and that only a diffusion model takes."""
+        empty = ModelOptions()
+        names = {
+            "steps": "--steps",
+            "sampler": "--sampler",
+            "strength": "--strength",
+            "guidance": "--guidance",
+            "prompt": "--prompt",
+            "negative": "--negative-prompt",
+            "prompt_embeds": "--prompt-embeds",
+            "rolling": "--no-rolling",
+        }
+        return [option for name, option in names.items() if getattr(self, name) != getattr(empty, name)]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Hold a model that is ready for frames.
+
+    Attributes:
+        name: The model's name in reports.
+        model: Turns frames into frames.
+        size: Height and width of the frames that it takes.
+        sampler: The sampler's name; None without one.
+        budget_s: Seconds that a frame may take by the workload; None where it does not say.
+        change_prompt: Sets the prompt and the negative prompt. None where the model takes no text.
+        change_guidance: Sets the guidance. None where the model takes none.
+    """
+
+    name: str
+    model: FrameModel
+    size: Size
+    sampler: str | None = None
+    budget_s: float | None = None
+    change_prompt: Callable[[str, str], None] | None = None
+    change_guidance: Callable[[Guidance], None] | None = None
+
+
+def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
+    """Open a stream's model.
+
+    Args:
+        target: A directory of diffusers, FILE.py:FUNCTION or package.module:FUNCTION that returns a StreamWorkload, or a
+            StreamWorkload.
+        options: How the model runs.
+
+    Raises:
+        TargetError: The target cannot be found or used.
+        OptionError: An option does not fit it.
+        MissingExtra: An optional package that it needs is not installed.
+    """
+    if isinstance(target, StreamWorkload):
+        return _of_workload(target, options)
+    directory = Path(target).expanduser()
+    if directory.is_dir():
+        if not is_diffusers_directory(directory):
+            raise TargetError(
+                f"{target} holds no diffusion model: neither a folder unet nor the config.json of a U-Net"
+            )
+        return _of_directory(directory, options)
+    if ":" not in target:
+        raise TargetError(
+            f"{target!r} is neither a directory nor FILE.py:FUNCTION; give a directory of diffusers, or a function that "
+            "returns a whet.StreamWorkload"
+        )
+    workload = resolve_any(target)
+    if not isinstance(workload, StreamWorkload):
+        raise TargetError(f"{target} is a {type(workload).__name__}; whet stream runs a StreamWorkload")
+    return _of_workload(workload, options)
+
+
+def _of_workload(workload: StreamWorkload, options: ModelOptions) -> Opened:
+    """Open a user's own step. Its size and channels are those of its example frames."""
+    if given := options.given():
+        raise OptionError(f"{workload.name} is a function of your own, which takes no {', '.join(given)}")
+    with foreign(TargetError, f"the frames of {workload.name} cannot be read"):
+        examples = list(islice(workload.frames, 1))
+    if (
+        not examples
+        or not isinstance(examples[0], Tensor)
+        or examples[0].ndim != 3
+        or examples[0].shape[0] not in (1, 3)
+    ):
+        raise TargetError(f"the frames of {workload.name} must be tensors [C, H, W] with 1 or 3 channels, at least one")
+    channels, height, width = examples[0].shape
+    with foreign(TargetError, f"opening {workload.name} failed"):
+        step: Any = workload.open()
+    model = FrameModel(step, channels=channels, device=str(examples[0].device))
+    return Opened(workload.name, model, options.size or (height, width), budget_s=workload.frame_budget_s)
+
+
+def _of_directory(directory: Path, options: ModelOptions) -> Opened:
+    parts = read_parts(directory)
+    size = options.size or _size_of(parts)
+    prompts = _Prompts(parts, options)
+    frames = DiffusersFrames(parts, prompts.first(), size)
+    sampler = options.sampler or sampler_of(parts.scheduler.class_name)
+    strength = DEFAULT_STRENGTH if options.strength is None else options.strength
+    step = DiffusionStep(
+        frames,
+        few_steps(sampler, frames.schedule, frames.prediction, strength),
+        DEFAULT_STEPS if options.steps is None else options.steps,
+        guidance=options.guidance,
+        is_rolling=options.rolling,
+        seed=options.seed,
+    )
+
+    def change_prompt(prompt: str, negative: str) -> None:
+        frames.prompt = prompts.of(prompt, negative)
+
+    def change_guidance(guidance: Guidance) -> None:
+        step.guidance = guidance
+
+    return Opened(
+        directory.resolve().name,
+        FrameModel(step, channels=frames.channels),
+        size,
+        sampler=sampler,
+        change_prompt=change_prompt if parts.text_folders is not None else None,
+        change_guidance=change_guidance,
+    )
+
+
+def _size_of(parts: Parts) -> Size:
+    """Return the size of frames that the U-Net was trained for, or a usual one."""
+    sample = getattr(parts.unet.config, "sample_size", None)
+    if parts.autoencoder is None:
+        side = sample or _PIXEL_SIDE
+    else:
+        config = parts.autoencoder.config
+        blocks = getattr(config, "encoder_block_out_channels", None) or config.block_out_channels
+        side = sample * 2 ** (len(blocks) - 1) if isinstance(sample, int) else _LATENT_SIDE
+    height, width = (side, side) if isinstance(side, int) else side
+    return int(height), int(width)
+
+
+class _Prompts:
+    """Turn what the user said of a prompt into embeddings."""
+
+    def __init__(self, parts: Parts, options: ModelOptions) -> None:
+        self._parts, self._options = parts, options
+        self._encode: Callable[[str, str], Prompt] | None = None
+
+    def first(self) -> Prompt | None:
+        """Return the embeddings of the options' prompt; None without one."""
+        options = self._options
+        if options.prompt_embeds is not None:
+            if options.prompt is not None or options.negative:
+                raise OptionError("give --prompt or --prompt-embeds, not both")
+            return read_prompt(options.prompt_embeds)
+        if options.prompt is None and options.negative:
+            raise OptionError("--negative-prompt goes with --prompt")
+        return None if options.prompt is None else self.of(options.prompt, options.negative)
+
+    def of(self, prompt: str, negative: str) -> Prompt:
+        """Return the embeddings of a prompt and a negative prompt.
+
+        Raises:
+            TargetError: The directory has no text encoder.
+        """
+        if self._parts.text_folders is None:
+            raise TargetError(
+                f"{self._parts.directory} has no tokenizer and text_encoder; give --prompt-embeds FILE.safetensors"
+            )
+        if self._encode is None:
+            self._encode = prompt_encoder(self._parts.text_folders)
+        return self._encode(prompt, negative)
