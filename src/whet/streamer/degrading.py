@@ -33,6 +33,11 @@ class Level:
     scale: float = 1.0
     every: int = 1
 
+    @property
+    def work(self) -> float:
+        """Return the steps of a computed frame times its pixels, as a share of the full size."""
+        return (self.steps or 1) * self.scale**2
+
     def __str__(self) -> str:
         """Return the level in words."""
         steps = [] if self.steps is None else [f"{self.steps} step" + "s" * (self.steps > 1)]
@@ -124,11 +129,11 @@ class Controller:
             self._median_above_s = None
 
     def _fits_above(self) -> bool:
-        ratio = self._above.get(self._at)
-        if ratio is None:
-            return False
         above = self._levels[self._at - 1]
-        expected_s = statistics.median(self._newest) * ratio
+        # The load may have changed at the same time as the level, so that the ratio seen is too high. A frame's cost
+        # grows at most as its steps and pixels do.
+        most = above.work / self.level.work
+        expected_s = statistics.median(self._newest) * min(self._above.get(self._at, most), most)
         return expected_s < _ROOM * self._budget_s * above.every
 
     def _down(self) -> Level:
