@@ -21,6 +21,8 @@ _MODULES = {  # where a package's module has another name
     "scikit-learn": "sklearn",
     "torch-pruning": "torch_pruning",
     "nvidia-ml-py": "pynvml",
+    "opencv-python-headless": "cv2",
+    "pillow": "PIL",
     "markdown-it-py": "markdown_it",
     "mkdocs-material": "material",
 }
@@ -36,6 +38,7 @@ EXTRAS = {
     "monitor": "the page and the metrics of whet monitor",
     "serve": "whet serve, and whet bench-serve with a model",
     "train": "whet train: tokenizers, TensorBoard, and the live page",
+    "stream": "whet stream: videos, cameras, diffusers directories, the page",
     "compress": "the technique prune_channels",
     "lora": "whet train with a [lora] table: peft, and transformers",
 }

@@ -1,0 +1,1 @@
+"""Stream frames through a model in real time: whet stream."""

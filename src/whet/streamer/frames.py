@@ -1,0 +1,118 @@
+"""Define what flows from sources to sinks: frames, and how a picture of any size takes the size that a model wants."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from whet.errors import OptionError, TargetError
+
+Image: TypeAlias = npt.NDArray[np.uint8]
+"""A picture: uint8 RGB, [H, W, 3], C-contiguous."""
+
+Size: TypeAlias = tuple[int, int]
+"""A height and a width in pixels."""
+
+Fit: TypeAlias = Literal["crop", "stretch"]
+"""How a picture takes another aspect: its centre is cut out, or it is stretched."""
+
+MAX_SIDE = 16_384  # pixels; one frame then takes at most 805 MB
+_MAX_EXCESS = 64  # a picture is scaled to at most as many times the pixels that are cut out of it
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Hold one picture of a stream.
+
+    Attributes:
+        image: The picture, uint8 RGB, [H, W, 3], C-contiguous.
+        index: Its position in the source, counted from 0 over the frames that the source hands out.
+        time_s: Its presentation time in seconds since the source's first frame. It never decreases.
+    """
+
+    image: Image
+    index: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Say how a picture is scaled, and which part of the scaled picture is kept.
+
+    Attributes:
+        height: The rows of the scaled picture.
+        width: Its columns.
+        top: The first of its rows that is kept.
+        left: The first of its columns that is kept.
+        size: The rows and columns that are kept.
+    """
+
+    height: int
+    width: int
+    top: int
+    left: int
+    size: Size
+
+    def cut(self, scaled: Image) -> Image:
+        """Return the part of the scaled picture that is kept, C-contiguous.
+
+        Args:
+            scaled: The picture after scaling, [height, width, 3].
+        """
+        kept = scaled[self.top : self.top + self.size[0], self.left : self.left + self.size[1]]
+        return np.ascontiguousarray(kept)
+
+
+def placed(height: int, width: int, size: Size | None, fit: Fit, *, pixel_aspect: float = 1.0) -> Placement:
+    """Work out how a picture takes a size.
+
+    With "crop", the picture keeps its aspect: it is scaled until it covers the size, and its centre is cut out. The
+    scaled picture has whole pixels, so that its aspect may be off by half a pixel. With "stretch", the whole picture
+    is kept, and its aspect is not.
+
+    Args:
+        height: The picture's rows.
+        width: The picture's columns.
+        size: The size to take; None keeps the picture as it is.
+        fit: How another aspect is taken.
+        pixel_aspect: The width of one of the picture's pixels over its height.
+
+    Raises:
+        TargetError: The picture is so long and narrow that almost nothing of it would be kept.
+    """
+    if size is None:
+        return Placement(height, width, 0, 0, (height, width))
+    if fit == "stretch":
+        return Placement(*size, 0, 0, size)
+    scale = max(size[0] / height, size[1] / (width * pixel_aspect))
+    rows = max(size[0], round(height * scale))
+    columns = max(size[1], round(width * pixel_aspect * scale))
+    if rows * columns > _MAX_EXCESS * size[0] * size[1]:
+        raise TargetError(
+            f"a picture of {width} x {height} pixels cannot be cropped to {size[1]} x {size[0]}: less than 1/"
+            f"{_MAX_EXCESS} of it would be left; stretch it instead"
+        )
+    return Placement(rows, columns, (rows - size[0]) // 2, (columns - size[1]) // 2, size)
+
+
+def check_size(size: Size | None, fit: Fit) -> None:
+    """Check the size that a source is asked for, and how pictures take it.
+
+    Raises:
+        OptionError: A side is not between 1 and 16,384 pixels, or there is no such fit.
+    """
+    if size is not None and not all(1 <= side <= MAX_SIDE for side in size):
+        raise OptionError(f"a frame's height and width are from 1 to {MAX_SIDE:,} pixels; got {size[0]} x {size[1]}")
+    if fit not in get_args(Fit):
+        raise OptionError(f"a picture takes another aspect by 'crop' or 'stretch'; got {fit!r}")
+
+
+def check_rate(rate: float | None) -> None:
+    """Check a number of frames a second. None stands for no number.
+
+    Raises:
+        OptionError: The rate is not above 0 and at most 1,000.
+    """
+    if rate is not None and not 0 < rate <= 1000:
+        raise OptionError(f"a rate is above 0 and at most 1,000 frames/s; got {rate:g}")

@@ -1,0 +1,74 @@
+"""Turn what the command line names into a source of frames."""
+
+import re
+import stat
+from pathlib import Path
+
+from whet.errors import OptionError, TargetError
+from whet.streamer.frames import Fit, Size
+from whet.streamer.sources.source import Source
+from whet.streamer.sources.synthetic import SyntheticClip
+
+KINDS = "a video file, a folder of images, camera, camera:1, synthetic or synthetic:600"
+"""What a source can be, for messages."""
+
+_SYNTHETIC_SIZE = (64, 64)
+
+
+def open_source(
+    text: str, *, size: Size | None = None, fit: Fit = "crop", rate: float | None = None, seed: int = 0
+) -> Source:
+    """Open a source by its name.
+
+    `camera` is the first camera, `camera:1` the second, `camera:/dev/video1` one at its path. `synthetic` is a clip of
+    600 frames, and `synthetic:90` one of 90. Everything else is the path of a video file, of a folder of images, or of
+    a camera's device. A file with the name of another kind is read by a path such as ./camera.
+
+    Args:
+        text: The name.
+        size: The height and width of the frames, in pixels. None keeps those of the source. A synthetic clip
+            then has 64 x 64.
+        fit: How pictures take another aspect.
+        rate: The frames a second of a folder or a synthetic clip, or what a camera is asked for. A video file has its
+            own times, and takes none.
+        seed: The seed of a synthetic clip.
+
+    Raises:
+        MissingExtra: The package that reads this kind of source is not installed.
+        OptionError: An option is out of its range, or does not fit the source.
+        TargetError: There is no such source, or it cannot be read.
+    """
+    kind, colon, detail = text.partition(":")
+    if kind == "synthetic":
+        if colon and not re.fullmatch("[0-9]{1,9}", detail):
+            raise OptionError(f"synthetic:N takes a number of frames, such as synthetic:600; got {text!r}")
+        num_frames = int(detail) if colon else 600
+        return SyntheticClip(num_frames, size=size or _SYNTHETIC_SIZE, rate=rate, seed=seed)
+    if kind == "camera":
+        if colon and not re.fullmatch("[0-9]{1,3}|/.+", detail):
+            raise OptionError(f"camera:N takes a camera's number or path, such as camera:1; got {text!r}")
+        return _camera((int(detail) if detail.isdigit() else detail) if colon else 0, size, fit, rate)
+    path = Path(text)
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        raise TargetError(f"there is no source {text!r}; name {KINDS}") from None
+    if stat.S_ISDIR(mode):
+        from whet.streamer.sources.folder import ImageFolder
+
+        return ImageFolder(path, rate=rate, size=size, fit=fit)
+    if stat.S_ISCHR(mode):
+        return _camera(text, size, fit, rate)
+    if not stat.S_ISREG(mode):
+        raise TargetError(f"{text} is no file that can be read as a video; name {KINDS}")
+    if rate is not None:
+        raise OptionError(f"a video file has its own times and takes no rate; leave the rate of {rate:g} frames/s out")
+    from whet.streamer.sources.video import VideoFile
+
+    return VideoFile(path, size=size, fit=fit)
+
+
+def _camera(device: int | str, size: Size | None, fit: Fit, rate: float | None) -> Source:
+    from whet.streamer.sources.camera import Camera
+
+    return Camera(device, rate=rate, size=size, fit=fit)

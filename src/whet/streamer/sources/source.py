@@ -1,0 +1,72 @@
+"""Define what every source of frames does."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from typing import Self
+
+from whet.streamer.frames import Frame, Image
+
+
+class Source(ABC, Iterator[Frame]):
+    """Hand out the frames of a stream, one after the other: an iterator and a context manager.
+
+    The frames are read in the thread that asks for them. `close` may be called from any thread; iteration then ends.
+    The source closes itself after its last frame and after an error.
+
+    Attributes:
+        name: What the source is called in reports.
+        rate: Its frames a second; None where nothing says it.
+        is_live: Whether frames come at their own times, as from a camera, and are lost where nobody takes them.
+        problems: What was skipped or mended, with how often.
+    """
+
+    def __init__(self, name: str, *, rate: float | None, is_live: bool = False) -> None:
+        self.name = name
+        self.rate = rate
+        self.is_live = is_live
+        self.problems: Counter[str] = Counter()
+        self._num_given = 0
+        self._closing = threading.Event()
+        self._lock = threading.RLock()  # held while a frame is read: what is being read from is not closed
+        self._is_released = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __next__(self) -> Frame:
+        with self._lock:
+            if self._closing.is_set():
+                raise StopIteration
+            try:
+                image, time_s = self._next()
+            except BaseException:  # the last frame was read, or an error or Ctrl-C ends the stream
+                self.close()
+                raise
+            frame = Frame(image, self._num_given, time_s)
+            self._num_given += 1
+            return frame
+
+    def close(self) -> None:
+        """End the stream and release what it reads from. It waits for a frame that is being read at the moment."""
+        self._closing.set()
+        with self._lock:
+            if not self._is_released:
+                self._is_released = True
+                self._release()
+
+    @abstractmethod
+    def _next(self) -> tuple[Image, float]:
+        """Return the next picture, and its time in seconds since the first one.
+
+        Raises:
+            StopIteration: There is none.
+        """
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Release what the source reads from. It is called once."""

@@ -1,0 +1,202 @@
+"""Read the frames of a video file.
+
+Only PyAV's decoder threads within a picture are used. With a thread for each picture, an error in one packet loses the
+pictures that other threads were decoding beside it (seen with PyAV 18.1).
+
+FFmpeg scales and converts in one pass. Colours follow the matrix and the range that the file names. Where it names no
+matrix, they follow BT.601, as FFmpeg does. High dynamic range is not tone-mapped.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whet.errors import MissingExtra, TargetError, reason
+from whet.streamer.frames import Fit, Image, Placement, Size, check_size, placed
+from whet.streamer.sources.source import Source
+from whet.streamer.sources.timeline import Timeline
+
+try:
+    import av
+    from av.container import InputContainer
+    from av.sidedata.sidedata import Type
+    from av.stream import Disposition
+    from av.video.reformatter import Interpolation, VideoReformatter
+except ImportError as error:
+    raise MissingExtra("av", "stream", "reading a video") from error
+
+_MAX_ERRORS = 16  # a file that cannot be read on as often, with no packet between, is taken to end there
+# Chroma is computed for each column of the result. By default, FFmpeg computes it for every other one, which costs
+# 6 dB of a picture that is made a quarter as wide. Rounding is to nearest instead of down.
+_INTERPOLATION = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
+
+
+class VideoFile(Source):
+    """Read a video file. Sound is ignored. Of several video streams, FFmpeg's choice of the best one is read.
+
+    A display matrix (a rotation by 90, 180 or 270 degrees, a flip) is applied. Packets that cannot be decoded are
+    skipped and counted in `problems`.
+
+    Args:
+        path: The file.
+        size: The height and width of the frames, in pixels. None keeps what the file has, which may change within it.
+        fit: How pictures take another aspect. Pixels that are not square count with the aspect that they are shown in.
+
+    Raises:
+        MissingExtra: PyAV is not installed.
+        OptionError: The size or the fit is out of its range.
+        TargetError: There is no such file, or it holds no video that can be decoded. A file in which no frame can be
+            decoded is noticed when the first frame is read.
+    """
+
+    def __init__(self, path: Path, *, size: Size | None = None, fit: Fit = "crop") -> None:
+        check_size(size, fit)
+        self._container = _opened(path)
+        try:
+            self._stream = _best_stream(self._container, path)
+        except BaseException:
+            self._container.close()
+            raise
+        self._stream.thread_type = "SLICE"
+        rate = self._stream.guessed_rate
+        super().__init__(str(path), rate=float(rate) if rate else None)
+        self._size, self._fit = size, fit
+        self._timeline = Timeline(rate or None, self.problems)
+        self._packets = _packets(self._container, self._stream, self.problems)
+        self._decoded: deque[av.VideoFrame] = deque()
+        self._reformatter = VideoReformatter()
+
+    def _next(self) -> tuple[Image, float]:
+        while True:
+            while not self._decoded:
+                self._decode_packet()
+            frame = self._decoded.popleft()
+            if frame.is_corrupt:
+                self.problems["damaged frames"] += 1
+                continue
+            try:
+                image = self._converted(frame)
+            except (av.FFmpegError, ValueError):  # a picture of a kind that FFmpeg cannot convert
+                self.problems["frames that cannot be converted"] += 1
+                continue
+            timestamp = None
+            if frame.pts is not None and self._stream.time_base is not None:
+                timestamp = frame.pts * self._stream.time_base
+            return image, self._timeline.time_s(timestamp)
+
+    def _decode_packet(self) -> None:
+        try:
+            packet = next(self._packets)
+        except StopIteration:
+            if self._num_given == 0:
+                what = ", ".join(f"{count} {name}" for name, count in self.problems.items()) or "it has no packets"
+                raise TargetError(f"no frame of {self.name} can be decoded: {what}; name another file") from None
+            raise
+        try:
+            self._decoded.extend(self._stream.decode(packet))
+        except av.FFmpegError:
+            self.problems["packets that cannot be decoded"] += 1
+
+    def _converted(self, frame: av.VideoFrame) -> Image:
+        turns, is_mirrored = orientation(frame)
+        aspect = float(self._stream.sample_aspect_ratio or 1)
+        if turns % 2:  # the size is that of the turned picture
+            place = placed(frame.width, frame.height, self._size, self._fit, pixel_aspect=1 / aspect)
+            height, width = place.width, place.height
+        else:
+            place = placed(frame.height, frame.width, self._size, self._fit, pixel_aspect=aspect)
+            height, width = place.height, place.width
+        scaled = self._reformatter.reformat(
+            frame, width=width, height=height, format="rgb24", interpolation=_INTERPOLATION, threads=1
+        )
+        return _turned(np.asarray(scaled.to_ndarray(), np.uint8), turns, is_mirrored, place)
+
+    def _release(self) -> None:
+        self._decoded.clear()
+        self._container.close()
+
+
+def orientation(frame: av.VideoFrame) -> tuple[int, bool]:
+    """Return how a decoded picture is turned before it is shown.
+
+    Returns:
+        The number of counterclockwise quarter turns, 0 to 3, and whether the picture is mirrored left to right before
+        them. An angle between quarter turns counts as the nearest one.
+
+    Source: FFmpeg's display matrix (libavutil/display.h): a point (x, y) of the picture, with y downwards, is shown at
+    (a·x + c·y, b·x + d·y), where the matrix holds a, b, -, c, d as its first elements.
+    """
+    side_data: Any = frame.side_data  # iteration over it yields the data, not their types
+    matrix = next((data for data in side_data if data.type is Type.DISPLAYMATRIX), None)
+    if matrix is None:
+        return 0, False
+    a, b, _, c, d = (int(element) for element in np.frombuffer(matrix, np.int32)[:5])
+    is_mirrored = a * d - b * c < 0
+    if is_mirrored:  # the matrix is a mirror followed by a turn; without the mirror, the x axis is the other way round
+        a, b = -a, -b
+    if abs(a) >= abs(b):
+        return (0 if a >= 0 else 2), is_mirrored
+    return (1 if b < 0 else 3), is_mirrored
+
+
+def _turned(scaled: Image, turns: int, is_mirrored: bool, place: Placement) -> Image:
+    """Return a scaled picture as it is shown, cut to its size."""
+    if is_mirrored:
+        scaled = scaled[:, ::-1]
+    return place.cut(np.rot90(scaled, turns))
+
+
+def _opened(path: Path) -> InputContainer:
+    try:
+        if path.is_dir():
+            raise TargetError(f"{path} is a directory; name a video file")
+        if path.stat().st_size == 0:
+            raise TargetError(f"{path} is an empty file; name a video file")
+        # An absolute path cannot be taken for a protocol. A playlist may name files, but nothing in a network.
+        container = av.open(str(path.absolute()), "r", options={"protocol_whitelist": "file"})
+    except FileNotFoundError:
+        raise TargetError(f"there is no file {path}; name a video file") from None
+    except (OSError, ValueError, av.FFmpegError) as error:
+        why = getattr(error, "strerror", None) or reason(error)
+        raise TargetError(f"{path} cannot be read as a video: {why}; name another file") from error
+    if container.format.name == "tty":  # FFmpeg draws texts as pictures
+        container.close()
+        raise TargetError(f"{path} is a text, not a video; name another file")
+    return container
+
+
+def _best_stream(container: InputContainer, path: Path) -> av.VideoStream:
+    """Return the video stream to read. Cover pictures of a recording do not count."""
+    videos = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+    if not videos:
+        raise TargetError(f"{path} holds no video; name another file")
+    best = container.streams.best("video")
+    stream = best if best in videos else videos[0]
+    assert isinstance(stream, av.VideoStream)
+    if stream.codec_context is None:
+        raise TargetError(f"{path} cannot be decoded: FFmpeg does not know its codec; convert the file to H.264")
+    return stream
+
+
+def _packets(
+    container: InputContainer, stream: av.VideoStream, problems: Counter[str]
+) -> Iterator["av.Packet[av.VideoStream] | None"]:
+    """Yield the packets of a stream, and None at its end, which makes the decoder hand out what it holds back."""
+    num_errors = 0
+    while num_errors < _MAX_ERRORS:
+        try:
+            for packet in container.demux(stream):
+                if packet.size:  # the last packet is empty, and stands for the end
+                    num_errors = 0
+                    yield packet
+            break
+        except OSError:
+            problems["errors while reading the file"] += 1
+            break
+        except av.FFmpegError:
+            problems["errors while reading the file"] += 1
+            num_errors += 1
+    yield None
