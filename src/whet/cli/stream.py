@@ -163,7 +163,7 @@ def _run(
     with Stream(target, opened, options) as running:
         to = open_sink(sink, rate=running.source.rate, overwrite=overwrite)
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("frames", total=running.source.num_frames)
+            bar = progress.add_task("frames", total=getattr(running.source, "num_frames", None))
             try:
                 report = running.run(to, on_answer=lambda _: progress.advance(bar))
             except WhetError:

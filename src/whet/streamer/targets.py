@@ -18,7 +18,7 @@ from whet.models.diffusion.prompts import Prompt, prompt_encoder, read_prompt
 from whet.streamer.frames import Size
 from whet.streamer.model import FrameModel
 from whet.workload import StreamWorkload
-from whet.workloads import resolve_any
+from whet.workloads.target import resolve_any
 
 DEFAULT_STEPS = 4
 DEFAULT_STRENGTH = 0.5
