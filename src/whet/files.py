@@ -99,12 +99,12 @@ def _try_to_write(path: Path) -> None:
 
     Permissions alone do not show whether that works: root has them in /proc and cannot write there.
     """
-    partial = _partial(path)
+    partial = hidden_name(path)
     partial.touch()
     partial.unlink()
 
 
-def _partial(path: Path) -> Path:
+def hidden_name(path: Path) -> Path:
     """Return the hidden name under which a file is written before it is renamed."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
@@ -116,7 +116,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         OutputError: The file cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
-    partial = _partial(path)
+    partial = hidden_name(path)
     try:
         with partial.open("wb") as file:
             file.write(data)

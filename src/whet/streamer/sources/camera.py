@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,6 +22,9 @@ STALL_S = 5.0
 """Seconds without a frame after which a camera counts as stalled."""
 
 
+_RELEASE_S = 1.0  # seconds that `close` waits until the camera has given its last picture
+
+
 class Capture(Protocol):
     """Describe what is read of OpenCV's VideoCapture."""
 
@@ -32,6 +36,66 @@ class Capture(Protocol):
 
     def release(self) -> None:
         """Close the camera."""
+
+
+class _Reader(threading.Thread):
+    """Read a camera all the time, and keep its newest picture until somebody takes it.
+
+    Args:
+        capture: The camera. The thread releases it when it ends.
+        clock: Returns seconds, from any origin.
+        name: The thread's name.
+
+    Attributes:
+        fault: Why there are no more pictures; "" while there are.
+    """
+
+    def __init__(self, capture: Capture, clock: Callable[[], float], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.fault = ""
+        self._capture = capture
+        self._clock = clock
+        self._arrival = threading.Condition()
+        self._newest: tuple[npt.NDArray[np.uint8], float] | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Let the thread end after the picture that it waits for, and wake up who waits for one."""
+        with self._arrival:
+            self._is_stopped = True
+            self._arrival.notify_all()
+
+    def newest(self, timeout_s: float) -> tuple[npt.NDArray[np.uint8], float] | None:
+        """Wait for a picture that nobody has taken yet, and take it.
+
+        Returns:
+            The picture, with the clock's reading at its arrival. None if there was none in time, or the thread ends.
+        """
+        with self._arrival:
+            self._arrival.wait_for(lambda: self._newest is not None or self.fault or self._is_stopped, timeout_s)
+            taken, self._newest = self._newest, None
+            return taken
+
+    def run(self) -> None:
+        """Read until the reader is stopped or the camera goes away."""
+        try:
+            while not self._is_stopped:
+                is_there, picture = self._capture.read()
+                if not is_there:
+                    self._end("gives no more frames")
+                    return
+                with self._arrival:
+                    self._newest = picture, self._clock()
+                    self._arrival.notify_all()
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of all kinds
+            self._end(f"cannot be read: {reason(error)}")
+        finally:
+            self._capture.release()
+
+    def _end(self, fault: str) -> None:
+        with self._arrival:
+            self.fault = fault
+            self._arrival.notify_all()
 
 
 class Camera(Source):
@@ -68,62 +132,35 @@ class Camera(Source):
         check_size(size, fit)
         check_rate(rate)
         super().__init__(f"camera {device}", rate=rate, is_live=True)
-        self._size, self._fit, self._stall_s, self._clock = size, fit, stall_s, clock
-        self._capture = (opener or _open_device)(device, rate)
-        if not self._capture.isOpened():
-            self._capture.release()
+        self._size, self._fit, self._stall_s = size, fit, stall_s
+        capture = (opener or _open_device)(device, rate)
+        if not capture.isOpened():
+            capture.release()
             raise TargetError(
                 f"{self.name} cannot be opened; check that it is connected, that no other program uses it, and that "
                 "you may read it"
             )
-        self._arrival = threading.Condition()
-        self._newest: tuple[npt.NDArray[np.uint8], float] | None = None
-        self._fault = ""
         self._first_s: float | None = None
-        self._reader = threading.Thread(target=self._read_on, name=self.name, daemon=True)
+        self._reader = _Reader(capture, clock, self.name)
         self._reader.start()
+        weakref.finalize(self, self._reader.stop).atexit = False  # for a camera that is left without `close`
 
     def close(self) -> None:
         """End the stream, and let go of the camera. A camera that hangs is let go of when it answers."""
-        with self._arrival:
-            self._closing.set()
-            self._arrival.notify_all()
+        self._reader.stop()
         super().close()
 
     def _next(self) -> tuple[Image, float]:
-        with self._arrival:
-            self._arrival.wait_for(
-                lambda: self._newest is not None or self._fault or self._closing.is_set(), timeout=self._stall_s
-            )
-            if self._closing.is_set():
-                raise StopIteration
-            if self._newest is None:
-                why = self._fault or f"gave no frame for {self._stall_s:g} s"
-                raise TargetError(f"{self.name} {why}; check its connection, and start again")
-            (picture, arrived_s), self._newest = self._newest, None
+        newest = self._reader.newest(self._stall_s)
+        if self._closing.is_set():
+            raise StopIteration
+        if newest is None:
+            why = self._reader.fault or f"gave no frame for {self._stall_s:g} s"
+            raise TargetError(f"{self.name} {why}; check its connection, and start again")
+        picture, arrived_s = newest
         if self._first_s is None:
             self._first_s = arrived_s
         return self._converted(picture), arrived_s - self._first_s
-
-    def _read_on(self) -> None:
-        """Read until the source is closed or the camera goes away. It runs in the camera's own thread."""
-        try:
-            while not self._closing.is_set():
-                is_there, picture = self._capture.read()
-                with self._arrival:
-                    if is_there:
-                        self._newest = picture, self._clock()
-                    else:
-                        self._fault = "gives no more frames"
-                    self._arrival.notify_all()
-                if not is_there:
-                    return
-        except Exception as error:  # noqa: BLE001 - the reader of the frames reports whatever the driver raises
-            with self._arrival:
-                self._fault = f"cannot be read: {reason(error)}"
-                self._arrival.notify_all()
-        finally:
-            self._capture.release()
 
     def _converted(self, picture: npt.NDArray[np.uint8]) -> Image:
         """Return a picture of OpenCV, [H, W, 3] BGR or [H, W] grey, as RGB of the size that is wanted."""
@@ -136,7 +173,7 @@ class Camera(Source):
         return place.cut(np.asarray(cv2.cvtColor(picture, code), np.uint8))
 
     def _release(self) -> None:
-        self._reader.join(timeout=self._stall_s)
+        self._reader.join(_RELEASE_S)
 
 
 def _open_device(device: int | str, rate: float | None) -> Capture:

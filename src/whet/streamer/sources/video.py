@@ -7,6 +7,7 @@ FFmpeg scales and converts in one pass. Colours follow the matrix and the range 
 matrix, they follow BT.601, as FFmpeg does. High dynamic range is not tone-mapped.
 """
 
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,7 @@ class VideoFile(Source):
         self._packets = _packets(self._container, self._stream, self.problems)
         self._decoded: deque[av.VideoFrame] = deque()
         self._reformatter = VideoReformatter()
+        weakref.finalize(self, self._container.close).atexit = False  # for a source that is left without `close`
 
     def _next(self) -> tuple[Image, float]:
         while True:
