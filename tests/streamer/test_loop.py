@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 import torch
-from stream_fakes import Delayed, Listed, negative
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_fakes import Delayed, Listed, negative
 
 from whet.errors import ModelError, TargetError
 from whet.streamer.loop import Loop, LoopOptions

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.errors import OptionError, TargetError, WhetError, foreign
+from whet.errors import OptionError, TargetError, foreign
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
 from whet.models.diffusion.directory import Parts, is_diffusers_directory, read_parts
 from whet.models.diffusion.few_steps import few_steps, sampler_of

@@ -99,7 +99,11 @@ def test_a_frame_alone_equals_the_samplers_own_loop():
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 5), st.lists(st.booleans(), min_size=1, max_size=20), st.sampled_from(["none", "self", "onetime", "full"]))
+@given(
+    st.integers(1, 5),
+    st.lists(st.booleans(), min_size=1, max_size=20),
+    st.sampled_from(["none", "self", "onetime", "full"]),
+)
 def test_gaps_between_frames_change_no_answer(num_steps, is_frame, kind):
     """A still scene advances what is in flight without a new frame. No frame gets another answer by it."""
     guidance = Guidance(kind, 1.5, 0.9)
@@ -182,7 +186,9 @@ def test_guidance_of_weight_1_changes_nothing(prediction, sampler):
 def test_self_guidance_of_weight_0_gives_back_the_frame(prediction, sampler):
     """Each step then leads back to its anchor, the frame that came in: without LCM's boundary, in every scale."""
     for frame, answer in zip(
-        frames(4), all_answers(diffusion_step(3, sampler, prediction, guidance=Guidance("self", 0.0)), frames(4)), strict=True
+        frames(4),
+        all_answers(diffusion_step(3, sampler, prediction, guidance=Guidance("self", 0.0)), frames(4)),
+        strict=True,
     ):
         torch.testing.assert_close(answer, frame, rtol=0, atol=2e-5)
 
@@ -243,7 +249,8 @@ def test_guidance_without_a_null_prompt_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "strength", "num_steps"), [("best", 0.5, 2), ("lcm", 0.0, 2), ("lcm", 1.5, 2), ("lcm", 0.5, 0), ("lcm", 0.04, 3), ("ddim", 0.001, 2)]
+    ("sampler", "strength", "num_steps"),
+    [("best", 0.5, 2), ("lcm", 0.0, 2), ("lcm", 1.5, 2), ("lcm", 0.5, 0), ("lcm", 0.04, 3), ("ddim", 0.001, 2)],
 )
 def test_wrong_steps_are_refused(sampler, strength, num_steps):
     with pytest.raises(OptionError, match="--(sampler|strength|steps)"):
