@@ -198,6 +198,14 @@ def test_tcd(prediction: str, count: int, gamma: float) -> None:
     check(steps, scheduler, eta=gamma, generator=generator())
 
 
+def test_tcd_where_the_lower_timestep_is_whole() -> None:
+    """0.7 · 690 is 483, and (1 - 0.3) · 690 is a little less in floating-point numbers."""
+    scheduler = diffusers.TCDScheduler()
+    scheduler.set_timesteps(timesteps=[999, 690, 370])
+    steps = tcd(schedule_of(scheduler), [999, 690, 370], gamma=0.3)
+    check(steps, scheduler, eta=0.3, generator=generator())
+
+
 @pytest.mark.parametrize("levels", [[0], [0, 22], [0, 10, 39], [5]])
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_consistency(levels: list[int], clip: float | None) -> None:

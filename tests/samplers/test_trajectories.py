@@ -134,6 +134,17 @@ def test_every_state_is_finite(name: str, timesteps: list[int], prediction: str,
     assert all(one.isfinite().all() for one in (*samples, *estimates))
 
 
+@pytest.mark.parametrize("build", [dpm_solver_2m, euler, euler_ancestral])
+@pytest.mark.parametrize("schedule", [Schedule.linear(), Schedule.scaled_linear(), Schedule.squaredcos_cap_v2()])
+def test_noise_falls_from_noise_alone_to_its_neighbour(build: Callable[..., Steps], schedule: Schedule) -> None:
+    """The signal that takes the place of 0 is less than that of the timestep before the last, however small that is."""
+    steps = build(schedule.with_zero_terminal_snr(), [999, 998, 990], prediction="v")
+    ratio = steps.noise / steps.signal
+    assert ratio.isfinite().all() and (ratio.diff() < 0).all()
+    samples, _ = all_steps(steps, torch.randn(1, 4, generator=generator(), dtype=torch.float64), noise=generator())
+    assert all(one.isfinite().all() for one in samples)
+
+
 @given(st.lists(st.floats(0.002, 80.0), min_size=1, max_size=8, unique=True))
 @settings(deadline=None)
 def test_every_state_of_a_consistency_model_is_finite_and_within_its_noise(sigmas: list[float]) -> None:
