@@ -125,8 +125,8 @@ def test_gaps_between_frames_change_no_answer(num_steps, is_frame, kind):
 def sequential_residual(num_steps: int, kind: str, weight: float, delta: float, frame: Tensor) -> Tensor:
     """Compute residual guidance by StreamDiffusion's recursion over the steps, in float64, for DDIM-free LCM steps.
 
-    s_0 is the first noise, or what the model says without the prompt; then s_{i+1} = e_{i+1} + a_{i+1} D_i / b_{i+1} with
-    D_i = b_i (s_i - e) / a_i. Between steps the sample is a' x0 + b' noise, as that of LCM without boundary condition.
+    s_0 is the first noise, or what the model says without the prompt; then s_{i+1} = e_{i+1} + a_{i+1} D_i / b_{i+1}
+    with D_i = b_i (s_i - e) / a_i. Between steps the sample is a' x0 + b' noise, as LCM's without boundary condition.
     """
     model = ToyModel()
     table = few_steps("lcm", model.schedule, "epsilon", 0.6)(num_steps)
@@ -253,5 +253,5 @@ def test_guidance_without_a_null_prompt_is_refused():
     [("best", 0.5, 2), ("lcm", 0.0, 2), ("lcm", 1.5, 2), ("lcm", 0.5, 0), ("lcm", 0.04, 3), ("ddim", 0.001, 2)],
 )
 def test_wrong_steps_are_refused(sampler, strength, num_steps):
-    with pytest.raises(OptionError, match="--(sampler|strength|steps)"):
+    with pytest.raises(OptionError, match=r"--(sampler|strength|steps)"):
         few_steps(sampler, Schedule.scaled_linear(), "epsilon", strength)(num_steps)
