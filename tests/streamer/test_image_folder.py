@@ -54,6 +54,7 @@ def test_frames_of_a_folder(tmp_path: Path) -> None:
     assert abs(int(frames[4].image[0, 0, 0]) - 90) <= 3
     assert [frame.time_s for frame in frames] == [0, 0.1, 0.2, 0.3, 0.4]
     assert {frame.image.shape for frame in frames} == {(6, 8, 3)}
+    assert all(frame.image.flags.writeable for frame in frames)  # torch warns of others
     assert [frame.time_s for frame in ImageFolder(tmp_path)][:2] == [0, 1 / 25]
 
 

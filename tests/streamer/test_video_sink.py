@@ -159,6 +159,29 @@ def test_after_ctrl_c_the_file_plays(tmp_path: Path) -> None:
     assert len(read(tmp_path / "i.mp4")) == 21
 
 
+def test_ctrl_c_while_the_file_is_begun_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: VideoSink, size: tuple[int, int]) -> None:
+        self._partial.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VideoSink, "_begin", interrupt)
+    with pytest.raises(KeyboardInterrupt), VideoSink(tmp_path / "i.mp4") as sink:
+        sink.write(picture(0), 0)
+    assert names(tmp_path) == []
+
+
+def test_ctrl_c_while_the_file_is_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    sink = VideoSink(tmp_path / "i.mp4")
+    sink.write(picture(0), 0)
+    with pytest.raises(KeyboardInterrupt):
+        sink.close()
+    assert names(tmp_path) == []
+
+
 def test_without_a_frame_there_is_no_file(tmp_path: Path) -> None:
     with VideoSink(tmp_path / "n.mp4") as sink:
         pass
@@ -238,8 +261,8 @@ def test_what_cannot_be_written_is_noticed_before_the_first_frame(tmp_path: Path
         assert "\n" not in str(caught.value)
     with pytest.raises(OutputError, match="is a directory; name a file"):
         VideoSink(tmp_path / "dir.mp4")
-    with pytest.raises(OptionError, match="FFmpeg has no encoder no-such-codec here"):
-        VideoSink(tmp_path / "a.mp4", codec="no-such-codec")
+    with pytest.raises(OptionError, match="is encoded by libx264 or mpeg4; got 'libvpx-vp9'"):
+        VideoSink(tmp_path / "a.mp4", codec="libvpx-vp9")
     with pytest.raises(OptionError, match="frames/s"):
         open_sink(f"{tmp_path}/a.mp4", rate=-1)
     assert names(tmp_path) == ["dir.mp4", "file"]
@@ -256,6 +279,26 @@ def test_mpeg4_is_written_where_h264_is_missing(tmp_path: Path, monkeypatch: pyt
         sink.write(picture(0), 0)
     with av.open(str(tmp_path / "a.mp4")) as container:
         assert container.streams.video[0].codec_context.name == "mpeg4"
+    with pytest.raises(OptionError, match="FFmpeg has no encoder libx264 here; choose another suffix"):
+        VideoSink(tmp_path / "b.mp4", codec="libx264")
+
+
+@pytest.mark.parametrize("name", ["t.mp4", "t.mkv", "t.webm"])
+def test_a_picture_of_one_pixel(tmp_path: Path, name: str) -> None:
+    with VideoSink(tmp_path / name) as sink:
+        sink.write(np.full((1, 1, 3), 100, np.uint8), 0)
+    (frame,) = read(tmp_path / name)
+    assert frame.image.shape == (2, 2, 3)
+    assert np.abs(frame.image.astype(int) - 100).max() <= 4
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf")])
+def test_a_time_that_is_no_number_is_refused_and_leaves_nothing(tmp_path: Path, time_s: float) -> None:
+    sink = VideoSink(tmp_path / "t.mp4")
+    sink.write(picture(0), 0)
+    with pytest.raises(OutputError, match="cannot write"):
+        sink.write(picture(1), time_s)
+    assert names(tmp_path) == []
 
 
 def test_null_counts() -> None:
