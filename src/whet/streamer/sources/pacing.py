@@ -25,7 +25,7 @@ class Paced(Source):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        super().__init__(source.name, rate=source.rate, is_live=True)
+        super().__init__(source.name, rate=source.rate, is_live=True, num_frames=source.num_frames)
         self.problems = source.problems
         self._source = source
         self._clock = clock
