@@ -35,7 +35,7 @@ class Paced(Source):
     def _next(self) -> tuple[Image, float]:
         frame = next(self._source)
         if self._began is None:
-            self._began = self._clock() - frame.time_s
+            self._began = self._clock()  # the first frame's time is 0
         while (left := self._began + frame.time_s - self._clock()) > 0:
             self._sleep(left)
             if self._closing.is_set():
