@@ -118,7 +118,7 @@ def stream(
     """Turn frames into frames with a model, and report times, rates and whether the budget was held.
 
     A video file or a folder is turned whole, as fast as the model can. A camera, or anything with --live, plays at its
-    own rate: the newest frame is always the next, and frames that the model has no time for are dropped and counted.
+    own rate. The newest frame is always the next, and frames that the model has no time for are dropped and counted.
     The exit code is 1 where a budget was missed, and 3 where the machine was too busy to say.
     """
     options = StreamOptions(
