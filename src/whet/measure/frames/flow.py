@@ -49,8 +49,7 @@ def input_flow(before: Frame, after: Frame) -> Flow:
     first, second = pair(before, after)
     if min(first.shape[:2]) < MIN_SIDE:
         raise ValueError(
-            f"optical flow takes frames of at least {MIN_SIDE}×{MIN_SIDE} pixels; "
-            f"got {first.shape[1]}×{first.shape[0]}"
+            f"optical flow takes frames of at least {MIN_SIDE}×{MIN_SIDE} pixels; got {first.shape[1]}×{first.shape[0]}"
         )
     old, new = (np.rint(luminance(frame) * 255).astype(np.uint8) for frame in (first, second))
     with _one_thread(cv2):
@@ -62,7 +61,7 @@ def input_flow(before: Frame, after: Frame) -> Flow:
 
 
 def warp_error(before: Frame, after: Frame, flow: Flow) -> float:
-    """Return how far a frame is from the one before it, moved along a flow: the mean square over visible pixels.
+    """Return the mean square, over visible pixels, between a frame and the one before it, moved along a flow.
 
     Source: Lai et al., "Learning Blind Video Temporal Consistency" (2018).
 
@@ -134,5 +133,6 @@ def _is_hidden(forward: Field, backward: Field) -> npt.NDArray[np.bool_]:
     length = np.square(backward).sum(axis=2)
     apart = np.square(forward + backward).sum(axis=2)
     gradient = sum(np.square(np.gradient(backward[:, :, i], axis=axis)) for i in (0, 1) for axis in (0, 1))
-    hidden: npt.NDArray[np.bool_] = apart > 0.01 * (np.square(forward).sum(axis=2) + length) + 0.5
-    return hidden | (gradient > 0.01 * length + 0.002)
+    is_astray = apart > 0.01 * (np.square(forward).sum(axis=2) + length) + 0.5
+    hidden: npt.NDArray[np.bool_] = is_astray | (gradient > 0.01 * length + 0.002)
+    return hidden

@@ -14,7 +14,8 @@ def luminance(frame: Frame) -> Array:
         ValueError: It is no frame.
     """
     image = as_float(frame)
-    return image @ _WEIGHTS if image.shape[2] == len(_WEIGHTS) else image.mean(axis=2)
+    grey: Array = image @ _WEIGHTS if image.shape[2] == len(_WEIGHTS) else image.mean(axis=2)
+    return grey
 
 
 def sharpness(frame: Frame) -> float:

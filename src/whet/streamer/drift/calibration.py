@@ -36,7 +36,7 @@ class Thresholds:
 def calibrate(
     frames: Iterable[Frame], *, num_frames: int = 600, late: int = 4, alarms: float = ALARMS, seed: int = 0
 ) -> Thresholds:
-    """Find what a stream without drift shows on real frames: the frames beside themselves, a little late.
+    """Find what a stream without drift shows on real frames, by comparing the frames with themselves, a little late.
 
     A stream that shows its input some frames late is as faithful as can be, and yet each measure moves with the
     footage. A moving-block bootstrap makes streams of such pairs, in which all measures of a frame stay together. The

@@ -38,7 +38,9 @@ class Measure:
 
 
 MEASURES = (
-    Measure("colour", "Colour distance", "Hellinger distance of the colour histograms of output and input.", False, 0.02),
+    Measure(
+        "colour", "Colour distance", "Hellinger distance of the colour histograms of output and input.", False, 0.02
+    ),
     Measure(
         "own_colour",
         "Colour since the beginning",

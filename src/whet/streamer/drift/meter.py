@@ -26,7 +26,7 @@ from whet.measure.frames.movement import STILL
 from whet.streamer.drift.measures import LAGS, MEASURES
 from whet.streamer.drift.trend import Array, parts
 
-_MOVEMENT_SIDE = 128  # movement is compared on frames that are reduced to at most this many pixels a side
+_MOVEMENT_SIDE = 64  # movement is compared on frames that are reduced to at most this many pixels a side
 _FLOW_SIDE = 256  # and optical flow on such
 _THUMB_SIDE = 96
 _NUM_FLOWS = 120  # over a stream: enough for both parts, and a few milliseconds each

@@ -77,7 +77,7 @@ def render(report: DriftReport) -> str:
         charts=[_chart(report, one) for one in report.verdict.results if one.trend is not None],
         unmeasured=[one.measure.title for one in report.verdict.results if one.trend is None],
         strip=[(one.index, _image(one.reference), _image(one.output)) for one in thumbs],
-        frames=[Tick(_x(at, num_frames), str(at)) for at in _steps(0, num_frames - 1, 4)],
+        frames=[Tick(_x(at, num_frames), str(at)) for at in _steps(0, num_frames - 1, 6)],
         width=_WIDTH,
         height=_HEIGHT,
     ).strip()  # fmt: skip
@@ -121,7 +121,7 @@ def _chart(report: DriftReport, result: MeasureResult) -> Chart:
         first_end=_x(parts(num), num),
         last_start=_x(num - 1 - parts(num), num),
         onset=None if result.from_frame is None else _x(result.from_frame, num),
-        ticks=tuple(Tick(y(one), _value(one, result)) for one in _steps(low, high, 3)),
+        ticks=tuple(Tick(y(one), _value(one, result)) for one in _labels(low, high, is_log=result.measure.is_ratio)),
     )
 
 
@@ -143,6 +143,16 @@ def _steps(low: float, high: float, wanted: int) -> list[int] | list[float]:
     if isinstance(low, int) and isinstance(high, int):
         return [round(i * step) for i in range(first, last + 1)]
     return [i * step for i in range(first, last + 1)]
+
+
+def _labels(low: float, high: float, *, is_log: bool) -> list[float] | list[int]:
+    """Return what an axis is labelled with: round numbers, whose logarithms are placed for a ratio."""
+    if not is_log:
+        return _steps(low, high, 3)
+    if high - low > math.log(10):
+        tens = range(math.ceil(low / math.log(10)), math.floor(high / math.log(10)) + 1)
+        return [power * math.log(10) for power in tens]
+    return [math.log(one) for one in _steps(math.exp(low), math.exp(high), 3) if one > 0]
 
 
 def _value(value: float, result: MeasureResult) -> str:

@@ -145,12 +145,12 @@ def _findings(series: Series, results: tuple[MeasureResult, ...], repeats_from: 
             f"From frame {repeats_from} on, the output stands still or runs in a loop of at most {LAGS} frames, "
             "while the input moves."
         )
-    for one in results:
-        if one.is_drift and one.trend is not None:
-            found.append(
-                f"{one.measure.title} {amount(one.measure, one.trend.change)} from frame {one.from_frame} on; "
-                f"up to {amount(one.measure, one.threshold, is_size=True)} would be no drift."
-            )
+    found += [
+        f"{one.measure.title} {amount(one.measure, one.trend.change)} from frame {one.from_frame} on; "
+        f"up to {amount(one.measure, one.threshold, is_size=True)} would be no drift."
+        for one in results
+        if one.is_drift and one.trend is not None
+    ]
     return found
 
 
@@ -183,7 +183,9 @@ def amount(measure: Measure, change: float, *, is_size: bool = False) -> str:
         is_size: Give the size alone, without a direction.
     """
     if measure.is_ratio:
-        return f"a factor of {math.exp(abs(change)):.3g}" if is_size else f"changed by a factor of {math.exp(change):.3g}"
+        return (
+            f"a factor of {math.exp(abs(change)):.3g}" if is_size else f"changed by a factor of {math.exp(change):.3g}"
+        )
     if is_size:
         return f"{abs(change):.2g}"
     return f"{'rose' if change > 0 else 'fell'} by {abs(change):.2g}"
