@@ -125,7 +125,7 @@ def _chart(report: DriftReport, result: MeasureResult) -> Chart:
     )
 
 
-def _x(frame: int, num_frames: int) -> float:
+def _x(frame: float, num_frames: int) -> float:
     return round(_WIDTH * frame / max(1, num_frames - 1), 1)
 
 
