@@ -72,6 +72,7 @@ def test_a_stopped_output_is_found_where_it_stops(panning: Clip, judged: Judged,
     found = judged(stopped(panning, at), panning)
     assert found.verdict.word == "drift"
     assert found.verdict.repeats_from == at
+    assert "repetition" in names(found) and "repeated frames" in found.sentence and "novelty" not in found.sentence
     assert f"From frame {at} on, the output stands still" in found.verdict.reasons[0]
 
 

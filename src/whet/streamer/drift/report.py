@@ -45,7 +45,7 @@ class DriftReport:
             return f"{verdict.word.capitalize()}: {verdict.reasons[0]}"
         names = [one.measure.title.lower() for one in verdict.results if one.is_drift]
         if verdict.repeats_from is not None:
-            names.insert(0, "repeated frames")
+            names = ["repeated frames", *(name for name in names if name != "novelty")]
         if self.series.broken_from is not None:
             names.insert(0, "broken frames")
         return f"Drift from frame {verdict.from_frame} of {self.series.num_frames} on: {', '.join(names)}."

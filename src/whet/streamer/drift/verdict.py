@@ -1,7 +1,7 @@
 """Judge a stream: no drift, drift in which measures and from which frame on, or inconclusive and why."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,6 +84,11 @@ def judge(series: Series, thresholds: Thresholds | None = None, *, seed: int = 0
     if found:
         starts = [one.from_frame for one in results if one.from_frame is not None]
         starts += [at for at in (repeats_from, series.broken_from) if at is not None]
+        if repeats_from is not None:
+            results = tuple(
+                replace(one, is_drift=True, from_frame=repeats_from) if one.measure.name == "repetition" else one
+                for one in results
+            )
         return Verdict("drift", tuple(found), results, repeats_from, min(starts))
     doubts = _doubts(series, results)
     if doubts:
