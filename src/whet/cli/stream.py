@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli.busy import INCONCLUSIVE
+from whet.cli.stream_drift import test_drift
 from whet.cli.units import seconds
 from whet.errors import OptionError, WhetError
 from whet.models.diffusion.few_steps import SAMPLERS
@@ -90,6 +91,13 @@ _Degrade = Annotated[
 ]
 _Seed = Annotated[int, typer.Option(help="the seed of the noise")]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is at the sink")]
+_Drift = Annotated[
+    int | None,
+    typer.Option(metavar="FRAMES", help="test instead whether the output drifts over so many frames, as 600"),
+]
+_Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="with --drift: a directory for drift.html and drift.json")
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print the report as one JSON object")]
 
 
@@ -113,13 +121,15 @@ def stream(
     degrade: _Degrade = True,
     seed: _Seed = 0,
     overwrite: _Overwrite = False,
+    drift: _Drift = None,
+    out: _Out = None,
     as_json: _AsJson = False,
 ) -> None:
     """Turn frames into frames with a model, and report times, rates and whether the budget was held.
 
     A video file or a folder is turned whole, as fast as the model can. A camera, or anything with --live, plays at its
     own rate. The newest frame is always the next, and frames that the model has no time for are dropped and counted.
-    The exit code is 1 where a budget was missed, and 3 where the machine was too busy to say.
+    The exit code is 1 where a budget was missed or the output drifts, and 3 where neither can be said.
     """
     options = StreamOptions(
         size=None if size is None else _size(size),
@@ -137,6 +147,10 @@ def stream(
         stillness=skip_still,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    if drift is not None:
+        raise typer.Exit(test_drift(console, target, source, drift, options, rate=rate, out=out, as_json=as_json))
+    if out is not None:
+        raise OptionError("--out goes with --drift; a stream's answers go to --sink")
     report = _run(console, target, source, sink, options, live=live, rate=rate, overwrite=overwrite, as_json=as_json)
     _leave(report)
 

@@ -127,7 +127,7 @@ def test_few_frames_are_inconclusive(panning: Clip) -> None:
     for frame in panning[:100]:
         meter.add(frame, frame)
     found = report(meter.series())
-    assert found.verdict.word == "inconclusive" and found.exit_code == 0
+    assert found.verdict.word == "inconclusive" and found.exit_code == 3
     assert found.verdict.reasons == ("There are 100 frames; a verdict takes at least 120.",)
 
 

@@ -34,8 +34,8 @@ class DriftReport:
 
     @property
     def exit_code(self) -> int:
-        """Return 1 if the stream drifts, and 0 otherwise."""
-        return 1 if self.verdict.word == "drift" else 0
+        """Return 0 for no drift, 1 for drift, and 3 where nothing can be said."""
+        return {"drift": 1, "inconclusive": 3}.get(self.verdict.word, 0)
 
     @property
     def sentence(self) -> str:
