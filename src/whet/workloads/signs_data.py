@@ -127,7 +127,7 @@ def split_photos(photos: Photos, seed: int = 0) -> dict[str, Photos]:
     everybody = torch.unique(photos.people_N)
     if len(everybody) < len(SPLITS):
         raise OptionError(f"photos of at least {len(SPLITS)} people are needed; got {len(everybody)}")
-    order = everybody[torch.randperm(len(everybody), generator=_generator(seed))].tolist()
+    order = everybody[torch.randperm(len(everybody), generator=seeded(seed))].tolist()
     num_each = {name: max(1, round(share * len(order))) for name, share in SPLITS.items() if name != "train"}
     parts, end = {}, len(order)
     for name, count in num_each.items():
@@ -209,27 +209,34 @@ class ClipMaker:
 
 
 def camera_frames(frames_BTCHW: Tensor) -> Tensor:
-    """Return what the grey camera sees: [..., 3, 64, 64] -> [..., 1, 16, 16], in the same range."""
-    luma = torch.tensor(_LUMA, dtype=frames_BTCHW.dtype, device=frames_BTCHW.device)
-    grey_BTCHW = (frames_BTCHW * luma[:, None, None]).sum(-3, keepdim=True)
-    grey = F.avg_pool2d(grey_BTCHW.flatten(0, -4), FRAME // GREY)
+    """Return what the grey camera sees: [B, ..., 3, 64, 64] -> [B, ..., 1, 16, 16], in the same range."""
+    grey = F.avg_pool2d(luma(frames_BTCHW).flatten(0, -4), FRAME // GREY)
     return grey.reshape(*frames_BTCHW.shape[:-3], 1, GREY, GREY)
 
 
-def _generator(*numbers: int) -> torch.Generator:
+def luma(frames_BTCHW: Tensor) -> Tensor:
+    """Return the brightness of colour frames: [..., 3, H, W] -> [..., 1, H, W], in the same range."""
+    weights = torch.tensor(_LUMA, dtype=frames_BTCHW.dtype, device=frames_BTCHW.device)
+    return (frames_BTCHW * weights[:, None, None]).sum(-3, keepdim=True)
+
+
+def seeded(*numbers: int) -> torch.Generator:
     """Return a generator whose state depends on some numbers."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
 def _draw_moves(seed: int, clip: int) -> Tensor:
-    """Return mean, amplitude, speed (radians a frame) and phase of x, y, angle and log size, and a sign: [4 * 4 + 1]."""
-    draw = torch.rand(17, generator=_generator(seed, clip), dtype=torch.float64)
+    """Return mean, amplitude, speed and phase of x, y, angle and log size, and -1 to mirror: [4 * 4 + 1].
+
+    Speeds are in radians a frame. Places are in half widths of the photo, and angles in radians.
+    """
+    draw = torch.rand(17, generator=seeded(seed, clip), dtype=torch.float64)
     mean, amplitude, speed, phase = draw[:16].view(4, 4)
-    spread = torch.tensor([0.06, 0.06, 0.12, 0.08], dtype=torch.float64)  # photo's half width, radians, log
+    spread = torch.tensor([0.06, 0.06, 0.12, 0.08], dtype=torch.float64)
     centre = torch.tensor([0.0, 0.0, 0.0, math.log(0.82)], dtype=torch.float64)
-    largest = torch.tensor([0.12, 0.12, 0.2, 0.1], dtype=torch.float64)
-    parts = [centre + spread * (2 * mean - 1), largest * amplitude, 0.04 + 0.16 * speed, 2 * math.pi * phase]
+    largest = torch.tensor([0.14, 0.14, 0.25, 0.12], dtype=torch.float64)
+    parts = [centre + spread * (2 * mean - 1), largest * amplitude, 0.05 + 0.2 * speed, 2 * math.pi * phase]
     return torch.cat([*parts, (draw[16:] < 0.5).double() * 2 - 1])
 
 
@@ -249,8 +256,9 @@ def _places(dtype: torch.dtype, size: int = FRAME) -> Tensor:
 
 
 def _apply(maps: Tensor, places_HW2: Tensor) -> Tensor:
-    """Return the images of places under affine maps: [..., 2, 3], [H, W, 2] -> [..., H, W, 2]."""
-    return torch.einsum("...ij,hwj->...hwi", maps[..., :2], places_HW2) + maps[..., None, None, :, 2]
+    """Return where affine maps, [..., 2, 3], lead from places, [H, W, 2]: [..., H, W, 2]."""
+    turned: Tensor = torch.einsum("...ij,hwj->...hwi", maps[..., :2], places_HW2)
+    return turned + maps[..., None, None, :, 2]
 
 
 def _square(windows_BT23: Tensor) -> Tensor:
@@ -260,11 +268,14 @@ def _square(windows_BT23: Tensor) -> Tensor:
 
 
 def _seen(photos_BCHW: Tensor, windows_BT23: Tensor) -> Tensor:
-    """Return what windows show of photos: means of 2 x 2 samples a pixel, [B, T, C, 64, 64]. Beyond a photo is its mirror."""
+    """Return what windows show of photos, means of 2 x 2 samples a pixel, [B, T, C, 64, 64].
+
+    Beyond its edges, a photo is mirrored.
+    """
     size = FRAME * _OVERSAMPLED
     num_clips, num_frames = windows_BT23.shape[:2]
     grid = _apply(windows_BT23, _places(windows_BT23.dtype, size)).float()  # [B, T, size, size, 2]
     tall = grid.reshape(num_clips, num_frames * size, size, 2)
     sampled = F.grid_sample(photos_BCHW, tall, mode="bilinear", padding_mode="reflection", align_corners=False)
-    frames = F.avg_pool2d(sampled, _OVERSAMPLED)
-    return frames.unflatten(2, (num_frames, FRAME)).transpose(1, 2).contiguous()
+    frames: Tensor = F.avg_pool2d(sampled, _OVERSAMPLED).unflatten(2, (num_frames, FRAME))
+    return frames.transpose(1, 2).contiguous()

@@ -102,9 +102,7 @@ class FrameUNet(nn.Module):
         super().__init__()
         self.config = config = config or UNetConfig()
         widths, embedding = config.widths, config.embedding
-        self.time = nn.Sequential(
-            nn.Linear(embedding // 2, embedding), nn.SiLU(), nn.Linear(embedding, embedding)
-        )
+        self.time = nn.Sequential(nn.Linear(embedding // 2, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
         self.digit = nn.Embedding(config.num_digits + 1, embedding)
         pixels = config.block**2
         self.stem = nn.Conv2d((3 + 3 + 1) * pixels, widths[0], 3, padding=1)
@@ -147,7 +145,7 @@ class FrameUNet(nn.Module):
         block, size = self.config.block, self.config.frame_size
         enlarged_BCHW = F.interpolate(grey_BCHW, size=(size, size), mode="bilinear", align_corners=False)
         x_BCHW = F.pixel_unshuffle(torch.cat([noisy_BCHW, previous_BCHW, enlarged_BCHW], dim=1), block)
-        embedded_BE = self.time(self._sines(timestep_B)) + self.digit(digit_B)
+        embedded_BE = self.time(self._sines(timestep_B).to(x_BCHW.dtype)) + self.digit(digit_B)
         embedded_BE = F.silu(embedded_BE)
 
         x_BCHW = self.stem(x_BCHW)
@@ -196,7 +194,7 @@ class _Block(nn.Module):
 
 
 class _Halve(nn.Module):
-    """Halve height and width with a convolution of stride 2."""
+    """Apply a convolution of stride 2, which halves height and width."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -209,7 +207,7 @@ class _Halve(nn.Module):
 
 
 class _Double(nn.Module):
-    """Double height and width by repeating pixels, then smooth them with a convolution."""
+    """Repeat each pixel 2 x 2 times, then smooth the image with a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
