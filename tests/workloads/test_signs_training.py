@@ -12,7 +12,6 @@ from whet.errors import CheckpointError, OptionError
 from whet.models.diffusion.unet import FrameUNet, UNetConfig, load_unet
 from whet.workloads.signs_classifier import load_classifier, new_classifier
 from whet.workloads.signs_data import ClipMaker
-from whet.workloads.train import signs_stages
 from whet.workloads.train.__main__ import main
 from whet.workloads.train.resumable import Limit, Stage, average, fit
 from whet.workloads.train.signs_stages import (
@@ -123,7 +122,7 @@ def test_samples_are_as_the_recipe_says():
     assert error.std(1).max() < 0.75
 
 
-def test_the_seed_chooses_the_samples(monkeypatch):
+def test_the_seed_and_the_step_choose_the_samples():
     one, other = teacher_stage(unet(), ramps(), batch_size=2), teacher_stage(unet(), ramps(), batch_size=2, seed=1)
     assert one.loss(0) == one.loss(0)
     assert one.loss(0) != one.loss(1)
@@ -217,11 +216,6 @@ def test_average_is_the_weighted_mean():
     average(mean, model, 0.75)
     assert mean.weight.tolist() == [1.5, 1.5]
     assert mean.running_mean.tolist() == [5.0, 5.0]
-
-
-def test_noise_of_previous_frames_is_limited():
-    assert signs_stages.MOST_NOISE == 0.7
-    assert signs_stages.MOST_LAG == 4
 
 
 @pytest.fixture
