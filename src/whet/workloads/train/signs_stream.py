@@ -6,8 +6,8 @@ It trains in stages: the classifier that judges frames, the teacher, regression 
 writes its state into the directory --run every two minutes, so that the same command goes on after it was cut off. In
 the end it writes the weights, and prints the quality of frames of people whom no network has seen.
 
-On a machine that does other work too, set OMP_WAIT_POLICY=passive. Otherwise, PyTorch's threads spin while they wait for
-one of them that the other work holds up, and two threads can be slower than one.
+On a machine that does other work too, set OMP_WAIT_POLICY=passive. Otherwise, PyTorch's threads spin while they wait
+for one of them that the other work holds up, and two threads can be slower than one.
 """
 
 import argparse
