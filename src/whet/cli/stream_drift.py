@@ -28,7 +28,7 @@ def test_drift(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Run the test with a bar of its frames, show the verdict, write drift.html and drift.json, and return the exit code.
+    """Run the test, show the verdict, write drift.html and drift.json, and return the exit code.
 
     Args:
         console: Where messages go.
