@@ -1,6 +1,6 @@
 """Train small models for tasks of recall, and test how far back they remember.
 
-    python benchmarks/recall.py [--work docs/results/recall] [--tasks recall passkey copy mqar] [--arms bank ...] [--quick]
+    python benchmarks/recall.py [--tasks recall passkey copy mqar] [--arms bank ...] [--work DIR] [--quick]
 
 The arms: segments of attention alone (none), with a bank of slots, with a memory that learns at test time, full
 attention, and for the task `recall` titans-pytorch's Memory as Context, where it is installed. All have as many
@@ -9,8 +9,8 @@ back through all segments. Texts grow from 2 to 16 segments as a model learns th
 The learning rate is the best of three, by texts that are not in the tests, with the first seed; two more seeds follow.
 
 Each training is one process with one thread, as many at a time as there are cores, and leaves one file in the work
-directory, which is kept with the results. What is there already is not trained again, so the script goes on where it was
-stopped, on any machine. Times play no part, so the machine need not be quiet.
+directory, which is kept with the results. What is there already is not trained again, so the script goes on where it
+was stopped, on any machine. Times play no part, so the machine need not be quiet.
 
 Writes docs/results/recall.json; benchmarks/results.py makes the table. --quick trains one seed at one learning
 rate on 200,000 tokens, and writes nothing but its work directory.

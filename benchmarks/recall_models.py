@@ -169,6 +169,6 @@ def _titans(shape: Shape) -> nn.Module:
         wanted = num_parameters(Ltm(ltm_config(BANK, shape, INNER)))
     factors = [quarter / 4 for quarter in range(1, 17)]
     chosen = model(min(factors, key=lambda factor: abs(num_parameters(model(factor)) - wanted)))
-    for parameter in chosen.parameters():  # some versions expand one value over a parameter, which no optimiser can write
+    for parameter in chosen.parameters():  # some are one value, expanded, which no optimiser can write
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     return chosen
