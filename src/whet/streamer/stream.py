@@ -164,23 +164,21 @@ class Stream:
         """Set the prompt before the next frame. It may be called from any thread.
 
         Raises:
-            OptionError: The model takes no text.
+            OptionError: The model takes no text, or not this one. The stream goes on as before.
         """
-        change = self.opened.change_prompt
-        if change is None:
+        if self.opened.prepare_prompt is None:
             raise OptionError(f"{self.opened.name} takes no text as a prompt")
-        self._loop.ask(lambda: change(prompt, negative))
+        self._loop.ask(self.opened.prepare_prompt(prompt, negative))
 
     def change_guidance(self, guidance: Guidance) -> None:
         """Set the guidance before the next frame. It may be called from any thread.
 
         Raises:
-            OptionError: The model takes no guidance.
+            OptionError: The model takes no guidance, or not this one. The stream goes on as before.
         """
-        change = self.opened.change_guidance
-        if change is None:
+        if self.opened.prepare_guidance is None:
             raise OptionError(f"{self.opened.name} takes no guidance")
-        self._loop.ask(lambda: change(guidance))
+        self._loop.ask(self.opened.prepare_guidance(guidance))
 
     def report(self) -> StreamReport:
         """Return what the stream did so far."""
