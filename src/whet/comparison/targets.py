@@ -40,7 +40,7 @@ def compare(
     """Tell whether the new workload is faster than the old one, and whether it does the same.
 
     Both are built and measured in processes of their own. A call of a model is timed, or an optimiser step of a
-    training. The outputs of the two are compared, or their losses step by step.
+    training, or a frame of a stream. The outputs of the two are compared, or their losses step by step.
 
     Args:
         old: A target's name, as for `whet tune`, or a workload in memory.

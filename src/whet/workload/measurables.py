@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from whet.errors import TargetError
 from whet.measure.evidence import Evidence, Losses, Outputs
@@ -22,6 +23,9 @@ from whet.workload.training import Trainer, TrainingWorkload
 
 AnyWorkload = InferenceWorkload | TrainingWorkload | GenerationWorkload | StreamWorkload
 
+_WARM_UP_FRAMES = 8  # they also fill a rolling batch
+_FRAMES_OF_EVIDENCE = 64
+_MOST_FRAMES = 256
 _WARM_UP_STEPS = 3  # they fill caches, start workers and allocate the optimiser's state
 
 
@@ -104,6 +108,51 @@ class TrainingSteps:
         return Losses(by_step=tuple(float(loss) for loss in self._trainer.losses))
 
 
+class StreamFrames:
+    """Turn the frames of a stream, one after the other and again from the first, without gradients.
+
+    Args:
+        workload: The stream. Its first 256 frames are held in memory, so that no call includes reading one.
+
+    Raises:
+        TargetError: It has no frames, or they are no tensors [C, H, W].
+    """
+
+    is_sequence = False
+    num_kinds = 1
+    num_samples = 1.0
+
+    def __init__(self, workload: StreamWorkload) -> None:
+        self._workload = workload
+        self._frames = list(itertools.islice(workload.frames, _MOST_FRAMES))
+        if not self._frames or not all(isinstance(frame, Tensor) and frame.ndim == 3 for frame in self._frames):
+            raise TargetError(f"the frames of {workload.name} must be tensors [C, H, W], at least one")
+        self._step = workload.open()
+        self._turns = itertools.cycle(self._frames)
+
+    def measuring(self) -> AbstractContextManager[object]:
+        """Return a context without gradients."""
+        return torch.inference_mode()
+
+    def warm_up(self) -> None:
+        """Turn the first frames."""
+        for _ in range(_WARM_UP_FRAMES):
+            self.once()
+
+    def once(self) -> None:
+        """Turn the next frame."""
+        self._step(next(self._turns))
+
+    def evidence(self, folder: Path) -> Evidence | None:
+        """Return what a stream that is opened anew makes of the first frames, in their order."""
+        step = self._workload.open()
+        with torch.inference_mode():
+            # A rolling batch returns None at first. A step may return the same memory in each call.
+            answers = map(step, self._frames[:_FRAMES_OF_EVIDENCE])
+            outputs = [(answer.detach().cpu().clone(),) for answer in answers if answer is not None]
+        return Outputs.write(outputs, folder / "outputs.safetensors")
+
+
 def measurable_of(workload: AnyWorkload) -> Measurable:
     """Build something that can be timed from a workload.
 
@@ -120,4 +169,6 @@ def measurable_of(workload: AnyWorkload) -> Measurable:
             return ModelCalls(calls, workload.samples_per_batch)
         case TrainingWorkload():
             return TrainingSteps(workload)
+        case StreamWorkload():
+            return StreamFrames(workload)
     raise TargetError(f"{workload.name} is a {type(workload).__name__}, which whet cannot compare")
