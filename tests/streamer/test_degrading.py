@@ -26,14 +26,21 @@ def simulate(controller: Controller, loads, seconds=0.035):
 
 def test_levels_take_steps_then_pixels_then_frames():
     assert levels_of(4, (1.0, 0.5), 3) == [
-        Level(4), Level(2), Level(1), Level(1, 0.5), Level(1, 0.5, 2), Level(1, 0.5, 3)
+        Level(4),
+        Level(2),
+        Level(1),
+        Level(1, 0.5),
+        Level(1, 0.5, 2),
+        Level(1, 0.5, 3),
     ]
     assert levels_of(None) == [Level(), Level(every=2), Level(every=3), Level(every=4)]
     assert str(Level(2, 0.5, 2)) == "2 steps, frames of 50% height and width, one frame of 2 computed"
     assert str(Level()) == "all frames computed"
 
 
-@pytest.mark.parametrize(("steps", "scales", "gap"), [(0, (1.0,), 2), (2, (), 2), (2, (0.5, 1.0), 2), (2, (1.0,), 0), (2, (1.5,), 2)])
+@pytest.mark.parametrize(
+    ("steps", "scales", "gap"), [(0, (1.0,), 2), (2, (), 2), (2, (0.5, 1.0), 2), (2, (1.0,), 0), (2, (1.5,), 2)]
+)
 def test_wrong_levels_are_refused(steps, scales, gap):
     with pytest.raises(OptionError):
         levels_of(steps, scales, gap)

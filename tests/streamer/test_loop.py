@@ -1,13 +1,14 @@
 """Each frame gets one answer, in order, whatever the source, the model and the scene do."""
 
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from stream_fakes import Delayed, Listed, negative
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_fakes import Delayed, Listed, negative
 
 from whet.errors import ModelError, TargetError
 from whet.streamer.loop import Loop, LoopOptions
@@ -49,7 +50,7 @@ def test_a_still_scene_gets_its_answers_and_repeats_them(levels, steps, cap):
     assert all(level(answer) == 255 - 100 * levels[answer.frame.index] for answer in computed)
     assert timings.counts["final"] == len(computed)
     assert timings.counts["still"] == len(levels) - len(computed)
-    for before, answer in zip(answers, answers[1:], strict=False):
+    for before, answer in pairwise(answers):
         if answer.kind == "still":
             assert level(answer) == level(before)  # what was shown stays
 
@@ -109,7 +110,7 @@ def test_a_source_that_fails_is_heard_after_the_frames_before():
     source, answers = Listed(9, fails_at=4, error=TargetError("the camera went away")), []
     with pytest.raises(TargetError, match="the camera went away"):
         for answer in Loop(FrameModel(Delayed(3)), source, LoopOptions(), Timings()):
-            answers.append(answer.frame.index)
+            answers += [answer.frame.index]
     assert answers == [0, 1, 2, 3]
     assert source.is_closed
 
@@ -191,7 +192,7 @@ def test_skipped_frames_repeat_the_answer_before():
     assert len(answers) == 100 and loop.level.every == 2
     kinds = [answer.kind for answer in answers[20:]]
     assert kinds == ["skipped", "computed"] * 40 or kinds == ["computed", "skipped"] * 40
-    for before, answer in zip(answers, answers[1:], strict=False):
+    for before, answer in pairwise(answers):
         if answer.kind == "skipped":
             assert level(answer) == level(before)
 

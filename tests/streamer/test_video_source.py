@@ -1,6 +1,7 @@
 """Video files, made by PyAV: times, colours, turns, and what is wrong with files from outside."""
 
 import gc
+import threading
 from fractions import Fraction
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def test_frames_come_with_their_own_times(tmp_path: Path) -> None:
             assert frame.image.dtype == np.uint8
             assert frame.image.shape == (48, 64, 3)
             assert frame.image.flags.c_contiguous
+            assert frame.image.flags.writeable  # torch warns of others
             assert psnr(frame.image, picture(frame.index)) > 32
 
 
@@ -120,6 +122,18 @@ def test_damaged_packets_are_skipped_and_counted(tmp_path: Path) -> None:
     assert [frame.time_s for frame in frames] == [pytest.approx((index - 1) / 25) for index in kept]
     for frame, index in zip(frames, kept, strict=True):
         assert psnr(frame.image, picture(index)) > 32
+
+
+def test_packets_with_missing_parts_are_counted(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    noise = [random.integers(0, 256, (240, 320, 3), dtype=np.uint8) for _ in range(20)]
+    write_video(tmp_path / "m.ts", noise, options=INTRA)
+    data = (tmp_path / "m.ts").read_bytes()
+    middle = len(data) // 188 // 2 * 188  # a transport stream comes in parts of 188 bytes
+    (tmp_path / "m.ts").write_bytes(data[:middle] + data[middle + 3 * 188 :])
+    with VideoFile(tmp_path / "m.ts") as source:
+        assert [frame.time_s for frame in source] == [pytest.approx(index / 25) for index in range(20)]
+        assert source.problems == {"packets with missing parts": 1}
 
 
 def test_a_video_without_a_whole_frame_is_refused(tmp_path: Path) -> None:
@@ -228,6 +242,28 @@ def test_an_unknown_codec_is_refused(tmp_path: Path) -> None:
     (tmp_path / "u.mkv").write_bytes(data.replace(b"V_FFV1", b"V_NONE"))
     with pytest.raises(TargetError, match="FFmpeg does not know its codec"):
         VideoFile(tmp_path / "u.mkv")
+
+
+def test_another_thread_may_close_it(tmp_path: Path) -> None:
+    write_video(tmp_path / "c.mp4", [picture(index) for index in range(300)])
+    for _ in range(5):
+        source = VideoFile(tmp_path / "c.mp4")
+        has_begun = threading.Event()
+        found: list[Frame] = []
+
+        def read_on(source: VideoFile = source, found: list[Frame] = found, begun: threading.Event = has_begun) -> None:
+            for frame in source:
+                found.append(frame)
+                begun.set()
+
+        reader = threading.Thread(target=read_on)
+        reader.start()
+        assert has_begun.wait(60)
+        source.close()
+        assert not is_open(tmp_path / "c.mp4")
+        reader.join(60)
+        assert not reader.is_alive()
+        assert [frame.index for frame in found] == list(range(len(found)))
 
 
 def test_the_file_is_closed_after_the_last_frame_and_where_iteration_is_abandoned(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from whet.models.diffusion.guidance import KINDS, Guidance
 from whet.streamer.frames import Size
 from whet.streamer.report import StreamReport
 from whet.streamer.sinks import open_sink
-from whet.streamer.sources import open_source, paced
+from whet.streamer.sources import Source, open_source, paced
 from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.terminal import show_report
 
@@ -155,20 +155,24 @@ def _run(
 ) -> StreamReport:
     """Run the stream with a bar of its frames, and show the report, also where it ended early."""
 
-    def opened(frame_size: Size):  # type: ignore[no-untyped-def]
+    def opened(frame_size: Size) -> Source:
         found = open_source(source, size=frame_size, rate=rate)
         return paced(found) if live and not found.is_live else found
 
+    # A mistake in the sink or the source shows before the model is loaded. A camera takes long to open twice.
+    to = open_sink(sink, overwrite=overwrite)
+    if not source.startswith("camera"):
+        open_source(source, rate=rate).close()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Stream(target, opened, options) as running:
-        to = open_sink(sink, rate=running.source.rate, overwrite=overwrite)
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("frames", total=getattr(running.source, "num_frames", None))
-            try:
-                report = running.run(to, on_answer=lambda _: progress.advance(bar))
-            except WhetError:
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with Stream(target, opened, options) as running, progress:
+        bar = progress.add_task("frames", total=running.source.num_frames)
+        try:
+            report = running.run(to, on_answer=lambda _: progress.advance(bar))
+        except WhetError:
+            if running.timings.counts["arrived"]:
                 show_report(console if as_json else Console(), running.report())
-                raise
+            raise
     show_report(console if as_json else Console(), report)
     if as_json:
         print(report.to_json(indent=None), end="", flush=True)

@@ -73,7 +73,9 @@ def dpm_solver_2m(
     """Build DPM-Solver++(2M) (Lu et al., 2022, arXiv 2211.01095, algorithm 2), in its midpoint form.
 
     The first step is of first order, since it has no history. So is a last step that ends at the clean sample, whose
-    logarithmic signal-to-noise ratio is infinite; a last step that ends at timestep 0 is of second order.
+    logarithmic signal-to-noise ratio is infinite; a last step that ends at timestep 0 is of second order. An image that
+    enters with less noise has no history either: build the sampler from the timesteps that are left, so that it enters
+    the first step.
 
     Args:
         schedule: The process. An ᾱ of 0 is replaced by LEAST_SIGNAL.

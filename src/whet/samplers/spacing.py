@@ -43,8 +43,9 @@ def trailing(num_steps: int, *, num_train_timesteps: int = TIMESTEPS) -> list[in
         OptionError: There are fewer timesteps than steps.
     """
     _check(num_steps, num_train_timesteps)
-    ratio = num_train_timesteps / num_steps
-    return [round(num_train_timesteps - index * ratio) - 1 for index in range(num_steps)]
+    # arange, and not exact fractions, since halves then round as in diffusers; it may add a last one for timestep -1
+    ends = np.arange(num_train_timesteps, 0, -num_train_timesteps / num_steps)[:num_steps]
+    return [round(end) - 1 for end in ends.tolist()]
 
 
 def linspace(num_steps: int, *, num_train_timesteps: int = TIMESTEPS) -> list[int]:

@@ -213,10 +213,9 @@ def step(
 
 def _mapped(rows: Rows, function: Callable[[str, Tensor], Tensor]) -> Rows:
     """Return the rows with a function of name and tensor applied to each tensor."""
-    values: dict[str, Any] = {field.name: getattr(rows, field.name) for field in fields(rows)}
-    return Rows(
-        **{name: function(name, value) if isinstance(value, Tensor) else value for name, value in values.items()}
-    )
+    values = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    changed: dict[str, Any] = {n: function(n, value) for n, value in values.items() if isinstance(value, Tensor)}
+    return replace(rows, **changed)
 
 
 def _wide(sample: Tensor) -> torch.dtype:

@@ -65,7 +65,7 @@ class Placement:
 
 
 def placed(height: int, width: int, size: Size | None, fit: Fit, *, pixel_aspect: float = 1.0) -> Placement:
-    """Work out how a picture takes a size.
+    """Compute how a picture takes a size.
 
     With "crop", the picture keeps its aspect: it is scaled until it covers the size, and its centre is cut out. The
     scaled picture has whole pixels, so that its aspect may be off by half a pixel. With "stretch", the whole picture

@@ -1,4 +1,4 @@
-"""Hand items from one thread to another through a bounded queue, which drops the oldest item or makes its giver wait."""
+"""Hand items from thread to thread through a bounded queue. A full one drops its oldest item, or its giver waits."""
 
 import threading
 from collections import deque

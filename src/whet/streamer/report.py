@@ -95,7 +95,7 @@ class StreamReport:
 
     @property
     def overhead(self) -> float | None:
-        """Return what a frame takes beside its model, as a share of the model's time; None where nothing was computed."""
+        """Return a frame's time beside its model, as a share of the model's time; None where nothing was computed."""
         if self.frame is None or self.model is None or self.model.p50 <= 0:
             return None
         return self.frame.p50 / self.model.p50 - 1

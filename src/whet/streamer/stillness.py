@@ -31,8 +31,8 @@ class StillnessFilter:
     def __init__(self, threshold: float = 0.98, most_in_a_row: int = 10, seed: int = 0) -> None:
         if not 0 <= threshold < 1 or most_in_a_row < 1:
             raise OptionError(
-                f"a still scene begins at a similarity from 0 to below 1, and at least 1 frame is skipped in a row; got "
-                f"{threshold} and {most_in_a_row}"
+                f"a still scene begins at a similarity from 0 to below 1, and at least 1 frame is skipped in a row; "
+                f"got {threshold} and {most_in_a_row}"
             )
         self._threshold, self._most_in_a_row = threshold, most_in_a_row
         self._random = random.Random(seed)
@@ -61,4 +61,4 @@ def _cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
     """Return the cosine of the angle between two vectors; 1 where they are equal."""
     if np.array_equal(a, b):
         return 1.0
-    return float(a @ b) / max(float(a @ a) * float(b @ b), 1e-12) ** 0.5
+    return float(a @ b / max(float(a @ a) * float(b @ b), 1e-12) ** 0.5)

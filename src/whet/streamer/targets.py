@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.errors import OptionError, TargetError, WhetError, foreign
+from whet.errors import OptionError, TargetError, foreign
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
 from whet.models.diffusion.directory import Parts, is_diffusers_directory, read_parts
 from whet.models.diffusion.few_steps import few_steps, sampler_of
@@ -98,7 +98,7 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
     """Open a stream's model.
 
     Args:
-        target: A directory of diffusers, FILE.py:FUNCTION or package.module:FUNCTION that returns a StreamWorkload, or a
+        target: A directory of diffusers, FILE.py:FUNCTION or package.module:FUNCTION of a StreamWorkload, or a
             StreamWorkload.
         options: How the model runs.
 
@@ -118,8 +118,8 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
         return _of_directory(directory, options)
     if ":" not in target:
         raise TargetError(
-            f"{target!r} is neither a directory nor FILE.py:FUNCTION; give a directory of diffusers, or a function that "
-            "returns a whet.StreamWorkload"
+            f"{target!r} is neither a directory nor FILE.py:FUNCTION; give a directory of diffusers, or a function "
+            "that returns a whet.StreamWorkload"
         )
     workload = resolve_any(target)
     if not isinstance(workload, StreamWorkload):
@@ -181,11 +181,10 @@ def _of_directory(directory: Path, options: ModelOptions) -> Opened:
 
 def _size_of(parts: Parts) -> Size:
     """Return the size of frames that the U-Net was trained for, or a usual one."""
-    sample = getattr(parts.unet.config, "sample_size", None)
-    if parts.autoencoder is None:
+    sample = getattr(parts.unet_config, "sample_size", None)
+    if (config := parts.autoencoder_config) is None:
         side = sample or _PIXEL_SIDE
     else:
-        config = parts.autoencoder.config
         blocks = getattr(config, "encoder_block_out_channels", None) or config.block_out_channels
         side = sample * 2 ** (len(blocks) - 1) if isinstance(sample, int) else _LATENT_SIDE
     height, width = (side, side) if isinstance(side, int) else side

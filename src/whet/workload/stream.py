@@ -11,9 +11,9 @@ Step = Callable[[Tensor], Tensor | None]
 """Take one frame, [C, H, W] with values from 0 to 1, and return one of any size, or None.
 
 State may be kept from frame to frame. Answers come in the order of the frames, one for each. A step that works on
-several frames at once returns None until the first is ready. Then each call returns the answer to an earlier frame. Such
-a step has an attribute `in_flight`, the number of frames that have no answer yet, and a method `advance()`, which goes
-on with them without a new frame and returns what a call returns.
+several frames at once returns None until the first is ready. Then each call returns the answer to an earlier frame.
+Such a step has an attribute `in_flight`, the number of frames that have no answer yet, and a method `advance()`, which
+goes on with them without a new frame and returns what a call returns.
 """
 
 

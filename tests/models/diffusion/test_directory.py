@@ -175,7 +175,9 @@ def test_sizes_prompts_and_channels_that_do_not_fit_are_refused(pixels, latents,
     with pytest.raises(TargetError, match="give --prompt or --prompt-embeds"):
         DiffusersFrames(read_parts(latents), None, (32, 32))
     with pytest.raises(TargetError, match="have 8 numbers a token; the U-Net takes 16"):
-        DiffusersFrames(read_parts(latents), read_prompt(embeddings_file(tmp_path / "q.safetensors", width=8)), (32, 32))
+        DiffusersFrames(
+            read_parts(latents), read_prompt(embeddings_file(tmp_path / "q.safetensors", width=8)), (32, 32)
+        )
 
 
 def test_wrong_embeddings_are_refused(tmp_path):

@@ -99,7 +99,11 @@ def test_a_frame_alone_equals_the_samplers_own_loop():
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 5), st.lists(st.booleans(), min_size=1, max_size=20), st.sampled_from(["none", "self", "onetime", "full"]))
+@given(
+    st.integers(1, 5),
+    st.lists(st.booleans(), min_size=1, max_size=20),
+    st.sampled_from(["none", "self", "onetime", "full"]),
+)
 def test_gaps_between_frames_change_no_answer(num_steps, is_frame, kind):
     """A still scene advances what is in flight without a new frame. No frame gets another answer by it."""
     guidance = Guidance(kind, 1.5, 0.9)
@@ -121,8 +125,8 @@ def test_gaps_between_frames_change_no_answer(num_steps, is_frame, kind):
 def sequential_residual(num_steps: int, kind: str, weight: float, delta: float, frame: Tensor) -> Tensor:
     """Compute residual guidance by StreamDiffusion's recursion over the steps, in float64, for DDIM-free LCM steps.
 
-    s_0 is the first noise, or what the model says without the prompt; then s_{i+1} = e_{i+1} + a_{i+1} D_i / b_{i+1} with
-    D_i = b_i (s_i - e) / a_i. Between steps the sample is a' x0 + b' noise, as that of LCM without boundary condition.
+    s_0 is the first noise, or what the model says without the prompt; then s_{i+1} = e_{i+1} + a_{i+1} D_i / b_{i+1}
+    with D_i = b_i (s_i - e) / a_i. Between steps the sample is a' x0 + b' noise, as LCM's without boundary condition.
     """
     model = ToyModel()
     table = few_steps("lcm", model.schedule, "epsilon", 0.6)(num_steps)
@@ -182,7 +186,9 @@ def test_guidance_of_weight_1_changes_nothing(prediction, sampler):
 def test_self_guidance_of_weight_0_gives_back_the_frame(prediction, sampler):
     """Each step then leads back to its anchor, the frame that came in: without LCM's boundary, in every scale."""
     for frame, answer in zip(
-        frames(4), all_answers(diffusion_step(3, sampler, prediction, guidance=Guidance("self", 0.0)), frames(4)), strict=True
+        frames(4),
+        all_answers(diffusion_step(3, sampler, prediction, guidance=Guidance("self", 0.0)), frames(4)),
+        strict=True,
     ):
         torch.testing.assert_close(answer, frame, rtol=0, atol=2e-5)
 
@@ -243,8 +249,9 @@ def test_guidance_without_a_null_prompt_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "strength", "num_steps"), [("best", 0.5, 2), ("lcm", 0.0, 2), ("lcm", 1.5, 2), ("lcm", 0.5, 0), ("lcm", 0.04, 3), ("ddim", 0.001, 2)]
+    ("sampler", "strength", "num_steps"),
+    [("best", 0.5, 2), ("lcm", 0.0, 2), ("lcm", 1.5, 2), ("lcm", 0.5, 0), ("lcm", 0.04, 3), ("ddim", 0.001, 2)],
 )
 def test_wrong_steps_are_refused(sampler, strength, num_steps):
-    with pytest.raises(OptionError, match="--(sampler|strength|steps)"):
+    with pytest.raises(OptionError, match=r"--(sampler|strength|steps)"):
         few_steps(sampler, Schedule.scaled_linear(), "epsilon", strength)(num_steps)

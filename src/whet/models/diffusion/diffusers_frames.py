@@ -1,4 +1,4 @@
-"""Turn frames into frames with a model of diffusers: pixels or latents, with a prompt's embeddings where it takes them."""
+"""Turn frames into frames with a model of diffusers: on pixels or latents, with or without a prompt."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class DiffusersFrames:
         scales: The sizes of frames that the models can run at, as shares of the full one, from 1 down.
 
     Raises:
-        TargetError: The models don't fit together, or the U-Net needs a prompt and there is none, or the other way round.
+        TargetError: The models don't fit together, or the U-Net needs a prompt and has none, or takes none.
         OptionError: The models cannot run at this size.
     """
 
@@ -85,7 +85,8 @@ class DiffusersFrames:
 
     @property
     def _dtype(self) -> torch.dtype:
-        return next(self._unet.parameters()).dtype
+        dtype: torch.dtype = self._unet.dtype
+        return dtype
 
     @property
     def _latent_scale(self) -> tuple[float, float]:
@@ -103,13 +104,13 @@ class DiffusersFrames:
 
 def _channels(parts: Parts) -> int:
     """Return the channels of the frames, after a check that the models fit together."""
-    unet, autoencoder = parts.unet.config, None if parts.autoencoder is None else parts.autoencoder.config
+    unet, autoencoder = parts.unet_config, parts.autoencoder_config
     taken, made = unet.in_channels, unet.out_channels
     if autoencoder is None:
         if taken != made or taken not in (1, 3):
             raise TargetError(
-                f"the U-Net of {parts.directory} takes {taken} channels and returns {made}; without a folder vae it must take "
-                "and return pixels of 1 or 3 channels"
+                f"the U-Net of {parts.directory} takes {taken} channels and returns {made}; without a folder vae it "
+                "must take and return pixels of 1 or 3 channels"
             )
         return int(taken)
     if taken != made or taken != autoencoder.latent_channels:
@@ -130,17 +131,17 @@ def _scales(parts: Parts, size: tuple[int, int]) -> tuple[float, ...]:
     if any(side % factor or side < 1 for side in size):
         nearest = " x ".join(str(max(factor, round(side / factor) * factor)) for side in size)
         raise OptionError(
-            f"{parts.directory} takes frames whose height and width are multiples of {factor}; got {size[0]} x {size[1]}; "
-            f"the nearest is --size {nearest.replace(' ', '')}"
+            f"{parts.directory} takes frames whose height and width are multiples of {factor}; "
+            f"got {size[0]} x {size[1]}; the nearest is --size {nearest.replace(' ', '')}"
         )
     return tuple(s for s in _SCALES if all(round(side * s) % factor == 0 and side * s >= factor for side in size))
 
 
 def _multiple(parts: Parts) -> int:
     """Return of what number height and width must be multiples, for the U-Net's and the autoencoder's halvings."""
-    halvings = len(parts.unet.config.block_out_channels) - 1
-    if parts.autoencoder is not None:
-        config = parts.autoencoder.config  # a tiny autoencoder halves in all blocks but one, as a KL autoencoder does
+    halvings = len(parts.unet_config.block_out_channels) - 1
+    if (config := parts.autoencoder_config) is not None:
+        # a tiny autoencoder halves in all blocks but one, as a KL autoencoder does
         halvings += len(getattr(config, "encoder_block_out_channels", None) or config.block_out_channels) - 1
     return int(2**halvings)
 

@@ -1,7 +1,8 @@
 """Read diffusion models from directories in the layout of diffusers: a U-Net, an autoencoder, a scheduler's settings.
 
-A directory is a pipeline, with folders `unet`, `scheduler`, and maybe `vae`, `text_encoder` and `tokenizer`; or it is one
-U-Net. Models are built by diffusers. Only safetensors are read, nothing is downloaded, and no code of the directory is run.
+A directory is a pipeline, with folders `unet`, `scheduler`, and maybe `vae`, `text_encoder` and `tokenizer`; or it is
+one U-Net. Models are built by diffusers. Only safetensors are read, nothing is downloaded, and no code of the directory
+is run.
 """
 
 import importlib
@@ -76,6 +77,16 @@ class Parts:
     autoencoder: nn.Module | None
     scheduler: SchedulerConfig
     text_folders: tuple[Path, Path] | None
+
+    @property
+    def unet_config(self) -> Any:
+        """Return the U-Net's settings, as diffusers holds them."""
+        return self.unet.config
+
+    @property
+    def autoencoder_config(self) -> Any:
+        """Return the autoencoder's settings, as diffusers holds them; None without an autoencoder."""
+        return None if self.autoencoder is None else self.autoencoder.config
 
 
 def is_diffusers_directory(directory: Path) -> bool:

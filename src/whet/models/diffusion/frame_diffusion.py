@@ -31,14 +31,16 @@ class FrameDiffusion(Protocol):
         prediction: What the model predicts: "epsilon", "v", "sample" or "flow".
         channels: The channels of the frames that it takes, 1 or 3.
         scales: The sizes of frames that it can run at, as shares of the full one, from 1 down.
-        has_null: Whether the model can be asked without its prompt, which full and onetime guidance need.
     """
 
     schedule: Schedule
     prediction: str
     channels: int
     scales: tuple[float, ...]
-    has_null: bool
+
+    @property
+    def has_null(self) -> bool:
+        """Return whether the model can be asked without its prompt."""
 
     def enter(self, frame: Tensor, previous: Tensor | None) -> Entry:
         """Return what a frame brings in.

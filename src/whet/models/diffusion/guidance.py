@@ -2,8 +2,8 @@
 
 Guidance of weight w gives w*c + (1 - w)*n, where c is the output with the prompt and n the output without it (Ho and
 Salimans, arXiv:2207.12598). Residual guidance replaces n by what would lead back to an anchor z: the noise
-(x - a*z) / b, where x = a*z + b*noise enters the step (Kodaira et al., arXiv:2312.12491, section 3.3, whose recursion over
-the steps gives the same). The anchor is the frame that came in (self-negative), or what the first step makes of it
+(x - a*z) / b, where x = a*z + b*noise enters the step (Kodaira et al., arXiv:2312.12491, section 3.3, whose recursion
+over the steps gives the same). The anchor is the frame that came in (self-negative), or what the first step makes of it
 without the prompt (onetime-negative). The anchor belongs to its frame, so nothing is left over for the next one, also
 where there is one step only.
 """
@@ -43,7 +43,8 @@ class Guidance:
             raise OptionError(f"guidance is one of {', '.join(KINDS)}; got {self.kind!r}")
         if not 0 <= self.weight <= 100 or not 0 < self.delta <= 1:
             raise OptionError(
-                f"guidance has a weight from 0 to 100 and a delta from above 0 to 1; got {self.weight:g} and {self.delta:g}"
+                "guidance has a weight from 0 to 100 and a delta from above 0 to 1; "
+                f"got {self.weight:g} and {self.delta:g}"
             )
 
     @property

@@ -1,8 +1,8 @@
 """Turn frames into frames by a few steps of diffusion, with several frames at different steps in one call of the model.
 
-The rolling batch (stream batch) is that of StreamDiffusion (Kodaira et al., arXiv:2312.12491, section 3.1): with n steps,
-n frames are in flight, each at a step of its own, and one frame comes out of each call. Noise is drawn once and belongs
-to its step, so that what call k + n - 1 returns is what frame k gives when its n steps are computed alone.
+The rolling batch (stream batch) is that of StreamDiffusion (Kodaira et al., arXiv:2312.12491, section 3.1): with n
+steps, n frames are in flight, each at a step of its own, and one frame comes out of each call. Noise is drawn once and
+belongs to its step, so that what call k + n - 1 returns is what frame k gives when its n steps are computed alone.
 """
 
 from collections import deque
@@ -78,6 +78,7 @@ class DiffusionStep:
         self._previous: Tensor | None = None
         self._noise: Tensor | None = None  # [n, 2, C, h, w]: what enters each slot, and what its step adds
         self.guidance = guidance or Guidance()
+        self.steps = num_steps
         self.change(num_steps)
 
     @property
@@ -89,7 +90,8 @@ class DiffusionStep:
     def guidance(self, guidance: Guidance) -> None:
         if guidance.kind in ("full", "onetime") and not self._model.has_null:
             raise OptionError(
-                f"guidance {guidance.kind!r} asks the model without its prompt, which this one cannot be; choose self or none"
+                f"guidance {guidance.kind!r} asks the model without its prompt, which this one cannot be; "
+                "choose self or none"
             )
         self._guidance = guidance
 
@@ -105,7 +107,7 @@ class DiffusionStep:
             OptionError: The sampler cannot make so many steps.
         """
         self.steps = steps or self.steps
-        self._table = self._steps_of(self.steps)
+        self._table = self._steps_of(self.steps).to(dtype=torch.float32)
         self._flights: deque[_Flight] = deque()  # from the last slot to the first
         self._noise = None
 
@@ -121,7 +123,7 @@ class DiffusionStep:
             frame: The next frame, [C, H, W] from 0 to 1.
         """
         entry = self._model.enter(frame, self._previous if self._feeds_back else None)
-        noise = self._noise_like(entry.clean)
+        noise = self._noise_like(entry.clean)  # it also moves the table to the samples' device
         first = self._table.at(torch.zeros(1, dtype=torch.long, device=entry.clean.device))
         sample = noised(first, entry.clean, noise[:1, 0])
         self._flights.append(_Flight(0, sample, entry.clean, entry.conditions))
@@ -202,6 +204,7 @@ class DiffusionStep:
             generator = torch.Generator().manual_seed(self._seed)
             noise = torch.randn(self.steps, 2, *clean.shape[1:], generator=generator)
             self._noise = noise.to(clean.device, clean.dtype)
+            self._table = self._table.to(clean.device)
         return self._noise
 
     def _kept(self, frame: Tensor) -> Tensor:

@@ -74,11 +74,11 @@ class VideoSink(Sink):
         path: The file.
         rate: The frames a second that the encoder plans with; 30, if not given. It does not change any times.
         overwrite: Replace a file that is there.
-        codec: FFmpeg's name of the encoder; the best one that is there, if not given.
+        codec: The encoder, "libx264", "mpeg4" or "libvpx-vp9"; the best one that is there, if not given.
 
     Raises:
         MissingExtra: PyAV is not installed.
-        OptionError: The suffix is unknown, the rate is out of its range, or FFmpeg lacks the codec.
+        OptionError: The suffix is unknown, the rate is out of its range, or FFmpeg lacks the codec or it does not fit.
         OutputError: The file is there already, or cannot be written.
     """
 
@@ -90,6 +90,8 @@ class VideoSink(Sink):
         kind = _CONTAINERS.get(path.suffix.lower())
         if kind is None:
             raise OptionError(f"{path} has no suffix of a video that can be written; name a {_listed(SUFFIXES)} file")
+        if codec is not None and codec not in kind.codecs:
+            raise OptionError(f"{path} is encoded by {_listed(kind.codecs)}; got {codec!r}")
         self._codec = _available((codec,) if codec else kind.codecs, path)
         check_file(path)
         self._path, self._overwrite = path, overwrite
@@ -119,8 +121,8 @@ class VideoSink(Sink):
     def _begin(self, size: Size) -> None:
         """Make the file, and an encoder for pictures of a size."""
         self._size = size
-        self._container = av.open(str(self._partial.absolute()), "w", format=self._kind.muxer)
-        stream = self._container.add_stream(self._codec, rate=self._rate, options=_CODEC_OPTIONS.get(self._codec, {}))
+        container = av.open(str(self._partial.absolute()), "w", format=self._kind.muxer)
+        stream = container.add_stream(self._codec, rate=self._rate, options=_CODEC_OPTIONS[self._codec])
         assert isinstance(stream, av.VideoStream)
         self._stream = stream
         context = stream.codec_context
@@ -132,7 +134,8 @@ class VideoSink(Sink):
         context.color_range = ColorRange.MPEG
         context.color_primaries = ColorPrimaries.BT709
         context.color_trc = ColorTrc.BT709
-        self._container.start_encoding()
+        container.start_encoding()
+        self._container = container  # last, so that `close` finds a file that it can finish, or none
 
     def _converted(self, image: Image) -> av.VideoFrame:
         """Return a picture as the encoder takes it: of even sides, in YUV with half the resolution of colours."""
@@ -156,6 +159,7 @@ class VideoSink(Sink):
 
     def _finish(self) -> None:
         if self._container is None:
+            self._discard()
             return
         with self._reported():
             self._container.mux(self._stream.encode(None))
@@ -179,7 +183,7 @@ class VideoSink(Sink):
                 raise  # Ctrl-C between two frames: `close` finishes the file
             self._is_closed = True
             self._discard()
-            if not isinstance(error, OSError | ValueError | av.FFmpegError):
+            if not isinstance(error, OSError | ValueError | OverflowError | av.FFmpegError):
                 raise
             why = getattr(error, "strerror", None) or reason(error)
             raise OutputError(f"cannot write {self._path}: {why}; free some space, or name another place") from error

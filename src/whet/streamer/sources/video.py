@@ -39,7 +39,8 @@ class VideoFile(Source):
     """Read a video file. Sound is ignored. Of several video streams, FFmpeg's choice of the best one is read.
 
     A display matrix (a rotation by 90, 180 or 270 degrees, a flip) is applied. Packets that cannot be decoded are
-    skipped and counted in `problems`.
+    skipped and counted in `problems`. Of packets with missing parts, the decoder shows what it can, and they are
+    counted as well.
 
     Args:
         path: The file.
@@ -76,9 +77,6 @@ class VideoFile(Source):
             while not self._decoded:
                 self._decode_packet()
             frame = self._decoded.popleft()
-            if frame.is_corrupt:
-                self.problems["damaged frames"] += 1
-                continue
             try:
                 image = self._converted(frame)
             except (av.FFmpegError, ValueError):  # a picture of a kind that FFmpeg cannot convert
@@ -97,6 +95,8 @@ class VideoFile(Source):
                 what = ", ".join(f"{count} {name}" for name, count in self.problems.items()) or "it has no packets"
                 raise TargetError(f"no frame of {self.name} can be decoded: {what}; name another file") from None
             raise
+        if packet is not None and packet.is_corrupt:
+            self.problems["packets with missing parts"] += 1
         try:
             self._decoded.extend(self._stream.decode(packet))
         except av.FFmpegError:

@@ -1,0 +1,191 @@
+"""A stream runs from its source to its sink, in Python and with asyncio, and says how it went."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+import torch
+from stream_fakes import Delayed, Listed, Recorder, negative
+
+import whet
+from whet.errors import ModelError, OptionError, OutputError, TargetError
+from whet.streamer.report import Spread, StreamReport
+from whet.streamer.stream import Stream, StreamOptions
+
+
+def workload(open_step=lambda: negative, channels=3, **options) -> whet.StreamWorkload:
+    return whet.StreamWorkload(open=open_step, frames=[torch.rand(channels, 8, 8)], name="negative", **options)
+
+
+def stream(source, open_step=lambda: negative, **options) -> Stream:
+    return Stream(workload(open_step), lambda size: source, StreamOptions(**options))
+
+
+def test_a_stream_is_iterated_once_and_closes_its_source():
+    source = Listed(5)
+    with stream(source) as running:
+        assert [answer.frame.index for answer in running] == list(range(5))
+        assert source.is_closed
+        with pytest.raises(TargetError, match="runs once"):
+            next(iter(running))
+
+
+def test_asyncio_gets_the_same_answers():
+    async def collect():
+        return [answer.frame.index async for answer in stream(Listed(6), lambda: Delayed(2))]
+
+    assert asyncio.run(collect()) == list(range(6))
+
+
+def test_all_answers_reach_the_sink_with_their_times():
+    sink = Recorder()
+    report = stream(Listed(12), lambda: Delayed(3)).run(sink)
+    assert sink.is_closed
+    assert [int(image[0, 0, 0]) for image in sink.images] == [255 - k for k in range(12)]
+    assert sink.times == [k / 25 for k in range(12)]
+    assert report.counts["written"] == report.counts["final"] == report.counts["arrived"] == 12
+    assert report.frame.count == 14  # two calls fill the batch and two empty it
+    assert report.frame.p50 <= report.frame.p90 <= report.frame.p99 <= report.frame.longest
+    assert report.steps == 3 and report.verdict is None
+    read = json.loads(report.to_json())
+    assert read["counts"] == report.counts and read["schema"] == 1
+
+
+def test_a_sink_that_fails_ends_the_stream_and_is_closed():
+    sink = Recorder(fails_at=3, error=OutputError("the disk is full"))
+    running = stream(Listed(10_000))
+    with pytest.raises(OutputError, match="the disk is full"):
+        running.run(sink)
+    assert sink.is_closed and len(sink.images) == 3
+    assert running.report().error == "the disk is full"
+
+
+def test_a_model_that_fails_keeps_what_was_written():
+    def step(frame):
+        if frame[0, 0, 0] > 4.5 / 255:
+            raise ValueError("no more")
+        return frame
+
+    sink, running = Recorder(), stream(Listed(10), lambda: step)
+    with pytest.raises(ModelError, match="ValueError: no more"):
+        running.run(sink)
+    assert sink.is_closed and len(sink.images) == 5
+
+
+def test_ctrl_c_finishes_the_sink():
+    sink, running = Recorder(), stream(Listed(10_000))
+
+    def interrupt(answer):
+        if answer.frame.index == 4:
+            raise KeyboardInterrupt
+
+    report = running.run(sink, on_answer=interrupt)
+    assert report.interrupted and sink.is_closed
+    assert len(sink.images) == 5
+
+
+def test_a_slow_sink_holds_up_a_file_and_not_a_camera():
+    for is_live in (False, True):
+        sink = Recorder()
+        sink.open_gate.clear()
+        running = stream(Listed(50, is_live=is_live))
+
+        def let_go(answer, sink=sink, is_live=is_live):
+            if answer.frame.index == (49 if is_live else 3):
+                sink.open_gate.set()
+
+        report = running.run(sink, on_answer=let_go)
+        if is_live:
+            assert report.counts.get("unwritten", 0) + report.counts.get("dropped", 0) > 0
+            assert sink.images[-1][0, 0, 0] == 255 - 49
+        else:
+            assert len(sink.images) == 50 and "unwritten" not in report.counts
+
+
+def test_a_warm_up_leaves_no_trace():
+    step = Delayed(2)
+    answers = list(stream(Listed(4), lambda: step))
+    assert step.num_calls > 5  # the warm-up called it too
+    assert [int(answer.image[0, 0, 0]) for answer in answers] == [255, 254, 253, 252]
+
+
+def test_the_workloads_budget_holds_where_none_is_given():
+    running = Stream(workload(frame_budget_s=0.5), lambda size: Listed(3))
+    list(running)
+    assert running.report().budget_s == 0.5
+    assert (
+        Stream(workload(frame_budget_s=0.5), lambda size: Listed(3), StreamOptions(budget_s=0.1)).timings.budget_s
+        == 0.1
+    )
+
+
+def test_models_without_prompt_or_guidance_say_so():
+    running = stream(Listed(1))
+    with pytest.raises(OptionError, match="negative takes no text"):
+        running.change_prompt("a cat")
+    with pytest.raises(OptionError, match="takes no guidance"):
+        running.change_guidance(whet_guidance())
+
+
+def whet_guidance():
+    from whet.models.diffusion.guidance import Guidance
+
+    return Guidance("self", 1.2)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        ("nothing-here", {}, "neither a directory nor FILE.py:FUNCTION"),
+        ("missing.py:f", {}, "no file missing.py"),
+        ("digits-cnn:", {}, "FUNCTION"),
+    ],
+)
+def test_wrong_targets_are_refused(target, options, said):
+    with pytest.raises(TargetError, match=said):
+        Stream(target, "synthetic:2", StreamOptions(**options))
+
+
+def test_options_of_diffusion_are_refused_for_a_users_own_step():
+    for options in ({"steps": 2}, {"sampler": "lcm"}, {"rolling": False}, {"prompt": "a"}):
+        with pytest.raises(OptionError, match="a function of your own, which takes no --"):
+            stream(Listed(1), **options)
+    with pytest.raises(OptionError, match="a budget is above 0"):
+        stream(Listed(1), budget_s=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [([], "at least one"), ([torch.rand(2, 8, 8)], "1 or 3 channels"), ([np.zeros((3, 8, 8))], "must be tensors")],
+)
+def test_workloads_without_usable_frames_are_refused(frames, said):
+    with pytest.raises(TargetError, match=said):
+        Stream(whet.StreamWorkload(open=lambda: negative, frames=frames), "synthetic:2")
+
+
+def report_of(**values) -> StreamReport:
+    spread = Spread(0.01, 0.02, values.pop("p99", 0.03), 0.04, values.pop("count", 1000))
+    defaults = {
+        "target": "t", "source": "s", "sink": "k", "size": (8, 8), "steps": 2, "sampler": "lcm", "counts": {},
+        "wall_s": 10.0, "final_fps": 50.0, "frame": spread, "model": spread, "latency": spread, "interval": spread,
+        "jitter_s": 0.001, "budget_s": 0.04, "late_share": 0.0,
+    }  # fmt: skip
+    return StreamReport(**{**defaults, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({}, "held"),
+        ({"p99": 0.041}, "missed"),
+        ({"late_share": 0.0011}, "missed"),
+        ({"late_share": 0.001}, "held"),
+        ({"levels": ((30, "1 step"),)}, "missed"),
+        ({"count": 99}, "inconclusive"),
+        ({"busy": "other processes used 1 core"}, "inconclusive"),
+        ({"budget_s": None, "late_share": None}, None),
+    ],
+)
+def test_a_budget_has_a_verdict_only_where_it_can_be_told(values, verdict):
+    assert report_of(**values).verdict == verdict
