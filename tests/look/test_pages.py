@@ -17,7 +17,7 @@ TOKENS = set(re.findall(r"(--[\w-]+):", look.read(look.TOKENS)))
 
 def test_all_pages_are_found() -> None:
     rooms = {path.relative_to(ROOT).parts[0] for path in STYLES}
-    assert rooms == {path.relative_to(ROOT).parts[0] for path in PAGES} == {"tuner", "auditor", "monitor", "server"}
+    assert rooms == {path.relative_to(ROOT).parts[0] for path in PAGES} == {"tuner", "auditor", "monitor", "server", "streamer"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: "-".join(path.relative_to(ROOT).parts))
@@ -25,7 +25,7 @@ def test_a_page_begins_with_the_same_head(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     for parts in re.findall(r'from "(\w+_parts\.html\.j2)"', page):  # the head and the foot that several pages share
         page += next(other for other in TEMPLATES if other.name == parts).read_text(encoding="utf-8")
-    command = {"tuner": "tune", "auditor": "audit", "monitor": "monitor", "server": "serve"}
+    command = {"tuner": "tune", "auditor": "audit", "monitor": "monitor", "server": "serve", "streamer": "stream"}
     name = command[path.relative_to(ROOT).parts[0]]
     assert re.search(rf'class="masthead"><span class="wordmark">whet <span class="command">{name}</span></span>', page)
     assert page.count("<h1") == 1 and "<footer>" in page

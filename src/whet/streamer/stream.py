@@ -10,7 +10,7 @@ from whet.errors import OptionError, TargetError, WhetError
 from whet.measure.load import Observed
 from whet.models.diffusion.guidance import Guidance
 from whet.streamer.degrading import Level
-from whet.streamer.frames import Size
+from whet.streamer.frames import Frame, Size
 from whet.streamer.loop import Answer, Loop, LoopOptions
 from whet.streamer.report import StreamReport, times_of
 from whet.streamer.sinks import Sink
@@ -18,8 +18,10 @@ from whet.streamer.sources import Source, open_source
 from whet.streamer.stillness import StillnessFilter
 from whet.streamer.targets import ModelOptions, Opened, open_target
 from whet.streamer.timings import Timings
-from whet.streamer.writing import Writer
+from whet.streamer.writing import NUM_WAITING, Outlet, SinkOutlet, Writer
 from whet.workload import StreamWorkload
+
+Done = Callable[[WhetError | None], None]
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,10 @@ class Stream:
     source's end. Use it as a context manager, so that the source is closed.
 
     Args:
-        target: A directory of diffusers, FILE.py:FUNCTION, or a StreamWorkload.
+        target: A directory of diffusers, FILE.py:FUNCTION, a StreamWorkload, or a model that is open.
         source: A video file, an image folder, "camera", "synthetic" (see docs/stream.md), or a source that is open.
         options: How the stream and its model run.
+        on_taken: Called with each frame once the model was called for it, or it was skipped. Its answer may come later.
 
     Attributes:
         opened: The model, with its name and the size of its frames.
@@ -62,14 +65,16 @@ class Stream:
 
     def __init__(
         self,
-        target: str | StreamWorkload,
+        target: str | StreamWorkload | Opened,
         source: str | Callable[[Size], Source] = "synthetic",
         options: StreamOptions | None = None,
+        *,
+        on_taken: Callable[[Frame], None] = lambda frame: None,
     ) -> None:
         self._options = options = options or StreamOptions()
         _check_budget(options.budget_s)
         stillness = None if options.stillness is None else StillnessFilter(options.stillness, seed=options.seed)
-        self.opened: Opened = open_target(target, options)
+        self.opened: Opened = target if isinstance(target, Opened) else open_target(target, options)
         budget_s = options.budget_s or self.opened.budget_s
         self.source = (
             open_source(source, size=self.opened.size) if isinstance(source, str) else source(self.opened.size)
@@ -92,6 +97,7 @@ class Stream:
             ),
             self.timings,
             on_level=self._note_level,
+            on_taken=on_taken,
         )
 
     def __enter__(self) -> Self:
@@ -144,8 +150,27 @@ class Stream:
         Raises:
             WhetError: The source, the model or the sink failed. `report` says how far the stream came.
         """
-        self._sink_name = sink.name
-        writer = Writer(sink, is_live=self.source.is_live, timings=self.timings)
+        return self.deliver(SinkOutlet(sink), on_answer=on_answer)
+
+    def deliver(
+        self,
+        outlet: Outlet,
+        *,
+        num_waiting: int = NUM_WAITING,
+        on_answer: Callable[[Answer], None] = lambda answer: None,
+    ) -> StreamReport:
+        """Hand all answers to an outlet in a thread of its own, and return the report. The outlet is closed.
+
+        Args:
+            outlet: Where the answers go.
+            num_waiting: The most answers that wait for it.
+            on_answer: Called with each answer, in this thread.
+
+        Raises:
+            WhetError: The source, the model or the outlet failed. `report` says how far the stream came.
+        """
+        self._sink_name = outlet.name
+        writer = Writer(outlet, is_live=self.source.is_live, timings=self.timings, num_waiting=num_waiting)
         try:
             try:
                 for answer in self:
@@ -160,8 +185,14 @@ class Stream:
             raise
         return self.report()
 
-    def change_prompt(self, prompt: str, negative: str = "") -> None:
+    def change_prompt(self, prompt: str, negative: str = "", on_done: Done | None = None) -> None:
         """Set the prompt before the next frame. It may be called from any thread.
+
+        Args:
+            prompt: The prompt.
+            negative: What the output should not be.
+            on_done: Called in the model's thread with the error, or with None once the prompt holds. Without it, an
+                error ends the stream.
 
         Raises:
             OptionError: The model takes no text.
@@ -169,10 +200,15 @@ class Stream:
         change = self.opened.change_prompt
         if change is None:
             raise OptionError(f"{self.opened.name} takes no text as a prompt")
-        self._loop.ask(lambda: change(prompt, negative))
+        self._ask(lambda: change(prompt, negative), on_done)
 
-    def change_guidance(self, guidance: Guidance) -> None:
+    def change_guidance(self, guidance: Guidance, on_done: Done | None = None) -> None:
         """Set the guidance before the next frame. It may be called from any thread.
+
+        Args:
+            guidance: The guidance.
+            on_done: Called in the model's thread with the error, or with None once the guidance holds. Without it, an
+                error ends the stream.
 
         Raises:
             OptionError: The model takes no guidance.
@@ -180,7 +216,23 @@ class Stream:
         change = self.opened.change_guidance
         if change is None:
             raise OptionError(f"{self.opened.name} takes no guidance")
-        self._loop.ask(lambda: change(guidance))
+        self._ask(lambda: change(guidance), on_done)
+
+    def _ask(self, change: Callable[[], None], on_done: Done | None) -> None:
+        """Have something changed before the next frame."""
+
+        def changed() -> None:
+            error: WhetError | None = None
+            try:
+                change()
+            except WhetError as raised:
+                if on_done is None:
+                    raise
+                error = raised
+            if on_done is not None:
+                on_done(error)
+
+        self._loop.ask(changed)
 
     def report(self) -> StreamReport:
         """Return what the stream did so far."""
