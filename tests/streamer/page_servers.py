@@ -25,16 +25,17 @@ SIZE = (16, 24)
 
 
 class Negative:
-    """Be a step that returns the negative of each frame, waits at a gate, and counts its resets."""
+    """Be a step that returns the negative of each frame, waits at a gate, and counts its calls and resets."""
 
     def __init__(self):
-        self.num_calls, self.num_resets = 0, 0
+        self.num_begun, self.num_calls, self.num_resets = 0, 0, 0
         self.threads = set()
         self.gate = threading.Event()
         self.gate.set()
 
     def __call__(self, frame):
         self.threads.add(threading.current_thread().name)
+        self.num_begun += 1
         self.gate.wait(30)
         self.num_calls += 1
         return 1 - frame

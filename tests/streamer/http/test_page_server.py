@@ -2,6 +2,7 @@
 
 import http.client
 import io
+import json
 import re
 import socket
 import threading
@@ -25,6 +26,14 @@ def wait_until(is_so):
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def hold(step, viewer):
+    """Send a frame, and wait until the model is called for it, where it stays until the gate opens."""
+    before = step.num_begun
+    step.gate.clear()
+    viewer.send(0)
+    wait_until(lambda: step.num_begun > before)
 
 
 def closed_with(viewer):
@@ -132,7 +141,8 @@ def test_prompt_and_guidance_change_while_it_runs():
             said = viewer.until("settings")
             assert said["guidance"]["kind"] == "onetime" and "no full guidance" in said["error"]
             viewer.say(type="guidance", kind="self", weight=1000)
-            assert "weight from 0 to 100" in viewer.until("note")["text"]
+            said = viewer.until("settings")
+            assert said["guidance"]["kind"] == "onetime" and "weight from 0 to 100" in said["error"]
             assert step.asked == [("a <cat>", "dogs"), Guidance("onetime", 2.0)]
             viewer.send(1)
             assert viewer.answer()[0].kind == "computed"  # no error ended the stream
@@ -144,7 +154,22 @@ def test_a_model_without_text_says_so():
     with serving() as server, Viewer(server) as viewer:
         viewer.until("ready")
         viewer.say(type="prompt", prompt="a cat")
-        assert "takes no text" in viewer.until("note")["text"]
+        assert "takes no text" in viewer.until("settings")["error"]
+
+
+def test_a_change_is_refused_while_another_of_its_kind_is_being_made():
+    step = Negative()
+    with serving(model=guided(step)) as server, Viewer(server) as viewer:
+        viewer.until("ready")
+        hold(step, viewer)
+        for number in range(50):
+            viewer.say(type="prompt", prompt=f"number {number}")
+        assert "try again" in viewer.until("note")["text"]
+        viewer.say(type="guidance", kind="self", weight=1)
+        step.gate.set()
+        settled = [viewer.until("settings") for _ in range(2)]
+        assert {one["prompt"] for one in settled} >= {step.asked[0][0]}
+        assert Guidance("self", 1.0) in step.asked and len(step.asked) <= 50
 
 
 def test_the_servers_own_source_plays_to_its_end():
@@ -204,9 +229,7 @@ def test_a_viewer_that_goes_away_in_the_middle_frees_the_model():
     with serving(step, reports=reports) as server:
         viewer = Viewer(server)
         viewer.until("ready")
-        step.gate.clear()
-        viewer.send(0)
-        wait_until(lambda: step.threads)
+        hold(step, viewer)
         viewer.socket.socket.shutdown(socket.SHUT_RDWR)  # without a word
         time.sleep(0.1)
         step.gate.set()
@@ -220,13 +243,14 @@ def test_a_viewer_that_goes_away_in_the_middle_frees_the_model():
 
 
 def test_a_viewer_that_shows_nothing_holds_up_nobody_and_gets_few_answers():
-    step = Negative()
-    with serving(step, source="synthetic:60") as server, Viewer(server, "server") as viewer:
-        wait_until(lambda: step.num_calls == 60)
-        messages = []
-        while not (messages and isinstance(messages[-1], str) and '"unwritten"' in messages[-1]):
-            messages.append(viewer.socket.recv(timeout=30))
-        assert sum(isinstance(one, bytes) for one in messages) == 4  # two answers, each with its input
+    with serving(source="synthetic:60") as server, Viewer(server, "server") as viewer:
+        num_pictures, counts = 0, {}
+        while counts.get("arrived") != 60 or not counts.get("unwritten"):
+            message = viewer.socket.recv(timeout=30)
+            num_pictures += isinstance(message, bytes)
+            if isinstance(message, str) and '"figures"' in message:
+                counts = json.loads(message)["counts"]
+        assert num_pictures == 4  # two answers, each with its input
 
 
 def test_a_level_goes_back_for_the_next_viewer():

@@ -107,6 +107,7 @@ class Session:
         self._outlet = PageOutlet(self._web, send)
         self._lock = threading.Lock()
         self._stream: Stream | None = None
+        self._changing: set[str] = set()
         self._is_ending = False
 
     def run(self) -> StreamReport | None:
@@ -163,9 +164,9 @@ class Session:
             case Shown():
                 self._outlet.shown()
             case PromptChange():
-                self._change(lambda stream: self._change_prompt(stream, message))
+                self._change(message.type, lambda stream: self._change_prompt(stream, message))
             case GuidanceChange():
-                self._change(lambda stream: self._change_guidance(stream, message))
+                self._change(message.type, lambda stream: self._change_guidance(stream, message))
             case _:
                 raise RequestError("the stream has begun already; connect again for another one")
 
@@ -210,22 +211,26 @@ class Session:
         self._tell("ready", **served.facts(), budget_s=stream.timings.budget_s)
         return stream
 
-    def _change(self, change: Callable[[Stream], None]) -> None:
+    def _change(self, what: str, change: Callable[[Stream], None]) -> None:
+        """Begin a change, unless one of its kind is still being made: none waits for another."""
         with self._lock:
             stream = self._stream
-        if stream is None:
-            self._tell("note", text="The stream has not begun yet; try again in a moment.")
+            is_busy = stream is None or what in self._changing
+            if not is_busy:
+                self._changing.add(what)
+        if stream is None or is_busy:
+            self._tell("note", text="The stream is busy with what was asked for before; try again in a moment.")
             return
         try:
             change(stream)
         except OptionError as error:
-            self._tell("note", text=str(error))
+            self._settle(what, error)
 
     def _change_prompt(self, stream: Stream, message: PromptChange) -> None:
         def done(error: WhetError | None) -> None:
             if error is None:
                 self._served.prompt, self._served.negative = message.prompt, message.negative
-            self._tell_settings(error)
+            self._settle(message.type, error)
 
         stream.change_prompt(message.prompt, message.negative, done)
 
@@ -235,12 +240,14 @@ class Session:
         def done(error: WhetError | None) -> None:
             if error is None:
                 self._served.guidance = guidance
-            self._tell_settings(error)
+            self._settle(message.type, error)
 
         stream.change_guidance(guidance, done)
 
-    def _tell_settings(self, error: WhetError | None) -> None:
-        """Tell the page which prompt and guidance hold, and what was wrong with others."""
+    def _settle(self, what: str, error: WhetError | None) -> None:
+        """End a change: tell the page which prompt and guidance hold, and what was wrong with others."""
+        with self._lock:
+            self._changing.discard(what)
         facts = self._served.facts()
         held = {name: facts[name] for name in ("prompt", "negative", "guidance")}
         self._tell("settings", **held, error="" if error is None else str(error))
