@@ -1,6 +1,6 @@
 """Train small models for tasks of recall, and test how far back they remember.
 
-    python benchmarks/recall.py [--work build/recall] [--tasks recall passkey copy mqar] [--arms bank ...] [--quick]
+    python benchmarks/recall.py [--tasks recall passkey copy mqar] [--arms bank ...] [--work DIR] [--quick]
 
 The arms: segments of attention alone (none), with a bank of slots, with a memory that learns at test time, full
 attention, and for the task `recall` titans-pytorch's Memory as Context, where it is installed. All have as many
@@ -9,10 +9,10 @@ back through all segments. Texts grow from 2 to 16 segments as a model learns th
 The learning rate is the best of three, by texts that are not in the tests, with the first seed; two more seeds follow.
 
 Each training is one process with one thread, as many at a time as there are cores, and leaves one file in the work
-directory. What is there already is not trained again, so the script goes on where it was stopped. Times play no part,
-so the machine need not be quiet.
+directory, which is kept with the results. What is there already is not trained again, so the script goes on where it
+was stopped, on any machine. Times play no part, so the machine need not be quiet.
 
-Writes docs/results/recall.MACHINE.json; benchmarks/results.py makes the table. --quick trains one seed at one learning
+Writes docs/results/recall.json; benchmarks/results.py makes the table. --quick trains one seed at one learning
 rate on 200,000 tokens, and writes nothing but its work directory.
 """
 
@@ -73,12 +73,12 @@ def main() -> None:
     print("\n".join(recall_lines(report)))
     if not arguments.quick:
         RESULTS.mkdir(parents=True, exist_ok=True)
-        write_whole(RESULTS / f"recall.{describe().fingerprint}.json", json.dumps(report, indent=1) + "\n")
+        write_whole(RESULTS / "recall.json", json.dumps(report, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("build/recall"), help="where each training leaves its file")
+    parser.add_argument("--work", type=Path, default=RESULTS / "recall", help="where each training leaves its file")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--jobs", type=int, default=len(allowed_cores()), help="trainings at a time")
@@ -90,7 +90,7 @@ def _arguments() -> argparse.Namespace:
 def _work(run: Run, work: Path) -> None:
     """Be a process that trains one model."""
     torch.set_num_threads(1)
-    found = train_and_test(run)
+    found = {**train_and_test(run), "chip": describe().chip}
     write_whole(_path(run, work), json.dumps(found, indent=1) + "\n")
 
 

@@ -168,4 +168,7 @@ def _titans(shape: Shape) -> nn.Module:
     with torch.device("meta"):
         wanted = num_parameters(Ltm(ltm_config(BANK, shape, INNER)))
     factors = [quarter / 4 for quarter in range(1, 17)]
-    return model(min(factors, key=lambda factor: abs(num_parameters(model(factor)) - wanted)))
+    chosen = model(min(factors, key=lambda factor: abs(num_parameters(model(factor)) - wanted)))
+    for parameter in chosen.parameters():  # some are one value, expanded, which no optimiser can write
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+    return chosen

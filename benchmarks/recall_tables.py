@@ -1,4 +1,4 @@
-"""docs/results/recall.MACHINE.json and memory_table.MACHINE.json as lines of docs/results.md."""
+"""docs/results/recall.json and memory_table.MACHINE.json as lines of docs/results.md."""
 
 from collections import defaultdict
 from typing import Any
@@ -145,7 +145,7 @@ def remembered_at(report: dict[str, Any] | None, segments: list[int]) -> dict[st
 def _remembered(recall: dict[str, dict[str, str]]) -> list[str]:
     """Say how much is recalled at each length."""
     if not recall:
-        return ["What is recalled has not been measured on this machine yet (`benchmarks/recall.py`)."]
+        return ["What is recalled has not been measured yet (`benchmarks/recall.py`)."]
     segments = list(next(iter(recall.values())))
     lines = [
         "How much of the first segment is recalled so many segments later (the models and the segments of the table on "

@@ -30,6 +30,8 @@ from .server.sampling_params import SamplingParams as SamplingParams
 from .server.serving import serve as serve
 from .server.structure import Structure as Structure
 from .step_profiler.watch import watch as watch
+from .streamer.stream import Stream as Stream
+from .streamer.stream import StreamOptions as StreamOptions
 from .target_profiler.model import profile_nvtx as profile_nvtx
 from .target_profiler.model import profile_target as profile_target
 from .target_profiler.training import profile_step as profile_step

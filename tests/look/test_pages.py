@@ -17,7 +17,8 @@ TOKENS = set(re.findall(r"(--[\w-]+):", look.read(look.TOKENS)))
 
 def test_all_pages_are_found() -> None:
     rooms = {path.relative_to(ROOT).parts[0] for path in STYLES}
-    assert rooms == {path.relative_to(ROOT).parts[0] for path in PAGES} == {"tuner", "auditor", "monitor", "server", "streamer"}
+    expected = {"tuner", "auditor", "monitor", "server", "streamer"}
+    assert rooms == {path.relative_to(ROOT).parts[0] for path in PAGES} == expected
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: "-".join(path.relative_to(ROOT).parts))

@@ -36,7 +36,7 @@ def test_jpeg_keeps_almost_everything(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_empty_is_kept_unless_it_may_be_overwritten(tmp_path: Path) -> None:
     for name in ("000000.png", "000007.jpg", "1234567.png", "mine.png", "00001.png", "notes.txt"):
         (tmp_path / name).write_text("old")
-    with pytest.raises(OutputError, match="is not empty; name another folder, or allow whet to overwrite it"):
+    with pytest.raises(OutputError, match="is not empty; name another folder, or allow it with --overwrite"):
         open_sink(str(tmp_path))
     sink = open_sink(str(tmp_path), overwrite=True)
     assert len(names(tmp_path)) == 6  # nothing is deleted before there is a frame

@@ -200,7 +200,7 @@ def test_pictures_of_another_kind_are_refused(image: np.ndarray) -> None:
 def test_an_existing_file_is_kept_unless_it_may_be_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "e.mp4"
     path.write_text("mine")
-    with pytest.raises(OutputError, match="exists already; name another file, or allow whet to overwrite it"):
+    with pytest.raises(OutputError, match="exists already; name another file, or allow it with --overwrite"):
         VideoSink(path)
     with VideoSink(path, overwrite=True) as sink:
         sink.write(picture(0), 0)

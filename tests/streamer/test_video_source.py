@@ -90,6 +90,9 @@ def test_sizes_fits_and_pixels_that_are_not_square(tmp_path: Path) -> None:
     write_video(tmp_path / "s.mp4", [image], pixel_aspect=Fraction(1, 2))  # shown as 64 x 64
     (squeezed,) = read(tmp_path / "s.mp4", size=(32, 32))
     assert np.abs(squeezed.image.astype(int) - stretched.image).max() < 12
+    write_video(tmp_path / "t.mp4", [image], pixel_aspect=Fraction(1, 2), rotation=(90, False))
+    (turned,) = read(tmp_path / "t.mp4", size=(32, 32))
+    assert np.abs(turned.image.astype(int) - np.rot90(stretched.image)).max() < 12
 
 
 @pytest.mark.parametrize(

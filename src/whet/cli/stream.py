@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli.busy import INCONCLUSIVE
+from whet.cli.stream_drift import test_drift
 from whet.cli.stream_page import (
     DEFAULT_PORT,
     HostOption,
@@ -101,6 +102,13 @@ _Degrade = Annotated[
 ]
 _Seed = Annotated[int, typer.Option(help="the seed of the noise")]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is at the sink")]
+_Drift = Annotated[
+    int | None,
+    typer.Option(metavar="FRAMES", help="test instead whether the output drifts over so many frames, as 600"),
+]
+_Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="with --drift: a directory for drift.html and drift.json")
+]
 _AsJson = Annotated[
     bool,
     typer.Option("--json", help="print the report as one JSON object; with --page, address and process id first"),
@@ -127,6 +135,8 @@ def stream(
     degrade: _Degrade = True,
     seed: _Seed = 0,
     overwrite: _Overwrite = False,
+    drift: _Drift = None,
+    out: _Out = None,
     page: PageOption = False,
     host: HostOption = LOOPBACK,
     port: PortOption = DEFAULT_PORT,
@@ -137,9 +147,9 @@ def stream(
     """Turn frames into frames with a model, and report times, rates and whether the budget was held.
 
     A video file or a folder is turned whole, as fast as the model can. A camera, or anything with --live, plays at its
-    own rate: the newest frame is always the next, and frames that the model has no time for are dropped and counted.
+    own rate. The newest frame is always the next, and frames that the model has no time for are dropped and counted.
     With --page, a page in the browser takes the frames of its camera and shows the answers, until Ctrl-C.
-    The exit code is 1 where a budget was missed, and 3 where the machine was too busy to say.
+    The exit code is 1 where a budget was missed or the output drifts, and 3 where neither can be said.
     """
     options = StreamOptions(
         size=None if size is None else _size(size),
@@ -158,13 +168,17 @@ def stream(
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if page:
-        if sink != "null" or overwrite:
-            raise OptionError("--page shows the answers in the browser; leave --sink and --overwrite out")
+        if sink != "null" or overwrite or drift is not None:
+            raise OptionError("--page shows the answers in the browser; leave --sink, --overwrite and --drift out")
         where = PageAddress(host, port, tuple(api_key or ()), tuple(cors_origin or ()))
         serve_page(target, source, options, where, console, rate=rate, as_json=as_json)
         return
     if cors_origin or host != LOOPBACK or port != DEFAULT_PORT:
         raise OptionError("--host, --port and --cors-origin go with --page")
+    if drift is not None:
+        raise typer.Exit(test_drift(console, target, source, drift, options, rate=rate, out=out, as_json=as_json))
+    if out is not None:
+        raise OptionError("--out goes with --drift; a stream's answers go to --sink")
     report = _run(console, target, source, sink, options, live=live, rate=rate, overwrite=overwrite, as_json=as_json)
     _leave(report)
 

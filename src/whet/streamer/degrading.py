@@ -123,7 +123,7 @@ class Controller:
         return self._budget_s * self.level.every
 
     def _learn_ratio(self) -> None:
-        """Learn how many times longer a frame takes one level above, from the frames before and after the change."""
+        """Compute how many times longer a frame takes one level above, from the frames before and after the change."""
         if self._median_above_s is not None and self._newest:
             self._above[self._at] = self._median_above_s / max(statistics.median(self._newest), 1e-9)
             self._median_above_s = None

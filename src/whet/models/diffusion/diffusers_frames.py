@@ -17,7 +17,7 @@ _EMBEDDED_GUIDANCE = 1.0  # what a U-Net that was distilled for guidance is told
 
 
 class DiffusersFrames:
-    """Be a `FrameDiffusion` made of a U-Net and maybe an autoencoder of diffusers.
+    """Make a `FrameDiffusion` of a U-Net and maybe an autoencoder of diffusers.
 
     Args:
         parts: The models, as `read_parts` returns them.
@@ -138,7 +138,7 @@ def _scales(parts: Parts, size: tuple[int, int]) -> tuple[float, ...]:
 
 
 def _multiple(parts: Parts) -> int:
-    """Return of what number height and width must be multiples, for the U-Net's and the autoencoder's halvings."""
+    """Return the number that divides height and width, as the U-Net and the autoencoder halve them."""
     halvings = len(parts.unet_config.block_out_channels) - 1
     if (config := parts.autoencoder_config) is not None:
         # a tiny autoencoder halves in all blocks but one, as a KL autoencoder does

@@ -24,7 +24,7 @@ class Entry:
 
 
 class FrameDiffusion(Protocol):
-    """Be a diffusion model that turns a frame into a frame.
+    """Describe a diffusion model that turns a frame into a frame.
 
     Attributes:
         schedule: How much noise each timestep has.

@@ -1,4 +1,4 @@
-"""Steer a model's output towards its prompt: classifier-free guidance, and residual guidance without a second call.
+"""Make a model's output follow its prompt: classifier-free guidance, and residual guidance without a second call.
 
 Guidance of weight w gives w*c + (1 - w)*n, where c is the output with the prompt and n the output without it (Ho and
 Salimans, arXiv:2207.12598). Residual guidance replaces n by what would lead back to an anchor z: the noise

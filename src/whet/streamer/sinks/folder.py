@@ -46,7 +46,7 @@ class ImageFolderSink(Sink):
             raise OptionError(f"frames are written as png or jpg images; got {images!r}")
         names = names_in(path)
         if names and not overwrite:
-            raise OutputError(f"{path} is not empty; name another folder, or allow whet to overwrite it")
+            raise OutputError(f"{path} is not empty; name another folder, or allow it with --overwrite")
         self._path = usable_directory(path)
         self._old = [name for name in names if _OURS.fullmatch(name)]
         self._kind = images

@@ -171,7 +171,7 @@ class VideoSink(Sink):
 
     def _refuse_existing(self) -> None:
         if not self._overwrite and os.path.lexists(self._path):
-            raise OutputError(f"{self._path} exists already; name another file, or allow whet to overwrite it")
+            raise OutputError(f"{self._path} exists already; name another file, or allow it with --overwrite")
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:

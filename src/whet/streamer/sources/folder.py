@@ -59,7 +59,7 @@ class ImageFolder(Source):
         if not self._files:
             raise TargetError(f"{path} holds no image; put {', '.join(SUFFIXES)} files into it, or name another folder")
         self._rate = rate or _DEFAULT_RATE
-        super().__init__(str(path), rate=self._rate)
+        super().__init__(str(path), rate=self._rate, num_frames=len(self._files))
         self._size, self._fit = size, fit
         self._num_tried = 0
         self._first_fault = ""

@@ -25,7 +25,7 @@ class Paced(Source):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        super().__init__(source.name, rate=source.rate, is_live=True)
+        super().__init__(source.name, rate=source.rate, is_live=True, num_frames=source.num_frames)
         self.problems = source.problems
         self._source = source
         self._clock = clock
@@ -35,7 +35,7 @@ class Paced(Source):
     def _next(self) -> tuple[Image, float]:
         frame = next(self._source)
         if self._began is None:
-            self._began = self._clock() - frame.time_s
+            self._began = self._clock()  # the first frame's time is 0
         while (left := self._began + frame.time_s - self._clock()) > 0:
             self._sleep(left)
             if self._closing.is_set():

@@ -19,13 +19,15 @@ class Source(ABC, Iterator[Frame]):
         name: What the source is called in reports.
         rate: Its frames a second; None where nothing says it.
         is_live: Whether frames come at their own times, as from a camera, and are lost where nobody takes them.
+        num_frames: The frames that it will hand out, for progress bars; None where nothing says it.
         problems: What was skipped or mended, with how often.
     """
 
-    def __init__(self, name: str, *, rate: float | None, is_live: bool = False) -> None:
+    def __init__(self, name: str, *, rate: float | None, is_live: bool = False, num_frames: int | None = None) -> None:
         self.name = name
         self.rate = rate
         self.is_live = is_live
+        self.num_frames = num_frames
         self.problems: Counter[str] = Counter()
         self._num_given = 0
         self._closing = threading.Event()

@@ -50,8 +50,7 @@ class SyntheticClip(Source):
         if still is not None and not 0 <= still[0] < still[1]:
             raise OptionError(f"a still span ends after it begins, at frame 0 or later; got {still[0]} to {still[1]}")
         self._rate = rate or _DEFAULT_RATE
-        super().__init__("synthetic", rate=self._rate)
-        self._num_frames = num_frames
+        super().__init__("synthetic", rate=self._rate, num_frames=num_frames)
         self._size = size
         self._still = still
         random = np.random.default_rng(seed)
@@ -64,7 +63,7 @@ class SyntheticClip(Source):
         self._steps = random.choice([-3, -2, -1, 1, 2, 3], (_NUM_SHAPES, 2))
 
     def _next(self) -> tuple[Image, float]:
-        if self._num_given == self._num_frames:
+        if self._num_given == self.num_frames:
             raise StopIteration
         return self._drawn(self._phase(self._num_given)), self._num_given / self._rate
 

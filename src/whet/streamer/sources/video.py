@@ -64,7 +64,7 @@ class VideoFile(Source):
             raise
         self._stream.thread_type = "SLICE"
         rate = self._stream.guessed_rate
-        super().__init__(str(path), rate=float(rate) if rate else None)
+        super().__init__(str(path), rate=float(rate) if rate else None, num_frames=self._stream.frames or None)
         self._size, self._fit = size, fit
         self._timeline = Timeline(rate or None, self.problems)
         self._packets = _packets(self._container, self._stream, self.problems)

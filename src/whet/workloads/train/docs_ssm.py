@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from whet.errors import TargetError
+from whet.machine import describe
 from whet.models.selective.reference import is_kept_wide
 from whet.workloads import WEIGHTS, docs_gpt, docs_ssm
 from whet.workloads.docs_text import START, TOKENIZER, running_text
@@ -24,6 +26,7 @@ from whet.workloads.train.tokenizer import special_ids, train_tokenizer, write_j
 from whet.workloads.weights import FILE, write_directory
 
 CONFIG = Path(__file__).with_suffix(".toml")
+RECIPE = CONFIG.with_name("docs_ssm_recipe.toml")
 BATCH = 32  # rows of 128 tokens, as the configuration says
 SPLIT_AGAIN = 0.1  # the chance that a merge of two tokens is skipped (BPE-dropout, arXiv:1910.13267)
 MAX_LENGTH = 4096  # tokens of a text, for those who ask the tokenizer; the model has no limit
@@ -77,6 +80,10 @@ def _train(run: Path, steps: int) -> None:
         "data.tokenizer": run / TOKENIZER,
         "data.cache": run / "cache",
     }
+    if describe().computes_bfloat16("cpu"):
+        changes["recipe"] = RECIPE
+    else:
+        Console().print("docs-ssm trains in float32: this processor does not multiply bfloat16")
     given = [f"{key}={json.dumps(str(path.absolute()))}" for key, path in changes.items()]
     given += [f"steps={steps}", f"schedule.warmup_steps={min(50, steps - 1)}"]
     has_begun = any((run / "checkpoints").glob("step-*"))

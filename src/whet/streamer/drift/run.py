@@ -1,0 +1,92 @@
+"""Run a stream's drift test: its model over frames that end where they began, and the verdict."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from whet.errors import OptionError, TargetError
+from whet.streamer.drift.calibration import calibrate
+from whet.streamer.drift.clip import there_and_back
+from whet.streamer.drift.meter import DriftMeter
+from whet.streamer.drift.report import DriftReport, report
+from whet.streamer.frames import Image, Size
+from whet.streamer.sources import Source
+from whet.streamer.stream import Stream, StreamOptions
+from whet.workload import StreamWorkload
+
+FEWEST = 120  # frames; below it no drift can be told from chance
+_RATE = 25.0
+
+
+class Clip(Source):
+    """Hand out frames that are in memory.
+
+    Args:
+        name: What the clip is called in reports.
+        images: The frames.
+        rate: Its frames per second.
+    """
+
+    def __init__(self, name: str, images: Sequence[Image], rate: float | None = None) -> None:
+        self._rate = rate or _RATE
+        super().__init__(name, rate=self._rate, num_frames=len(images))
+        self._images = images
+
+    def _next(self) -> tuple[Image, float]:
+        if self._num_given == len(self._images):
+            raise StopIteration
+        return self._images[self._num_given], self._num_given / self._rate
+
+    def _release(self) -> None:
+        """Release nothing: the frames belong to whoever made the clip."""
+
+
+def drift_test(
+    target: str | StreamWorkload,
+    source: Callable[[Size], Source],
+    num_frames: int,
+    options: StreamOptions | None = None,
+    *,
+    on_answer: Callable[[], None] = lambda: None,
+) -> DriftReport:
+    """Run a model over so many frames, which are walked to and fro, and judge whether its output drifts from them.
+
+    What real frames show without drift is calibrated on the same frames. The model's own feedback is what closes the
+    loop. Frames of a still scene are not skipped, since a repeated frame is what the test looks for.
+
+    Args:
+        target: What `whet.Stream` takes.
+        source: Opens the source for a size of frames. It must end; at most half of the frames are read from it.
+        num_frames: The length of the stream.
+        options: How the model runs.
+        on_answer: Called after each answer.
+
+    Raises:
+        OptionError: There are fewer than 120 frames.
+        TargetError: The source is a camera, or has too few frames for a calibration.
+        WhetError: The model failed.
+    """
+    if num_frames < FEWEST:
+        raise OptionError(f"a drift test takes at least {FEWEST} frames; got {num_frames}")
+    frames: list[Image] = []
+    names: list[str] = []
+
+    def clip(size: Size) -> Source:
+        with source(size) as opened:
+            if opened.is_live:
+                raise TargetError(f"{opened.name} is live; a drift test takes a video, a folder or a synthetic clip")
+            frames.extend(frame.image for frame in islice(opened, num_frames // 2))
+            names.append(opened.name)
+        if not frames:
+            raise TargetError(f"{opened.name} has no frames")
+        return Clip(opened.name, list(there_and_back(frames, num_frames)), opened.rate)
+
+    settings = dataclasses.replace(options or StreamOptions(), stillness=None, same_size=True)
+    meter = DriftMeter(num_frames)
+    with Stream(target, clip, settings) as stream:
+        thresholds = calibrate(frames, num_frames=num_frames, seed=settings.seed)
+        for answer in stream:
+            meter.add(answer.image, answer.frame.image)
+            on_answer()
+        subject = stream.opened.name
+    return report(meter.series(), thresholds, subject=subject, source=names[0], seed=settings.seed)
