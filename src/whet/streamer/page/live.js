@@ -11,7 +11,7 @@ import { showTiles } from "./tiles.js";
 const REFRESH_MS = 300;
 const RATE_MS = 3000; // frames per second are counted over so long
 const KEY = "whet-stream-key";
-const KIND_WORDS = { still: "still scene, repeated", skipped: "repeated to keep the budget", discarded: "repeated: the level changed", "not finite": "not finite: the answer before is shown" };
+const KIND_WORDS = { still: "still scene", skipped: "repeated", discarded: "repeated", "not finite": "not finite" };
 
 const now = { isCamera: true, isReady: false, wasReady: false, sequence: 0, waiting: null, numSent: 0, shownAt: [], figures: null, hiddenAt: -1, numShown: 0 };
 const latencies = new Latencies(get("latency"));
