@@ -387,3 +387,21 @@ def test_the_model_is_called_in_one_thread_and_never_in_that_of_the_server():
         viewer.send(0)
         viewer.answer()
         assert len(step.threads) == 1 and next(iter(step.threads)).startswith("whet-stream-model")
+
+
+def test_viewers_that_come_and_go_leave_nothing_behind():
+    step, reports = Negative(), []
+    with serving(step, reports=reports) as server:
+        for number in range(12):
+            with Viewer(server, "server" if number % 3 == 2 else "camera") as viewer:
+                if number % 3 == 0:
+                    continue  # it goes before anything has begun
+                if number % 3 == 1:
+                    viewer.send(0)
+                    viewer.send(1)
+                viewer.answer()
+        wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("whet-stream-s")])
+        with Viewer(server) as viewer:
+            viewer.send(0, 200)
+            assert abs(int(viewer.answer()[1].mean()) - 55) <= 2
+    assert len(reports) >= 9 and len(step.threads) == 1
