@@ -131,14 +131,16 @@ def guided(step, **fields):
     """Return a model that takes prompts and guidance, and keeps them in `step.asked`."""
     step.asked = []
 
-    def change_prompt(prompt, negative):
+    def prepare_prompt(prompt, negative):
         if prompt == "bad":
             raise OptionError("this prompt is bad; write another one")
-        step.asked.append((prompt, negative))
+        if prompt == "worse":
+            raise KeyError("worse")  # as a tokenizer may
+        return lambda: step.asked.append((prompt, negative))
 
-    def change_guidance(guidance: Guidance):
+    def prepare_guidance(guidance: Guidance):
         if guidance.kind == "full":
             raise OptionError("this model takes no full guidance; choose self")
-        step.asked.append(guidance)
+        return lambda: step.asked.append(guidance)
 
-    return opened(step, change_prompt=change_prompt, change_guidance=change_guidance, **fields)
+    return opened(step, prepare_prompt=prepare_prompt, prepare_guidance=prepare_guidance, **fields)

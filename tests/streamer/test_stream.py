@@ -1,7 +1,6 @@
 """A stream runs from its source to its sink, in Python and with asyncio, and says how it went."""
 
 import asyncio
-import dataclasses
 import json
 
 import numpy as np
@@ -234,24 +233,3 @@ def test_one_model_serves_one_stream_after_the_other():
         with Stream(opened, lambda size, num=num: Listed(num)) as running:
             assert running.opened is opened
             assert [int(answer.image[0, 0, 0]) for answer in running] == [255 - k for k in range(num)]
-
-
-def test_a_change_that_fails_ends_the_stream_only_where_nobody_asks_how_it_went():
-    def refuse(prompt, negative):
-        raise OptionError("no such prompt")
-
-    opened = dataclasses.replace(open_target(workload(), StreamOptions()), change_prompt=refuse)
-    errors = []
-    with Stream(opened, lambda size: Listed(3)) as running:
-        running.change_prompt("a cat", on_done=errors.append)
-        assert len(list(running)) == 3
-    assert [str(error) for error in errors] == ["no such prompt"]
-    with Stream(opened, lambda size: Listed(3)) as running:
-        running.change_prompt("a cat")
-        with pytest.raises(OptionError, match="no such prompt"):
-            list(running)
-    opened = dataclasses.replace(opened, change_prompt=lambda prompt, negative: None)
-    with Stream(opened, lambda size: Listed(3)) as running:
-        running.change_prompt("a cat", on_done=errors.append)
-        list(running)
-    assert errors[-1] is None

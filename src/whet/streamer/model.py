@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from whet.errors import ModelError, type_name
+from whet.models.diffusion.colour import luma
 from whet.streamer.frames import Image, Size
 from whet.workload.stream import Step
 
 _WARM_UP_CALLS = 3  # after a rolling batch is full
-_LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R BT.601
 
 
 class FrameModel:
@@ -68,7 +68,7 @@ class FrameModel:
         """Return an image as the step takes it: [C, H, W], float32, from 0 to 1, on the step's device."""
         tensor = torch.from_numpy(image).permute(2, 0, 1).to(self._device).float().div_(255)
         if self._channels == 1:
-            tensor = (tensor * tensor.new_tensor(_LUMA)[:, None, None]).sum(0, keepdim=True)
+            tensor = luma(tensor)
         if scale != 1:
             tensor = _resized(tensor, round(image.shape[0] * scale), round(image.shape[1] * scale))
         return tensor

@@ -21,8 +21,6 @@ from whet.streamer.timings import Timings
 from whet.streamer.writing import NUM_WAITING, Outlet, SinkOutlet, Writer
 from whet.workload import StreamWorkload
 
-Done = Callable[[WhetError | None], None]
-
 
 @dataclass(frozen=True)
 class StreamOptions(ModelOptions):
@@ -185,54 +183,25 @@ class Stream:
             raise
         return self.report()
 
-    def change_prompt(self, prompt: str, negative: str = "", on_done: Done | None = None) -> None:
+    def change_prompt(self, prompt: str, negative: str = "") -> None:
         """Set the prompt before the next frame. It may be called from any thread.
 
-        Args:
-            prompt: The prompt.
-            negative: What the output should not be.
-            on_done: Called in the model's thread with the error, or with None once the prompt holds. Without it, an
-                error ends the stream.
-
         Raises:
-            OptionError: The model takes no text.
+            OptionError: The model takes no text, or not this one. The stream goes on as before.
         """
-        change = self.opened.change_prompt
-        if change is None:
+        if self.opened.prepare_prompt is None:
             raise OptionError(f"{self.opened.name} takes no text as a prompt")
-        self._ask(lambda: change(prompt, negative), on_done)
+        self._loop.ask(self.opened.prepare_prompt(prompt, negative))
 
-    def change_guidance(self, guidance: Guidance, on_done: Done | None = None) -> None:
+    def change_guidance(self, guidance: Guidance) -> None:
         """Set the guidance before the next frame. It may be called from any thread.
 
-        Args:
-            guidance: The guidance.
-            on_done: Called in the model's thread with the error, or with None once the guidance holds. Without it, an
-                error ends the stream.
-
         Raises:
-            OptionError: The model takes no guidance.
+            OptionError: The model takes no guidance, or not this one. The stream goes on as before.
         """
-        change = self.opened.change_guidance
-        if change is None:
+        if self.opened.prepare_guidance is None:
             raise OptionError(f"{self.opened.name} takes no guidance")
-        self._ask(lambda: change(guidance), on_done)
-
-    def _ask(self, change: Callable[[], None], on_done: Done | None) -> None:
-        """Have something changed before the next frame."""
-
-        def changed() -> None:
-            error: WhetError | None = None
-            try:
-                change()
-            except WhetError as raised:
-                if on_done is None:
-                    raise
-                error = raised
-            if on_done is not None:
-                on_done(error)
-
-        self._loop.ask(changed)
+        self._loop.ask(self.opened.prepare_guidance(guidance))
 
     def report(self) -> StreamReport:
         """Return what the stream did so far."""

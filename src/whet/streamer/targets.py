@@ -2,19 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whet.errors import OptionError, TargetError, foreign
+from whet.models.config_file import FILE as CONFIG
+from whet.models.config_file import read_json
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
 from whet.models.diffusion.directory import Parts, is_diffusers_directory, read_parts
 from whet.models.diffusion.few_steps import few_steps, sampler_of
 from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.pipeline import DiffusionStep
 from whet.models.diffusion.prompts import Prompt, prompt_encoder, read_prompt
+from whet.models.diffusion.unet import MODEL_TYPE, load_unet
+from whet.models.diffusion.unet_frames import UNetFrames
 from whet.streamer.frames import Size
 from whet.streamer.model import FrameModel
 from whet.workload import StreamWorkload
@@ -24,7 +30,7 @@ DEFAULT_STEPS = 4
 DEFAULT_STRENGTH = 0.5
 _PIXEL_SIDE, _LATENT_SIDE = 64, 512  # of frames, where the U-Net's config does not say
 
-Describe = Callable[[str], None]
+Change = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,9 @@ class Opened:
         size: Height and width of the frames that it takes.
         sampler: The sampler's name; None without one.
         budget_s: Seconds that a frame may take by the workload; None where it does not say.
-        change_prompt: Sets the prompt and the negative prompt. None where the model takes no text.
-        change_guidance: Sets the guidance. None where the model takes none.
+        prepare_prompt: Checks and encodes a prompt and a negative prompt in the caller's thread, and returns what sets
+            them in the model's thread. None where the model takes no text.
+        prepare_guidance: The same for a guidance. None where the model takes none.
     """
 
     name: str
@@ -90,8 +97,8 @@ class Opened:
     size: Size
     sampler: str | None = None
     budget_s: float | None = None
-    change_prompt: Callable[[str, str], None] | None = None
-    change_guidance: Callable[[Guidance], None] | None = None
+    prepare_prompt: Callable[[str, str], Change] | None = None
+    prepare_guidance: Callable[[Guidance], Change] | None = None
 
 
 def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
@@ -111,10 +118,6 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
         return _of_workload(target, options)
     directory = Path(target).expanduser()
     if directory.is_dir():
-        if not is_diffusers_directory(directory):
-            raise TargetError(
-                f"{target} holds no diffusion model: neither a folder unet nor the config.json of a U-Net"
-            )
         return _of_directory(directory, options)
     if ":" not in target:
         raise TargetError(
@@ -148,6 +151,68 @@ def _of_workload(workload: StreamWorkload, options: ModelOptions) -> Opened:
 
 
 def _of_directory(directory: Path, options: ModelOptions) -> Opened:
+    if is_diffusers_directory(directory):
+        return _of_diffusers(directory, options)
+    if (directory / CONFIG).is_file() and read_json(directory).get("model_type") == MODEL_TYPE:
+        return _of_frame_unet(directory, options)
+    raise TargetError(f"{directory} holds no diffusion model: neither a folder unet, nor the config.json of a U-Net")
+
+
+def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:
+    """Open whet's own U-Net, which draws frames from noise, sees the last frame that came out, and takes a digit."""
+    if options.strength is not None or options.negative or options.prompt_embeds is not None:
+        raise OptionError(
+            f"{directory} draws each frame from noise, and takes no strength, negative prompt or embeddings"
+        )
+    unet = load_unet(directory)
+    side = unet.config.frame_size
+    if options.size not in (None, (side, side)):
+        raise OptionError(f"{directory} has frames of {side} x {side}; leave --size out")
+    unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    frames = UNetFrames(unet, _digit(options.prompt))
+    sampler = options.sampler or "lcm"
+    step = DiffusionStep(
+        frames,
+        few_steps(sampler, frames.schedule, frames.prediction, 1.0),
+        DEFAULT_STEPS if options.steps is None else options.steps,
+        guidance=options.guidance,
+        is_rolling=options.rolling,
+        feeds_back=True,
+        seed=options.seed,
+    )
+
+    def prepare_prompt(prompt: str, negative: str) -> Change:
+        digit = frames.checked(_digit(prompt))
+        return lambda: setattr(frames, "digit", digit)
+
+    return Opened(
+        directory.resolve().name,
+        FrameModel(step, channels=frames.channels),
+        (side, side),
+        sampler=sampler,
+        prepare_prompt=prepare_prompt,
+        prepare_guidance=partial(_prepare_guidance, step),
+    )
+
+
+def _digit(prompt: str | None) -> int | None:
+    """Return the digit that a prompt names; None for an empty one.
+
+    Raises:
+        OptionError: It is no digit.
+    """
+    text = (prompt or "").strip()
+    if text and not text.isdecimal():
+        raise OptionError(f"--prompt {prompt!r}: this model takes a digit, as 3, or nothing")
+    return int(text) if text else None
+
+
+def _prepare_guidance(step: DiffusionStep, guidance: Guidance) -> Change:
+    step.check_guidance(guidance)
+    return lambda: setattr(step, "guidance", guidance)
+
+
+def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
     parts = read_parts(directory)
     size = options.size or _size_of(parts)
     prompts = _Prompts(parts, options)
@@ -163,19 +228,17 @@ def _of_directory(directory: Path, options: ModelOptions) -> Opened:
         seed=options.seed,
     )
 
-    def change_prompt(prompt: str, negative: str) -> None:
-        frames.prompt = prompts.of(prompt, negative)
-
-    def change_guidance(guidance: Guidance) -> None:
-        step.guidance = guidance
+    def prepare_prompt(prompt: str, negative: str) -> Change:
+        embeddings = prompts.of(prompt, negative)
+        return lambda: setattr(frames, "prompt", embeddings)
 
     return Opened(
         directory.resolve().name,
         FrameModel(step, channels=frames.channels),
         size,
         sampler=sampler,
-        change_prompt=change_prompt if parts.text_folders is not None else None,
-        change_guidance=change_guidance,
+        prepare_prompt=prepare_prompt if parts.text_folders is not None else None,
+        prepare_guidance=partial(_prepare_guidance, step),
     )
 
 

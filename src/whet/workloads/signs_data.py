@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whet.errors import MissingExtra, OptionError, TargetError, reason
+from whet.models.diffusion.colour import seen_in_grey
 
 FRAME = 64  # pixels of a colour frame, each way
 GREY = 16  # pixels of a grey camera frame, each way
@@ -30,7 +31,6 @@ SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}  # shares of the people
 
 _PHOTO = 100  # pixels of a photo, each way
 _MEMBER = re.compile(r"(?:.*/)?(\d)/IMG_(\d+)\.JPG", re.IGNORECASE)
-_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 _OVERSAMPLED = 2  # samples of a photo for each pixel of a frame, each way
 
 
@@ -210,14 +210,7 @@ class ClipMaker:
 
 def camera_frames(frames_BTCHW: Tensor) -> Tensor:
     """Return what the grey camera sees: [B, ..., 3, 64, 64] -> [B, ..., 1, 16, 16], in the same range."""
-    grey = F.avg_pool2d(luma(frames_BTCHW).flatten(0, -4), FRAME // GREY)
-    return grey.reshape(*frames_BTCHW.shape[:-3], 1, GREY, GREY)
-
-
-def luma(frames_BTCHW: Tensor) -> Tensor:
-    """Return the brightness of colour frames: [..., 3, H, W] -> [..., 1, H, W], in the same range."""
-    weights = torch.tensor(_LUMA, dtype=frames_BTCHW.dtype, device=frames_BTCHW.device)
-    return (frames_BTCHW * weights[:, None, None]).sum(-3, keepdim=True)
+    return seen_in_grey(frames_BTCHW, FRAME // GREY)
 
 
 def seeded(*numbers: int) -> torch.Generator:

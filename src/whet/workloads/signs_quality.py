@@ -3,21 +3,21 @@
 Frames are float32 in [-1, 1]. Shape suffixes: B batch, C channels, H height, W width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from whet.measure.frames import psnr, sharpness, ssim
 from whet.models.resnet import ResNet
 from whet.workloads.signs_classifier import is_recognised
-from whet.workloads.signs_data import ClipMaker, Photos, camera_frames, luma
+from whet.workloads.signs_data import ClipMaker, Photos, camera_frames
 from whet.workloads.signs_noise import as_shown
 
-RANGE = 2.0  # of pixels
-
-_WINDOW, _SIGMA = 11, 1.5  # pixels of SSIM's window, each way, and its standard deviation
 _BATCH = 32  # clips that are drawn at a time
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -39,43 +39,6 @@ class FrameQuality:
     ssim: float
     sharpness: float
     accuracy: float
-
-
-def psnr(frames_BCHW: Tensor, truth_BCHW: Tensor) -> Tensor:
-    """Return each frame's peak signal-to-noise ratio in dB, [B]."""
-    error_B = (frames_BCHW - truth_BCHW).double().square().mean((1, 2, 3))
-    return 10 * torch.log10(RANGE**2 / error_B)
-
-
-def ssim(frames_BCHW: Tensor, truth_BCHW: Tensor) -> Tensor:
-    """Return each frame's structural similarity, [B], as Wang et al. (2004) with a Gaussian window of 11 x 11.
-
-    Windows that reach beyond the frame are left out.
-    """
-    x, y = frames_BCHW.double(), truth_BCHW.double()
-    x_mean, y_mean = _blurred(x), _blurred(y)
-    x_var, y_var = _blurred(x * x) - x_mean**2, _blurred(y * y) - y_mean**2
-    covariance = _blurred(x * y) - x_mean * y_mean
-    c1, c2 = (0.01 * RANGE) ** 2, (0.03 * RANGE) ** 2
-    similar = (2 * x_mean * y_mean + c1) * (2 * covariance + c2)
-    return (similar / ((x_mean**2 + y_mean**2 + c1) * (x_var + y_var + c2))).mean((1, 2, 3))
-
-
-def sharpness(frames_BCHW: Tensor) -> Tensor:
-    """Return the variance of each frame's Laplacian, taken of its brightness, [B]."""
-    kernel = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
-    return F.conv2d(luma(frames_BCHW).double(), kernel[None, None]).var((1, 2, 3))
-
-
-def _blurred(x_BCHW: Tensor) -> Tensor:
-    """Return weighted means over windows, [B, C, H - 10, W - 10]."""
-    offsets = torch.arange(_WINDOW, dtype=x_BCHW.dtype) - _WINDOW // 2
-    weights = torch.exp(-(offsets**2) / (2 * _SIGMA**2))
-    weights = (weights / weights.sum())[None, None]
-    flat = x_BCHW.flatten(0, 1)[:, None]
-    flat = F.conv2d(F.conv2d(flat, weights[:, :, None]), weights[:, :, :, None])
-    means_BCHW: Tensor = flat[:, 0].unflatten(0, x_BCHW.shape[:2])
-    return means_BCHW
 
 
 def bicubic(grey_BCHW: Tensor, previous_BCHW: Tensor, digit_B: Tensor) -> Tensor:
@@ -123,11 +86,18 @@ def drawn(clips: UnseenClips, draw: Draw) -> Tensor:
 
 def measured(frames_BTCHW: Tensor, clips: UnseenClips, classifier: ResNet) -> FrameQuality:
     """Return the quality of drawn frames of clips."""
-    frames, truth = frames_BTCHW.flatten(0, 1), clips.frames_BTCHW.flatten(0, 1)
     digits = clips.digits_B.repeat_interleave(clips.frames_BTCHW.shape[1])
+    pairs = list(zip(_images(frames_BTCHW), _images(clips.frames_BTCHW), strict=True))
+    sharp, true_sharp = (sum(map(sharpness, images)) for images in zip(*pairs, strict=True))
     return FrameQuality(
-        psnr_db=float(psnr(frames, truth).mean()),
-        ssim=float(ssim(frames, truth).mean()),
-        sharpness=float(sharpness(frames).mean() / sharpness(truth).mean()),
-        accuracy=float(is_recognised(classifier, frames, digits).float().mean()),
+        psnr_db=float(np.mean([psnr(frame, truth) for frame, truth in pairs])),
+        ssim=float(np.mean([ssim(frame, truth) for frame, truth in pairs])),
+        sharpness=sharp / true_sharp,
+        accuracy=float(is_recognised(classifier, frames_BTCHW.flatten(0, 1), digits).float().mean()),
     )
+
+
+def _images(frames_BTCHW: Tensor) -> Iterator[NDArray[np.float64]]:
+    """Yield all frames as images [H, W, 3] from 0 to 1."""
+    for frame_CHW in frames_BTCHW.flatten(0, 1):
+        yield (frame_CHW.permute(1, 2, 0).double().numpy() + 1) / 2

@@ -88,12 +88,16 @@ class DiffusionStep:
 
     @guidance.setter
     def guidance(self, guidance: Guidance) -> None:
+        self.check_guidance(guidance)
+        self._guidance = guidance
+
+    def check_guidance(self, guidance: Guidance) -> None:
+        """Raise OptionError where the guidance asks the model for what it cannot do."""
         if guidance.kind in ("full", "onetime") and not self._model.has_null:
             raise OptionError(
                 f"guidance {guidance.kind!r} asks the model without its prompt, which this one cannot be; "
                 "choose self or none"
             )
-        self._guidance = guidance
 
     @property
     def in_flight(self) -> int:

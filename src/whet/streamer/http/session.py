@@ -4,9 +4,10 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from whet.errors import OptionError, RequestError, WhetError
+from whet.errors import RequestError, WhetError, reason
 from whet.models.diffusion.guidance import KINDS, Guidance
 from whet.streamer.frames import Frame, Size
 from whet.streamer.http.header import parse
@@ -16,7 +17,7 @@ from whet.streamer.http.web_source import WebSource
 from whet.streamer.report import StreamReport
 from whet.streamer.sources import Source, paced
 from whet.streamer.stream import Stream, StreamOptions
-from whet.streamer.targets import Opened
+from whet.streamer.targets import Change, Opened
 
 _NUM_WAITING = 1  # answers that wait for the page; a newer one takes the place of one that waits
 _NUM_LEVELS = 8  # changes of the level that the page shows
@@ -36,6 +37,7 @@ class Served:
         prompt: The prompt; None where none was given.
         negative: The negative prompt.
         guidance: The guidance.
+        on_applied: Called in the model's thread once a prompt or a guidance holds, with its message's type.
         steps: Steps of the sampler at the best level; None where the model has no such choice.
     """
 
@@ -47,13 +49,14 @@ class Served:
     negative: str
     guidance: Guidance
     steps: int | None
+    on_applied: Callable[[str], None] = lambda what: None
 
     @classmethod
     def of(
         cls, opened: Opened, options: StreamOptions, own_source: Callable[[Size], Source], source_name: str
     ) -> "Served":
         """Return a model as it was opened."""
-        return cls(
+        served = cls(
             opened,
             replace(options, warms_up=False),
             own_source,
@@ -63,6 +66,36 @@ class Served:
             options.guidance,
             opened.model.steps,
         )
+        served.opened = replace(
+            opened,
+            prepare_prompt=None if opened.prepare_prompt is None else partial(served._prepare_prompt, opened),
+            prepare_guidance=None if opened.prepare_guidance is None else partial(served._prepare_guidance, opened),
+        )
+        return served
+
+    def _prepare_prompt(self, opened: Opened, prompt: str, negative: str) -> Change:
+        """Prepare a prompt, and note it once it holds."""
+        assert opened.prepare_prompt is not None
+        change = opened.prepare_prompt(prompt, negative)
+
+        def changed() -> None:
+            change()
+            self.prompt, self.negative = prompt, negative
+            self.on_applied("prompt")
+
+        return changed
+
+    def _prepare_guidance(self, opened: Opened, guidance: Guidance) -> Change:
+        """Prepare a guidance, and note it once it holds."""
+        assert opened.prepare_guidance is not None
+        change = opened.prepare_guidance(guidance)
+
+        def changed() -> None:
+            change()
+            self.guidance = guidance
+            self.on_applied("guidance")
+
+        return changed
 
     def reset(self) -> None:
         """Forget all frames, and go back to the best level."""
@@ -82,9 +115,9 @@ class Served:
             "steps": self.steps,
             "sampler": opened.sampler,
             "own_source": self.source_name,
-            "prompt": None if opened.change_prompt is None else self.prompt or "",
+            "prompt": None if opened.prepare_prompt is None else self.prompt or "",
             "negative": self.negative,
-            "guidance": None if opened.change_guidance is None else vars(guidance),
+            "guidance": None if opened.prepare_guidance is None else vars(guidance),
             "guidance_kinds": list(KINDS),
         }
 
@@ -163,10 +196,8 @@ class Session:
         match message:
             case Shown():
                 self._outlet.shown()
-            case PromptChange():
-                self._change(message.type, lambda stream: self._change_prompt(stream, message))
-            case GuidanceChange():
-                self._change(message.type, lambda stream: self._change_guidance(stream, message))
+            case PromptChange() | GuidanceChange():
+                self._begin_change(message)
             case _:
                 raise RequestError("the stream has begun already; connect again for another one")
 
@@ -197,6 +228,7 @@ class Session:
             return None
         served, web = self._served, self._web
         served.reset()
+        served.on_applied = self._settle
 
         def source(size: Size) -> Source:
             return paced(served.own_source(size)) if web is None else web
@@ -211,46 +243,34 @@ class Session:
         self._tell("ready", **served.facts(), budget_s=stream.timings.budget_s)
         return stream
 
-    def _change(self, what: str, change: Callable[[Stream], None]) -> None:
-        """Begin a change, unless one of its kind is still being made: none waits for another."""
+    def _begin_change(self, message: PromptChange | GuidanceChange) -> None:
+        """Begin a change in a thread of its own, since encoding a text takes long. None waits for one of its kind."""
         with self._lock:
-            stream = self._stream
+            stream, what = self._stream, message.type
             is_busy = stream is None or what in self._changing
             if not is_busy:
                 self._changing.add(what)
         if stream is None or is_busy:
             self._tell("note", text="The stream is busy with what was asked for before; try again in a moment.")
             return
+        threading.Thread(target=self._change, args=(stream, message), name="whet-stream-change", daemon=True).start()
+
+    def _change(self, stream: Stream, message: PromptChange | GuidanceChange) -> None:
         try:
-            change(stream)
-        except OptionError as error:
-            self._settle(what, error)
+            if isinstance(message, PromptChange):
+                stream.change_prompt(message.prompt, message.negative)
+            else:
+                stream.change_guidance(Guidance(message.kind, message.weight, message.delta))
+        except Exception as error:  # noqa: BLE001 - text encoders raise errors of all kinds; the stream goes on as before
+            self._settle(message.type, str(error) if isinstance(error, WhetError) else reason(error))
 
-    def _change_prompt(self, stream: Stream, message: PromptChange) -> None:
-        def done(error: WhetError | None) -> None:
-            if error is None:
-                self._served.prompt, self._served.negative = message.prompt, message.negative
-            self._settle(message.type, error)
-
-        stream.change_prompt(message.prompt, message.negative, done)
-
-    def _change_guidance(self, stream: Stream, message: GuidanceChange) -> None:
-        guidance = Guidance(message.kind, message.weight, message.delta)
-
-        def done(error: WhetError | None) -> None:
-            if error is None:
-                self._served.guidance = guidance
-            self._settle(message.type, error)
-
-        stream.change_guidance(guidance, done)
-
-    def _settle(self, what: str, error: WhetError | None) -> None:
+    def _settle(self, what: str, error: str = "") -> None:
         """End a change: tell the page which prompt and guidance hold, and what was wrong with others."""
         with self._lock:
             self._changing.discard(what)
         facts = self._served.facts()
         held = {name: facts[name] for name in ("prompt", "negative", "guidance")}
-        self._tell("settings", **held, error="" if error is None else str(error))
+        self._tell("settings", **held, error=error)
 
     def _next(self, frame: Frame) -> None:
         """Ask the page for its next frame. It is called once the model has been called for a frame."""
