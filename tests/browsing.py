@@ -16,14 +16,14 @@ _FLAGS += ("--disable-component-update", "--disable-sync")
 
 
 @contextmanager
-def launched() -> Iterator[Any]:
-    """Start Debian's chromium, or skip the test where there is none."""
+def launched(*flags: str) -> Iterator[Any]:
+    """Start Debian's chromium, with more flags if some are given, or skip the test where there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = os.environ.get("WHET_CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), None)
     if path is None:
         pytest.skip(f"none of {', '.join(_BROWSERS)} on the path: install Debian's chromium, or set WHET_CHROMIUM")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=list(_FLAGS))
+        browser = driver.chromium.launch(executable_path=path, args=[*_FLAGS, *flags])
         yield browser
         browser.close()
 

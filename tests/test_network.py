@@ -5,7 +5,18 @@ import socket
 import pytest
 
 from whet.errors import OptionError
-from whet.network import LOOPBACK, bind, checked_port, http_url, is_loopback, listen, names_loopback
+from whet.network import (
+    LOOPBACK,
+    bind,
+    checked_keys,
+    checked_port,
+    http_url,
+    is_key,
+    is_loopback,
+    listen,
+    names_loopback,
+    origin,
+)
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("192.0.2.1", 0), ("no.such.host.invalid", 0)])
@@ -63,3 +74,35 @@ def test_this_machine_alone(host: str) -> None:
 def test_others_reach_it_too(host: str) -> None:
     assert not is_loopback(host)
     assert not names_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("*", "*"),
+        ("HTTP://Example.org:80", "http://example.org"),
+        ("https://example.org:443", "https://example.org"),
+        ("http://example.org:443", "http://example.org:443"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_an_origin_as_browsers_write_it(given: str, found: str) -> None:
+    assert origin(given) == found
+
+
+@pytest.mark.parametrize(
+    "given", ["", "example.org", "http://", "http://a/b", "http://u@a", "http://*.a", "http://a:x"]
+)
+def test_what_is_no_origin(given: str) -> None:
+    with pytest.raises(OptionError, match="an origin is SCHEME://HOST"):
+        origin(given)
+
+
+def test_keys() -> None:
+    keys = checked_keys(["first", "second"])
+    assert is_key("first", keys) and is_key("second", keys)
+    assert not any(is_key(other, keys) for other in ("", "firs", "first ", "FIRST", "\ud800"))
+    assert not is_key("", ())
+    for bad in ("", "with space", "ümlaut", "line\n"):
+        with pytest.raises(OptionError, match="--api-key: a key is"):
+            checked_keys(["good", bad])

@@ -1,14 +1,22 @@
-"""Bind addresses of this machine for servers, listen on them, and tell who can reach them."""
+"""Bind addresses of this machine for servers, listen on them, and tell who can reach them and who may use them."""
 
 import errno
+import hashlib
+import hmac
 import ipaddress
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 from whet.errors import OptionError
 
 LOOPBACK = "127.0.0.1"
+
+ANY_ORIGIN = "*"
+"""Stands for pages of all origins."""
+
+_PORTS = {"http": 80, "https": 443}
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -91,6 +99,46 @@ def names_loopback(host_header: str) -> bool:
     with suppress(ValueError):
         return is_loopback(urlsplit(f"//{host_header}").hostname or "")
     return False
+
+
+def origin(given: str) -> str:
+    """Return an origin as browsers write it: in lower case, without the scheme's default port.
+
+    Raises:
+        OptionError: It is no origin, for example because a path follows the host.
+    """
+    if given == ANY_ORIGIN:
+        return given
+    try:
+        parts = urlsplit(given)
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        port, host = None, None
+    rest = host and (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+    if not host or rest or not parts.scheme or ANY_ORIGIN in host:
+        raise OptionError(f"--cors-origin {given}: an origin is SCHEME://HOST or SCHEME://HOST:PORT, or * for all")
+    name = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{name}" + ("" if port in (None, _PORTS.get(parts.scheme)) else f":{port}")
+
+
+def checked_keys(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the API keys of a server.
+
+    Raises:
+        OptionError: A key is empty, or cannot stand in a header.
+    """
+    found = tuple(keys)
+    for key in found:
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise OptionError("--api-key: a key is printable ASCII without spaces, and not empty")
+    return found
+
+
+def is_key(given: str, keys: Iterable[str]) -> bool:
+    """Return whether a key is among a server's. The time that this takes does not tell how much of the key matches."""
+    digest = hashlib.sha256(given.encode(errors="surrogatepass")).digest()
+    same = [hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in keys]
+    return any(same)
 
 
 def _unusable(host: str, port: int, error: OSError) -> OptionError:

@@ -12,6 +12,7 @@ import whet
 from whet.errors import ModelError, OptionError, OutputError, TargetError
 from whet.streamer.report import Spread, StreamReport
 from whet.streamer.stream import Stream, StreamOptions
+from whet.streamer.targets import open_target
 
 
 def workload(open_step=lambda: negative, channels=3, **options) -> whet.StreamWorkload:
@@ -189,3 +190,46 @@ def report_of(**values) -> StreamReport:
 )
 def test_a_budget_has_a_verdict_only_where_it_can_be_told(values, verdict):
     assert report_of(**values).verdict == verdict
+
+
+class Kept:
+    """Be an outlet that keeps the answers."""
+
+    name = "kept"
+
+    def __init__(self):
+        self.answers, self.is_closed = [], False
+
+    def take(self, answer):
+        self.answers.append(answer)
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_an_outlet_gets_the_answers_themselves_and_each_frame_is_named_once_it_is_taken():
+    outlet, taken = Kept(), []
+    running = Stream(
+        workload(lambda: Delayed(3)), lambda size: Listed(7), on_taken=lambda frame: taken.append(frame.index)
+    )
+    report = running.deliver(outlet)
+    assert outlet.is_closed and report.sink == "kept"
+    assert [answer.frame.index for answer in outlet.answers] == taken == list(range(7))
+
+
+def test_a_frame_is_taken_before_its_answer_where_several_are_in_flight():
+    taken = []
+    running = Stream(
+        workload(lambda: Delayed(3)), lambda size: Listed(7), on_taken=lambda frame: taken.append(frame.index)
+    )
+    seen = [(answer.frame.index, len(taken)) for answer in running]
+    # Frame 0 comes out as frame 2 enters; the last two come out at the end.
+    assert seen == [(0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 7)]
+
+
+def test_one_model_serves_one_stream_after_the_other():
+    opened = open_target(workload(), StreamOptions())
+    for num in (3, 4):
+        with Stream(opened, lambda size, num=num: Listed(num)) as running:
+            assert running.opened is opened
+            assert [int(answer.image[0, 0, 0]) for answer in running] == [255 - k for k in range(num)]

@@ -24,10 +24,9 @@ from whet.cli.engine_options import (
 )
 from whet.cli.units import num_bytes, seconds
 from whet.errors import OptionError
-from whet.network import LOOPBACK, checked_port, is_loopback
+from whet.network import ANY_ORIGIN, LOOPBACK, checked_port, is_loopback
 from whet.server.artefacts.directories import EngineSource, Source
 from whet.server.engine import Engine
-from whet.server.http.cors import ANY
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.opening import checked_sources
@@ -265,7 +264,7 @@ def _say_ready(
         console.print(f"{engine.name} has no chat template; conversations are put as plain lines, 'User: ...'")
     if not settings.is_local and not settings.api_keys:
         console.print("everyone who can reach this machine may ask: --api-key keeps others out")
-    if ANY in settings.cors_origins and not settings.api_keys:
+    if ANY_ORIGIN in settings.cors_origins and not settings.api_keys:
         console.print("every web page that a browser opens may ask: name the origins, or give an --api-key")
     if as_json:
         print(json.dumps({"url": server.url, "model": name, "pid": os.getpid()}), flush=True)

@@ -10,10 +10,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from whet.cli.busy import INCONCLUSIVE
 from whet.cli.stream_drift import test_drift
+from whet.cli.stream_page import (
+    DEFAULT_PORT,
+    HostOption,
+    KeysOption,
+    OriginsOption,
+    PageAddress,
+    PageOption,
+    PortOption,
+    serve_page,
+)
 from whet.cli.units import seconds
 from whet.errors import OptionError, WhetError
 from whet.models.diffusion.few_steps import SAMPLERS
 from whet.models.diffusion.guidance import KINDS, Guidance
+from whet.network import LOOPBACK
 from whet.streamer.frames import Size
 from whet.streamer.report import StreamReport
 from whet.streamer.sinks import open_sink
@@ -98,7 +109,10 @@ _Drift = Annotated[
 _Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="with --drift: a directory for drift.html and drift.json")
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="print the report as one JSON object")]
+_AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="print the report as one JSON object; with --page, address and process id first"),
+]
 
 
 def stream(
@@ -123,12 +137,18 @@ def stream(
     overwrite: _Overwrite = False,
     drift: _Drift = None,
     out: _Out = None,
+    page: PageOption = False,
+    host: HostOption = LOOPBACK,
+    port: PortOption = DEFAULT_PORT,
+    api_key: KeysOption = None,
+    cors_origin: OriginsOption = None,
     as_json: _AsJson = False,
 ) -> None:
     """Turn frames into frames with a model, and report times, rates and whether the budget was held.
 
     A video file or a folder is turned whole, as fast as the model can. A camera, or anything with --live, plays at its
     own rate. The newest frame is always the next, and frames that the model has no time for are dropped and counted.
+    With --page, a page in the browser takes the frames of its camera and shows the answers, until Ctrl-C.
     The exit code is 1 where a budget was missed or the output drifts, and 3 where neither can be said.
     """
     options = StreamOptions(
@@ -147,6 +167,14 @@ def stream(
         stillness=skip_still,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    if page:
+        if sink != "null" or overwrite or drift is not None:
+            raise OptionError("--page shows the answers in the browser; leave --sink, --overwrite and --drift out")
+        where = PageAddress(host, port, tuple(api_key or ()), tuple(cors_origin or ()))
+        serve_page(target, source, options, where, console, rate=rate, as_json=as_json)
+        return
+    if cors_origin or host != LOOPBACK or port != DEFAULT_PORT:
+        raise OptionError("--host, --port and --cors-origin go with --page")
     if drift is not None:
         raise typer.Exit(test_drift(console, target, source, drift, options, rate=rate, out=out, as_json=as_json))
     if out is not None:

@@ -82,6 +82,7 @@ class Loop:
         timings: Counts the frames and their times.
         clock: Returns the time in seconds.
         on_level: Called with each change of the level.
+        on_taken: Called with each frame once the model was called for it, or it was skipped. Its answer may come later.
 
     Attributes:
         level: How much work a frame gets now.
@@ -96,9 +97,10 @@ class Loop:
         *,
         clock: Callable[[], float] = time.perf_counter,
         on_level: Callable[[Level], None] = lambda level: None,
+        on_taken: Callable[[Frame], None] = lambda frame: None,
     ) -> None:
         self._model, self._source, self._options, self._timings = model, source, options, timings
-        self._clock, self._on_level = clock, on_level
+        self._clock, self._on_level, self._on_taken = clock, on_level, on_taken
         self._frames: FrameQueue[Arrival] = FrameQueue(options.num_waiting, drops_oldest=source.is_live)
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pending: deque[tuple[Arrival, Kind]] = deque()
@@ -131,6 +133,7 @@ class Loop:
         try:
             while (arrival := self._next()) is not None:
                 yield from self._answers(arrival)
+                self._on_taken(arrival.frame)
             while not self._is_stopping.is_set() and self._model.in_flight:
                 yield from self._advanced()
             yield from self._ready()

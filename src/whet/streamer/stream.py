@@ -10,7 +10,7 @@ from whet.errors import OptionError, TargetError, WhetError
 from whet.measure.load import Observed
 from whet.models.diffusion.guidance import Guidance
 from whet.streamer.degrading import Level
-from whet.streamer.frames import Size
+from whet.streamer.frames import Frame, Size
 from whet.streamer.loop import Answer, Loop, LoopOptions
 from whet.streamer.report import StreamReport, times_of
 from whet.streamer.sinks import Sink
@@ -18,7 +18,7 @@ from whet.streamer.sources import Source, open_source
 from whet.streamer.stillness import StillnessFilter
 from whet.streamer.targets import ModelOptions, Opened, open_target
 from whet.streamer.timings import Timings
-from whet.streamer.writing import Writer
+from whet.streamer.writing import NUM_WAITING, Outlet, SinkOutlet, Writer
 from whet.workload import StreamWorkload
 
 
@@ -48,9 +48,10 @@ class Stream:
     source's end. Use it as a context manager, so that the source is closed.
 
     Args:
-        target: A directory of diffusers, FILE.py:FUNCTION, or a StreamWorkload.
+        target: A directory of diffusers, FILE.py:FUNCTION, a StreamWorkload, or a model that is open.
         source: A video file, an image folder, "camera", "synthetic" (see docs/stream.md), or a source that is open.
         options: How the stream and its model run.
+        on_taken: Called with each frame once the model was called for it, or it was skipped. Its answer may come later.
 
     Attributes:
         opened: The model, with its name and the size of its frames.
@@ -62,14 +63,16 @@ class Stream:
 
     def __init__(
         self,
-        target: str | StreamWorkload,
+        target: str | StreamWorkload | Opened,
         source: str | Callable[[Size], Source] = "synthetic",
         options: StreamOptions | None = None,
+        *,
+        on_taken: Callable[[Frame], None] = lambda frame: None,
     ) -> None:
         self._options = options = options or StreamOptions()
         _check_budget(options.budget_s)
         stillness = None if options.stillness is None else StillnessFilter(options.stillness, seed=options.seed)
-        self.opened: Opened = open_target(target, options)
+        self.opened: Opened = target if isinstance(target, Opened) else open_target(target, options)
         budget_s = options.budget_s or self.opened.budget_s
         self.source = (
             open_source(source, size=self.opened.size) if isinstance(source, str) else source(self.opened.size)
@@ -92,6 +95,7 @@ class Stream:
             ),
             self.timings,
             on_level=self._note_level,
+            on_taken=on_taken,
         )
 
     def __enter__(self) -> Self:
@@ -144,8 +148,27 @@ class Stream:
         Raises:
             WhetError: The source, the model or the sink failed. `report` says how far the stream came.
         """
-        self._sink_name = sink.name
-        writer = Writer(sink, is_live=self.source.is_live, timings=self.timings)
+        return self.deliver(SinkOutlet(sink), on_answer=on_answer)
+
+    def deliver(
+        self,
+        outlet: Outlet,
+        *,
+        num_waiting: int = NUM_WAITING,
+        on_answer: Callable[[Answer], None] = lambda answer: None,
+    ) -> StreamReport:
+        """Hand all answers to an outlet in a thread of its own, and return the report. The outlet is closed.
+
+        Args:
+            outlet: Where the answers go.
+            num_waiting: The most answers that wait for it.
+            on_answer: Called with each answer, in this thread.
+
+        Raises:
+            WhetError: The source, the model or the outlet failed. `report` says how far the stream came.
+        """
+        self._sink_name = outlet.name
+        writer = Writer(outlet, is_live=self.source.is_live, timings=self.timings, num_waiting=num_waiting)
         try:
             try:
                 for answer in self:

@@ -1,32 +1,72 @@
-"""Write a stream's answers in a thread of their own, so that a slow disk holds up no frame of a live stream."""
+"""Write a stream's answers in a thread of their own: a slow disk or network holds up no frame of a live stream."""
 
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from whet.streamer.loop import Answer
 from whet.streamer.queues import Closed, FrameQueue
 from whet.streamer.sinks import Sink
 from whet.streamer.timings import Timings
 
-NUM_WAITING = 8  # answers that may wait for the sink
+NUM_WAITING = 8  # answers that may wait for a sink
+
+
+class Outlet(Protocol):
+    """Describe where answers go."""
+
+    name: str
+
+    def take(self, answer: Answer) -> None:
+        """Write one answer."""
+
+    def close(self) -> None:
+        """Finish what was written."""
+
+
+class SinkOutlet:
+    """Write answers to a sink.
+
+    Args:
+        sink: The sink, which is closed with the outlet.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.name = sink.name
+        self._sink = sink
+
+    def take(self, answer: Answer) -> None:
+        """Write an answer at the time of its frame."""
+        self._sink.write(answer.image, answer.frame.time_s)
+
+    def close(self) -> None:
+        """Finish what was written."""
+        self._sink.close()
 
 
 class Writer:
-    """Write answers to a sink, in their order. A live stream's oldest answer makes room where the sink is too slow.
+    """Write answers, in their order. A live stream's oldest answer makes room where writing is too slow.
 
     Args:
-        sink: Where the answers go. The writer closes it.
-        is_live: Whether answers are dropped, rather than the stream held up, while the sink is busy.
+        outlet: Where the answers go. The writer closes it.
+        is_live: Whether answers are dropped, rather than the stream held up, while the outlet is busy.
         timings: Counts the answers, and the seconds from a frame's arrival to its answer.
+        num_waiting: The most answers that wait.
         clock: The clock of the loop.
     """
 
     def __init__(
-        self, sink: Sink, *, is_live: bool, timings: Timings, clock: Callable[[], float] = time.perf_counter
+        self,
+        outlet: Outlet,
+        *,
+        is_live: bool,
+        timings: Timings,
+        num_waiting: int = NUM_WAITING,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._sink, self._timings, self._clock = sink, timings, clock
-        self._queue: FrameQueue[Answer] = FrameQueue(NUM_WAITING, drops_oldest=is_live)
+        self._outlet, self._timings, self._clock = outlet, timings, clock
+        self._queue: FrameQueue[Answer] = FrameQueue(num_waiting, drops_oldest=is_live)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="whet-stream-sink", daemon=True)
         self._thread.start()
@@ -53,7 +93,7 @@ class Writer:
         self._queue.close()
         self._thread.join()
         try:
-            self._sink.close()
+            self._outlet.close()
         finally:
             if self._error is not None:  # it is the cause of whatever closing says
                 raise self._error
@@ -61,7 +101,7 @@ class Writer:
     def _run(self) -> None:
         try:
             while (answer := self._queue.get()) is not None:
-                self._sink.write(answer.image, answer.frame.time_s)
+                self._outlet.take(answer)
                 self._timings.written(self._clock() - answer.arrived_s)
         except Closed:
             pass

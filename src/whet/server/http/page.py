@@ -1,24 +1,14 @@
 """Serve the page in a browser: its files, and the figures that it fetches every second."""
 
 import time
-from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, Response
 
-from whet import charts, look
+from whet.charts import PAGE_HEADERS, TYPES, page_files
 from whet.server.http.errors import ApiError
 from whet.server.http.service import Service
 
-_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg": "image/svg+xml"}
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
-_NO_MARKUP = "require-trusted-types-for 'script'; trusted-types 'none'"  # no text is read as HTML
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; {_NO_MARKUP}",
-}
 _FIRST = "index.html"
 
 
@@ -28,17 +18,12 @@ def page_routes() -> APIRouter:
     The files are read once, at the start. No path outside them can be reached.
     """
     router = APIRouter(include_in_schema=False)
-    shared = {name: room.read(name).encode() for room in (charts, look) for name in room.FILES}
-    content = shared | {
-        entry.name: entry.read_bytes()
-        for entry in (files("whet.server") / "page").iterdir()
-        if entry.is_file() and entry.name.rpartition(".")[2] in _TYPES
-    }
+    content = page_files("whet.server")
 
     def part(name: str) -> Response:
         if name not in content:
             raise ApiError(404, f"the page has no part {name!r}")
-        return Response(content[name], media_type=_TYPES[name.rpartition(".")[2]], headers=_HEADERS)
+        return Response(content[name], media_type=TYPES[name.rpartition(".")[2]], headers=PAGE_HEADERS)
 
     @router.get("/")
     async def index() -> Response:

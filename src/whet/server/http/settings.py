@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 
 from whet.errors import OptionError
-from whet.server.http.cors import origin
+from whet.network import checked_keys, is_key, origin
 from whet.server.http.tls import tls_context
 from whet.server.tool_formats import find_format
 
@@ -59,9 +59,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.served_names or not all(self.served_names):
             raise OptionError("--served-model-name: a name is not empty")
-        for key in self.api_keys:
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise OptionError("--api-key: a key is printable ASCII without spaces, and not empty")
+        checked_keys(self.api_keys)
         for name in ("head_timeout_s", "body_timeout_s", "write_timeout_s", "max_connections"):
             if not getattr(self, name) > 0:
                 option = name.removesuffix("_s").replace("_", "-")
@@ -91,9 +89,7 @@ class Settings:
 
     def is_key(self, given: str) -> bool:
         """Return whether a key is valid. The time that this takes does not tell how much of the key matches."""
-        digest = hashlib.sha256(given.encode()).digest()
-        same = [hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in self.api_keys]
-        return any(same)
+        return is_key(given, self.api_keys)
 
     def cache_salt(self, key: str, asked: str | None) -> str:
         """Return the salt of cached prompts for an API key and a salt that the request asks for.

@@ -1,6 +1,6 @@
 /* Draw one small chart: lines over the last seconds, the newest at the right. */
 
-import { element } from "./format.js";
+import { element } from "./basics.js";
 
 const HEIGHT = 118;
 const LEFT = 40; // pixels for the labels of values

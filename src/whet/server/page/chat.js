@@ -1,6 +1,6 @@
 /* Hold the conversation: ask, show the answer as it is generated, stop it, and explain errors in words. */
 
-import { get, pause } from "./format.js";
+import { get, pause } from "./basics.js";
 import { model } from "./live.js";
 import { areValid, askForKey, key, sampling, system } from "./settings.js";
 import { Failure, ask } from "./stream.js";

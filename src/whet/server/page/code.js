@@ -3,7 +3,7 @@
  * The colours come from highlight.js 11.12.0, the common build (BSD-3-Clause, its text in highlight.LICENSE), as
  * published on npm. */
 
-import { element } from "./format.js";
+import { element } from "./basics.js";
 
 const MOST_COLOURED = 20_000; // characters; longer code stays in one colour
 const SAID_MS = 2000;

@@ -1,7 +1,7 @@
 /* Show the live figures. They are fetched every second, also while the server does not answer. */
 
 import { Chart } from "./chart.js";
-import { DASH, count, digits, duration, element, get, percent } from "./format.js";
+import { DASH, count, digits, duration, element, get, percent } from "./basics.js";
 import { fitTokens, key } from "./settings.js";
 import { authorised, failureOf } from "./stream.js";
 import { showAnswered, showTuned } from "./tuned.js";

@@ -5,7 +5,7 @@
  * Content-Security-Policy forbids it. Formulas stay as they are written. */
 
 import { codeBlock } from "./code.js";
-import { element } from "./format.js";
+import { element } from "./basics.js";
 
 const TAGS = new Set("p ul ol li blockquote table thead tbody tr th td strong em s".split(" "));
 const PROTOCOLS = new Set(["http:", "https:", "mailto:"]);

@@ -1,6 +1,6 @@
 /* Hold the settings of a request. The API key is kept only in sessionStorage: it is deleted with the tab. */
 
-import { get } from "./format.js";
+import { get } from "./basics.js";
 
 const KEY = "whet-serve-key";
 const TOKENS = 256;

@@ -1,7 +1,7 @@
 /* Show the tuned models: what each takes and returns, how it is called, and how many samples it has answered. */
 
 import { copyButton } from "./code.js";
-import { count, element, get } from "./format.js";
+import { count, element, get } from "./basics.js";
 import { key } from "./settings.js";
 
 const MOST_WRITTEN = 64; // numbers of one tensor; more are made by a command

@@ -1,7 +1,7 @@
 /* Show questions and answers as entries of the log. */
 
 import { copyButton } from "./code.js";
-import { count, digits, element, get, latency } from "./format.js";
+import { count, digits, element, get, latency } from "./basics.js";
 import { Growing } from "./markdown.js";
 
 const NAMES = { chat: ["You", "Model"], complete: ["Prompt", "Continuation"] };

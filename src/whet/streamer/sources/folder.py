@@ -107,7 +107,17 @@ def read_image(file: Path, size: Size | None = None, fit: Fit = "crop") -> Image
     """
     with PIL.Image.open(file) as opened:
         turned = PIL.ImageOps.exif_transpose(opened)
-    picture = _rgb(turned)
+    return fitted(_rgb(turned), size, fit)
+
+
+def fitted(picture: PIL.Image.Image, size: Size | None, fit: Fit = "crop") -> Image:
+    """Return an RGB picture of Pillow as an image of a size, uint8, [H, W, 3].
+
+    Args:
+        picture: The picture, of mode RGB.
+        size: The height and width to scale it to, in pixels; None keeps its own.
+        fit: How it takes another aspect.
+    """
     place = placed(picture.height, picture.width, size, fit)
     if picture.size != (place.width, place.height):
         picture = picture.resize((place.width, place.height), PIL.Image.Resampling.BILINEAR)

@@ -1,4 +1,4 @@
-/* Format numbers for people: three digits with their unit. An unknown number is a dash, never a zero. */
+/* Format numbers for people, make elements, wait. A number has three digits with its unit; an unknown one is a dash, never a zero. */
 
 export const DASH = "—";
 
