@@ -177,6 +177,8 @@ def test_a_missed_budget_changes_the_level_and_says_so():
     assert loop.level.steps == 2
     assert {answer.kind for answer in answers} == {"computed", "discarded"}
     assert 0 < timings.counts["late"] < 10
+    assert timings.counts["discarded"] == sum(answer.kind == "discarded" for answer in answers) == 3
+    assert timings.counts["final"] + timings.counts["discarded"] == timings.counts["arrived"] == 200
 
 
 def test_skipped_frames_repeat_the_answer_before():

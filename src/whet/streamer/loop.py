@@ -243,6 +243,8 @@ class Loop:
         """Go on with another level. Frames in flight are discarded: their answers would come later still."""
         if (level.steps, level.scale) != (self.level.steps, self.level.scale):
             self._model.change(level.steps)
+            in_flight = [arrival for arrival, kind in self._pending if kind == "computed"]
+            self._timings.count(*["discarded"] * len(in_flight))
             self._pending = deque(
                 (arrival, "discarded" if kind == "computed" else kind) for arrival, kind in self._pending
             )

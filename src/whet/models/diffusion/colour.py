@@ -9,16 +9,16 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def luma(frames: Tensor) -> Tensor:
-    """Return the brightness of colour frames: [..., 3, H, W] -> [..., 1, H, W], in the same range."""
+    """Return the brightness of colour frames, [..., 1, H, W] of [..., 3, H, W], in the same range."""
     weights = torch.tensor(LUMA, dtype=frames.dtype, device=frames.device)
     return (frames * weights[:, None, None]).sum(-3, keepdim=True)
 
 
 def seen_in_grey(frames: Tensor, factor: int) -> Tensor:
-    """Return what a grey camera sees: [..., 3, H, W] -> [..., 1, H / factor, W / factor], in the same range.
+    """Return what a grey camera of fewer pixels sees, [..., 1, H / factor, W / factor], in the same range.
 
     Args:
-        frames: Colour frames.
+        frames: Colour frames, [..., 3, H, W].
         factor: Pixels of a frame, each way, that one pixel of the camera averages.
     """
     grey = F.avg_pool2d(luma(frames).flatten(0, -4), factor)
