@@ -24,6 +24,7 @@ from whet.cli.units import seconds
 from whet.errors import OptionError, WhetError
 from whet.models.diffusion.few_steps import SAMPLERS
 from whet.models.diffusion.guidance import KINDS, Guidance
+from whet.models.diffusion.placement import DTYPES
 from whet.network import LOOPBACK
 from whet.streamer.frames import Size
 from whet.streamer.report import StreamReport
@@ -101,6 +102,15 @@ _Degrade = Annotated[
     typer.Option("--degrade/--no-degrade", help="let a live stream that misses its budget do less for each frame"),
 ]
 _Seed = Annotated[int, typer.Option(help="the seed of the noise")]
+_Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1", show_default="cpu")]
+_Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help=f"what the model computes in: {', '.join(DTYPES)}", show_default="float32"),
+]
+_Graphs = Annotated[
+    bool | None,
+    typer.Option("--graphs/--no-graphs", help="replay the model as CUDA graphs", show_default="yes on a GPU"),
+]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is at the sink")]
 _Drift = Annotated[
     int | None,
@@ -134,6 +144,9 @@ def stream(
     rate: _Rate = None,
     degrade: _Degrade = True,
     seed: _Seed = 0,
+    device: _Device = None,
+    dtype: _Dtype = None,
+    graphs: _Graphs = None,
     overwrite: _Overwrite = False,
     drift: _Drift = None,
     out: _Out = None,
@@ -162,6 +175,9 @@ def stream(
         prompt_embeds=prompt_embeds,
         rolling=rolling,
         seed=seed,
+        device=device,
+        dtype=dtype,
+        graphs=graphs,
         budget_s=None if budget is None else seconds("--budget", budget),
         degrades=degrade,
         stillness=skip_still,

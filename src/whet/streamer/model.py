@@ -27,7 +27,7 @@ class FrameModel:
 
     def __init__(self, step: Step, *, channels: int = 3, device: str = "cpu") -> None:
         self.step: Any = step
-        self._channels, self._device = channels, device
+        self._channels, self._device = channels, torch.device(device)
 
     @property
     def in_flight(self) -> int:
@@ -89,6 +89,8 @@ class FrameModel:
         try:
             with torch.inference_mode():
                 answer = function(*args)
+                if self._device.type == "cuda":  # so that the model's time is that of its kernels
+                    torch.cuda.current_stream(self._device).synchronize()
         except Exception as error:
             raise ModelError(f"the stream's model failed: {type_name(error)}: {error}") from error
         if answer is None:

@@ -68,6 +68,7 @@ class StreamReport:
         busy: What disturbed the machine; empty where nothing did.
         interrupted: Whether the stream was ended by Ctrl-C.
         error: The message of what ended the stream early; empty without one.
+        notes: What is not as the options say, in sentences.
     """
 
     target: str
@@ -92,6 +93,7 @@ class StreamReport:
     busy: str = ""
     interrupted: bool = False
     error: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def overhead(self) -> float | None:

@@ -220,6 +220,7 @@ class Stream:
             busy="" if self._observed.load.is_quiet else self._observed.load.cause,
             interrupted=self._interrupted,
             error=self._error,
+            notes=tuple(self.opened.notes),
             **times_of(self.timings),
         )
 

@@ -1,6 +1,6 @@
 """Open what a stream runs: a directory of diffusers, or a function of the user's own that returns a StreamWorkload."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -18,6 +18,7 @@ from whet.models.diffusion.directory import Parts, is_diffusers_directory, read_
 from whet.models.diffusion.few_steps import few_steps, sampler_of
 from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.pipeline import DiffusionStep
+from whet.models.diffusion.placement import Placement
 from whet.models.diffusion.prompts import Prompt, prompt_encoder, read_prompt
 from whet.models.diffusion.unet import MODEL_TYPE, load_unet
 from whet.models.diffusion.unet_frames import UNetFrames
@@ -48,6 +49,9 @@ class ModelOptions:
         prompt_embeds: A safetensors file with the prompt's embeddings instead.
         rolling: Whether frames are in flight together, each at a step of its own.
         seed: The seed of the noise.
+        device: Where the model runs: "cpu", "cuda" or "cuda:1"; None for the CPU.
+        dtype: The number format that it computes in: "float32", "bf16" or "fp16"; None for float32.
+        graphs: Whether its calls are recorded as CUDA graphs and replayed; None for yes on a GPU.
     """
 
     size: Size | None = None
@@ -60,6 +64,9 @@ class ModelOptions:
     prompt_embeds: Path | None = None
     rolling: bool = True
     seed: int = 0
+    device: str | None = None
+    dtype: str | None = None
+    graphs: bool | None = None
 
     def given(self) -> list[str]:
         """Return the command-line options that were given and that only a diffusion model takes."""
@@ -73,6 +80,9 @@ class ModelOptions:
             "negative": "--negative-prompt",
             "prompt_embeds": "--prompt-embeds",
             "rolling": "--no-rolling",
+            "device": "--device",
+            "dtype": "--dtype",
+            "graphs": "--no-graphs" if self.graphs is False else "--graphs",
         }
         return [option for name, option in names.items() if getattr(self, name) != getattr(empty, name)]
 
@@ -90,6 +100,7 @@ class Opened:
         prepare_prompt: Checks and encodes a prompt and a negative prompt in the caller's thread, and returns what sets
             them in the model's thread. None where the model takes no text.
         prepare_guidance: The same for a guidance. None where the model takes none.
+        notes: What is not as the options say, in sentences. Some are added while the stream runs.
     """
 
     name: str
@@ -99,6 +110,7 @@ class Opened:
     budget_s: float | None = None
     prepare_prompt: Callable[[str, str], Change] | None = None
     prepare_guidance: Callable[[Guidance], Change] | None = None
+    notes: Sequence[str] = ()
 
 
 def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
@@ -164,12 +176,15 @@ def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:
         raise OptionError(
             f"{directory} draws each frame from noise, and takes no strength, negative prompt or embeddings"
         )
+    placement = Placement.of(options)
     unet = load_unet(directory)
     side = unet.config.frame_size
     if options.size not in (None, (side, side)):
         raise OptionError(f"{directory} has frames of {side} x {side}; leave --size out")
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    placement.move(unet)
     frames = UNetFrames(unet, _digit(options.prompt))
+    notes = placement.record(frames)
     sampler = options.sampler or "lcm"
     step = DiffusionStep(
         frames,
@@ -187,11 +202,12 @@ def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:
 
     return Opened(
         directory.resolve().name,
-        FrameModel(step, channels=frames.channels),
+        FrameModel(step, channels=frames.channels, device=str(placement.device)),
         (side, side),
         sampler=sampler,
         prepare_prompt=prepare_prompt,
         prepare_guidance=partial(_prepare_guidance, step),
+        notes=notes,
     )
 
 
@@ -213,10 +229,12 @@ def _prepare_guidance(step: DiffusionStep, guidance: Guidance) -> Change:
 
 
 def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
-    parts = read_parts(directory)
+    placement = Placement.of(options)
+    parts = placement.move_parts(read_parts(directory))
     size = options.size or _size_of(parts)
     prompts = _Prompts(parts, options)
     frames = DiffusersFrames(parts, prompts.first(), size)
+    notes = placement.record(frames)
     sampler = options.sampler or sampler_of(parts.scheduler.class_name)
     strength = DEFAULT_STRENGTH if options.strength is None else options.strength
     step = DiffusionStep(
@@ -234,11 +252,12 @@ def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
 
     return Opened(
         directory.resolve().name,
-        FrameModel(step, channels=frames.channels),
+        FrameModel(step, channels=frames.channels, device=str(placement.device)),
         size,
         sampler=sampler,
         prepare_prompt=prepare_prompt if parts.text_folders is not None else None,
         prepare_guidance=partial(_prepare_guidance, step),
+        notes=notes,
     )
 
 

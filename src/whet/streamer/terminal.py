@@ -81,6 +81,7 @@ def facts(report: StreamReport) -> list[str]:
         lines.append(f"jitter {duration(report.jitter_s)} (standard deviation between frames)")
     lines += [f"from frame {frame:,}: {level}" for frame, level in report.levels[-5:]]
     lines += [f"the source: {what}, {count:,} times" for what, count in report.problems.items()]
+    lines += report.notes
     if report.interrupted:
         lines.append("interrupted; what was written until then is complete")
     if report.busy:

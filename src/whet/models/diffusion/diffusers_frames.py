@@ -1,7 +1,7 @@
 """Turn frames into frames with a model of diffusers: on pixels or latents, with or without a prompt."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from whet.errors import OptionError, TargetError
 from whet.models.diffusion.directory import Parts
 from whet.models.diffusion.frame_diffusion import Entry
+from whet.models.diffusion.graphs import Call
 from whet.models.diffusion.prompts import Prompt
 
 _SCALES = (1.0, 0.75, 0.5)
@@ -19,13 +20,15 @@ _EMBEDDED_GUIDANCE = 1.0  # what a U-Net that was distilled for guidance is told
 class DiffusersFrames:
     """Make a `FrameDiffusion` of a U-Net and maybe an autoencoder of diffusers.
 
+    Samples are float32, whatever the models compute in, so that the sampler and the guidance round nothing more.
+
     Args:
-        parts: The models, as `read_parts` returns them.
+        parts: The models, as `read_parts` returns them, on any device and in any floating-point format.
         prompt: The prompt's embeddings; None for a U-Net that takes none.
         size: Height and width of the frames.
 
     Attributes:
-        prompt: The prompt's embeddings. They may be set between two calls.
+        prompt: The prompt's embeddings, where the U-Net is and in its format. They may be set between two calls.
         scales: The sizes of frames that the models can run at, as shares of the full one, from 1 down.
 
     Raises:
@@ -42,7 +45,17 @@ class DiffusersFrames:
         self._check_prompt(parts, prompt)
         self.prompt = prompt
         self.scales = _scales(parts, size)
-        self._time_condition = _time_condition(parts.unet)
+        self._time_condition = _time_condition(self._unet)
+        self._calls: dict[str, Call] = {"U-Net": self._denoised, "encoder": self._encoded, "decoder": self._decoded}
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """Return the prompt's embeddings; None for a U-Net that takes none."""
+        return self._prompt
+
+    @prompt.setter
+    def prompt(self, prompt: Prompt | None) -> None:
+        self._prompt = None if prompt is None else prompt.to(self._unet.device, self._unet.dtype)
 
     @property
     def has_null(self) -> bool:
@@ -54,15 +67,17 @@ class DiffusersFrames:
         """Return the models by name, the U-Net first."""
         return {"unet": self._unet} | ({} if self._autoencoder is None else {"autoencoder": self._autoencoder})
 
+    def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
+        """Replace each call of a model by what a wrapper makes of its name and itself."""
+        self._calls = {name: wrapper(name, call) for name, call in self._calls.items()}
+
     def enter(self, frame: Tensor, previous: Tensor | None) -> Entry:
         """Return a frame as pixels from -1 to 1, or as latents."""
-        pixels = frame[None].to(self._dtype) * 2 - 1
+        pixels = frame[None] * 2 - 1
         if self._autoencoder is None:
             return Entry(pixels)
-        encoded = self._autoencoder.encode(pixels)
-        latents = encoded.latents if hasattr(encoded, "latents") else encoded.latent_dist.mode()
         shift, scale = self._latent_scale
-        return Entry((latents - shift) * scale)
+        return Entry((self._calls["encoder"](pixels).float() - shift) * scale)
 
     def predict(
         self, sample: Tensor, timesteps: Tensor, conditions: Mapping[str, Tensor], is_null: Tensor | None
@@ -70,23 +85,30 @@ class DiffusersFrames:
         """Return the U-Net's output."""
         extras: dict[str, Tensor] = {}
         if self.prompt is not None:
-            extras["encoder_hidden_states"] = self.prompt.rows(len(sample), is_null).to(sample)
+            extras["encoder_hidden_states"] = self.prompt.rows(len(sample), is_null)
         if self._time_condition is not None:
-            extras["timestep_cond"] = self._time_condition.to(sample).expand(len(sample), -1)
-        output: Tensor = self._unet(sample, timesteps, return_dict=False, **extras)[0]
-        return output
+            extras["timestep_cond"] = self._time_condition.expand(len(sample), -1)
+        return self._calls["U-Net"](sample, timesteps, **extras).to(sample.dtype)
 
     def leave(self, clean: Tensor) -> Tensor:
         """Return pixels or latents as a frame."""
         if self._autoencoder is not None:
             shift, scale = self._latent_scale
-            clean = self._autoencoder.decode(clean / scale + shift, return_dict=False)[0]
+            clean = self._calls["decoder"](clean / scale + shift)
         return (clean[0].float() / 2 + 0.5).clamp(0, 1)
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self._unet.dtype
-        return dtype
+    def _denoised(self, sample: Tensor, timesteps: Tensor, **extras: Tensor) -> Tensor:
+        output: Tensor = self._unet(sample.to(self._unet.dtype), timesteps, return_dict=False, **extras)[0]
+        return output
+
+    def _encoded(self, pixels: Tensor) -> Tensor:
+        encoded = self._autoencoder.encode(pixels.to(self._autoencoder.dtype))
+        latents: Tensor = encoded.latents if hasattr(encoded, "latents") else encoded.latent_dist.mode()
+        return latents
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        decoded: Tensor = self._autoencoder.decode(latents.to(self._autoencoder.dtype), return_dict=False)[0]
+        return decoded
 
     @property
     def _latent_scale(self) -> tuple[float, float]:
@@ -146,7 +168,7 @@ def _multiple(parts: Parts) -> int:
     return int(2**halvings)
 
 
-def _time_condition(unet: nn.Module) -> Tensor | None:
+def _time_condition(unet: Any) -> Tensor | None:
     """Return the embedding of the guidance weight, [1, D], for a U-Net that was distilled with it; otherwise None.
 
     Source: the sine and cosine embedding of latent consistency models (Luo et al., arXiv:2310.04378).
@@ -157,4 +179,5 @@ def _time_condition(unet: nn.Module) -> Tensor | None:
     half = width // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / (half - 1)))
     angles = (_EMBEDDED_GUIDANCE - 1.0) * 1000.0 * rates
-    return torch.nn.functional.pad(torch.cat([angles.sin(), angles.cos()]), (0, width % 2))[None]
+    embedded = torch.nn.functional.pad(torch.cat([angles.sin(), angles.cos()]), (0, width % 2))[None]
+    return embedded.to(unet.device, unet.dtype)

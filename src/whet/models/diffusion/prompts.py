@@ -42,6 +42,11 @@ class Prompt:
         """Return the numbers of a token."""
         return int(self.embeddings.shape[2])
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Prompt":
+        """Return the same embeddings on a device, in another format."""
+        negative = None if self.negative is None else self.negative.to(device, dtype)
+        return Prompt(self.embeddings.to(device, dtype), negative)
+
     def rows(self, num: int, is_null: Tensor | None) -> Tensor:
         """Return the embeddings for each row of a batch, [num, T, D].
 

@@ -1,6 +1,6 @@
 """Turn frames into frames with whet's own U-Net: from a grey, small view of a frame to a frame of a digit's sign."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from whet.errors import OptionError
 from whet.models.diffusion.colour import seen_in_grey
 from whet.models.diffusion.frame_diffusion import Entry
+from whet.models.diffusion.graphs import Call
 from whet.models.diffusion.unet import FrameUNet
 from whet.samplers import Schedule
 
@@ -18,7 +19,7 @@ class UNetFrames:
     It sees the camera's frame in grey with few pixels, the last frame that came out, and a digit.
 
     Args:
-        unet: The U-Net, or another module that is called like it.
+        unet: The U-Net, on any device and in any floating-point format. Samples are float32 all the same.
         digit: The prompt, from 0; None for no prompt.
 
     Attributes:
@@ -34,6 +35,7 @@ class UNetFrames:
 
     def __init__(self, unet: FrameUNet, digit: int | None = None) -> None:
         self.unet = unet
+        self._call: Call = self._denoised
         self._config = unet.config
         self._null = unet.config.num_digits
         self.digit = digit
@@ -57,6 +59,10 @@ class UNetFrames:
             raise OptionError(f"the prompt is a digit from 0 to {self._null - 1}; got {digit}")
         return digit
 
+    def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
+        """Replace each call of the U-Net by what a wrapper makes of its name and itself."""
+        self._call = wrapper("U-Net", self._call)
+
     def enter(self, frame: Tensor, previous: Tensor | None) -> Entry:
         """Return noise alone as the sample, with the grey view and the last frame as conditions, all in [-1, 1]."""
         pixels = frame[None] * 2 - 1
@@ -71,9 +77,12 @@ class UNetFrames:
         digits = torch.full((len(sample),), self._digit, device=sample.device)
         if is_null is not None:
             digits = torch.where(is_null, self._null, digits)
-        output: Tensor = self.unet(
-            sample, timesteps.to(sample.dtype), conditions["grey"], conditions["previous"], digits
-        )
+        return self._call(sample, timesteps, conditions["grey"], conditions["previous"], digits).to(sample.dtype)
+
+    def _denoised(self, sample: Tensor, timesteps: Tensor, grey: Tensor, previous: Tensor, digits: Tensor) -> Tensor:
+        dtype = next(self.unet.parameters()).dtype
+        images = (image.to(dtype) for image in (grey, previous))
+        output: Tensor = self.unet(sample.to(dtype), timesteps.float(), *images, digits)
         return output
 
     def leave(self, clean: Tensor) -> Tensor:

@@ -1,0 +1,117 @@
+"""Choose where a diffusion model runs and in which number format, and move it there."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from whet.errors import OptionError
+from whet.machine import describe
+from whet.models.diffusion.diffusers_frames import DiffusersFrames
+from whet.models.diffusion.directory import Parts
+from whet.models.diffusion.graphs import Graphs, TorchCuda
+from whet.models.diffusion.unet_frames import UNetFrames
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The number formats of models, by the names that users type."""
+
+
+class PlacementOptions(Protocol):
+    """Describe what the user said of the place.
+
+    Attributes:
+        device: "cpu", "cuda" or "cuda:1"; None for the CPU.
+        dtype: A name of `DTYPES`; None for float32.
+        graphs: Whether models run as CUDA graphs; None for yes on a GPU.
+    """
+
+    @property
+    def device(self) -> str | None:
+        """Return the device."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Return the number format."""
+
+    @property
+    def graphs(self) -> bool | None:
+        """Return whether models run as CUDA graphs."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Hold where a model runs, and how.
+
+    Attributes:
+        device: The device.
+        dtype: The format of the model's weights and activations.
+        graphs: Whether its calls are recorded as CUDA graphs.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    graphs: bool
+
+    @classmethod
+    def of(cls, options: PlacementOptions) -> "Placement":
+        """Return the place that the user asked for.
+
+        Raises:
+            OptionError: This computer has no such device, or it would emulate the format, or the CPU shall have graphs.
+        """
+        device = _device(options.device or "cpu")
+        dtype = _dtype(options.dtype or "float32", device)
+        if options.graphs and device.type != "cuda":
+            raise OptionError("--graphs needs a GPU: give --device cuda too, or leave --graphs out")
+        return cls(device, dtype, device.type == "cuda" if options.graphs is None else options.graphs)
+
+    def move(self, *modules: nn.Module | None) -> None:
+        """Move models to the device, in the format.
+
+        An autoencoder whose settings say `force_upcast` stays in float32 where the format is float16, which it exceeds.
+        """
+        for module in modules:
+            if module is not None:
+                is_wide = self.dtype == torch.float16 and getattr(module.config, "force_upcast", False)
+                module.to(self.device, torch.float32 if is_wide else self.dtype)
+
+    def move_parts(self, parts: Parts) -> Parts:
+        """Move the models of a directory of diffusers, and return them. The text encoder stays on the CPU."""
+        self.move(parts.unet, parts.autoencoder)
+        return parts
+
+    def record(self, frames: DiffusersFrames | UNetFrames) -> Sequence[str]:
+        """Have the model's calls recorded as CUDA graphs, if asked for. Return a list that gets what doesn't work."""
+        if not self.graphs:
+            return ()
+        graphs = Graphs(TorchCuda(self.device))
+        frames.wrap(graphs.wrapped)
+        return graphs.notes
+
+
+def _device(name: str) -> torch.device:
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise OptionError(f"--device is cpu, cuda or cuda:NUMBER; got {name!r}")
+    if name == "cpu":
+        return torch.device(name)
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not num_gpus:
+        raise OptionError(f"--device {name}: PyTorch finds no GPU here; leave --device out to run on the CPU")
+    index = int(name.partition(":")[2] or torch.cuda.current_device())
+    if index >= num_gpus:
+        raise OptionError(f"--device {name}: PyTorch finds {num_gpus} GPUs here, the last one is cuda:{num_gpus - 1}")
+    return torch.device("cuda", index)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name not in DTYPES:
+        raise OptionError(f"--dtype is one of {', '.join(DTYPES)}; got {name!r}")
+    machine = describe()
+    computes = {"bf16": machine.computes_bfloat16, "fp16": machine.computes_float16}.get(name)
+    if computes is not None and not computes(device.type):
+        chip = machine.chip if device.type == "cpu" else torch.cuda.get_device_name(device)
+        raise OptionError(f"--dtype {name}: {chip} does not multiply it natively, and would emulate it; use float32")
+    return DTYPES[name]
