@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whet.comparison.claim import claim_of
+from goals import goal_claim
 
 TASKS = {
     "decode": "decode, 1 sequence",
@@ -51,10 +51,7 @@ def _limit(name: str, found: Mapping[str, Any], bandwidth: float) -> float:
 
 def _claim(what: str, before: Sequence[float], after: Sequence[float], goal: float) -> dict[str, Any]:
     """Return the ratio of two rates, one pair a round."""
-    claim = claim_of([1 / rate for rate in before], [1 / rate for rate in after])
-    low, high = claim.ci95 or (0.0, float("inf"))
-    verdict = "reached" if low >= goal else "missed" if high < goal else "open"
-    return {"what": what, "ratio": claim.ratio, "ci95": [low, high], "goal": goal, "verdict": verdict}
+    return goal_claim(what, [1 / rate for rate in before], [1 / rate for rate in after], goal)
 
 
 def _has(rounds: Sequence[Mapping[str, Any]], task: str, name: str) -> bool:
