@@ -73,16 +73,21 @@ def test_frames_that_are_not_finite_are_counted_and_the_answer_before_is_shown()
     assert timings.counts["not_finite"] == 3 and timings.counts["final"] == 6
 
 
-def test_before_the_first_answer_what_came_in_is_shown():
+def test_before_the_first_answer_black_is_shown():
     answers, _ = run(lambda frame: frame * torch.inf, Listed(3, levels=[7, 8, 9]))
-    assert [level(answer) for answer in answers] == [7, 8, 9]
+    assert [level(answer) for answer in answers] == [0, 0, 0]
+    assert {answer.kind for answer in answers} == {"not finite"}
 
 
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (lambda frame: frame[0], r"returns frames \[C, H, W\]"),
+        (lambda frame: frame[0], r"returns frames \[C, H, W\].* got float32 \(8, 8\)"),
         (lambda frame: [frame], "got list"),
+        (lambda frame: frame[:, :0], r"got float32 \(3, 0, 8\)"),
+        (lambda frame: (frame * 255).byte(), "got uint8"),
+        (lambda frame: frame * 1j, "got complex64"),
+        (lambda frame: None, "owes 1 answers, and has in_flight = 0"),
         (lambda frame: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
@@ -92,7 +97,47 @@ def test_a_wrong_model_ends_the_stream_with_its_reason(step, said):
         run(step, source)
 
 
-def test_more_answers_than_frames_are_refused():
+def test_a_calls_conversions_are_not_the_models_time():
+    """The clock is the test's own: the model takes 5 ms, and what is around it 20 ms."""
+    now = [0.0]
+
+    def step(frame):
+        now[0] += 0.005
+        return frame
+
+    class Converting(FrameModel):
+        def as_input(self, image, scale=1.0):
+            now[0] += 0.020
+            return super().as_input(image, scale)
+
+    timings = Timings()
+    list(Loop(Converting(step), Listed(10), LoopOptions(), timings, clock=lambda: now[0]))
+    assert timings.model_s.percentile_s(50) == pytest.approx(0.005, rel=0.02)
+    assert timings.frame_s.percentile_s(50) == pytest.approx(0.025, rel=0.02)
+
+
+@pytest.mark.parametrize("steps", ["four", 0, 1.5])
+def test_steps_that_are_no_number_are_refused(steps):
+    step = Delayed(2)
+    step.steps = steps
+    with pytest.raises(ModelError, match="a whole number above 0"):
+        FrameModel(step)
+
+
+def test_a_step_without_reset_is_opened_anew():
+    def opening():
+        seen = []
+        return lambda frame: frame * 0 + len(seen) / 255 if seen.append(1) is None else None
+
+    model = FrameModel(opening(), reopen=opening)
+    frame = torch.zeros(3, 2, 2)
+    model(frame)
+    assert float(model(frame)[0, 0, 0]) * 255 == pytest.approx(2)
+    model.restart()
+    assert float(model(frame)[0, 0, 0]) * 255 == pytest.approx(1)
+
+
+def test_frames_in_flight_that_never_came_are_refused():
     class Babbling(Delayed):
         in_flight = 1
 
@@ -102,7 +147,7 @@ def test_more_answers_than_frames_are_refused():
         def __call__(self, frame):
             return 1 - frame
 
-    with pytest.raises(ModelError, match="more frames than it was given"):
+    with pytest.raises(ModelError, match="owes 0 answers, and has in_flight = 1"):
         run(Babbling(), Listed(2))
 
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -86,6 +89,54 @@ def test_ctrl_c_finishes_the_sink():
     assert len(sink.images) == 5
 
 
+def test_ctrl_c_while_the_sink_is_finished_waits_for_it():
+    """A signal to the process while the writer still writes must not leave half a video."""
+    sink = Recorder()
+    sink.open_gate.clear()
+
+    def end(answer):
+        if answer.frame.index == 2:
+            threading.Timer(0.2, lambda: (os.kill(os.getpid(), signal.SIGINT), sink.open_gate.set())).start()
+
+    report = stream(Listed(3)).run(sink, on_answer=end)
+    assert report.interrupted and sink.is_closed
+    assert len(sink.images) == 3
+
+
+def test_asyncio_calls_the_model_in_one_thread():
+    threads = set()
+
+    def step(frame):
+        threads.add(threading.get_ident())
+        return frame
+
+    async def collect():
+        async for _ in stream(Listed(20), lambda: step):
+            await asyncio.sleep(0)
+
+    asyncio.run(collect())
+    assert len(threads) == 1 and threading.get_ident() not in threads
+
+
+def test_a_model_that_is_open_begins_anew_with_each_stream():
+    opened = open_target(workload(lambda: Delayed(3)), StreamOptions())
+    first = Stream(opened, lambda size: Listed(5))
+    next(iter(first))
+    opened.model.change(1)
+    answers = list(Stream(opened, lambda size: Listed(4), StreamOptions(warms_up=False)))
+    assert [int(answer.image[0, 0, 0]) for answer in answers] == [255, 254, 253, 252]
+    assert opened.model.steps == 3
+
+
+def test_answers_that_are_not_written_count_against_a_budget():
+    sink = Recorder()
+    sink.open_gate.clear()
+    running = stream(Listed(200, is_live=True), budget_s=10.0)
+    report = running.run(sink, on_answer=lambda answer: answer.frame.index == 199 and sink.open_gate.set())
+    lost = report.counts.get("unwritten", 0) + report.counts.get("dropped", 0)
+    assert lost > 0 and report.late_share == lost / 200
+
+
 def test_a_slow_sink_holds_up_a_file_and_not_a_camera():
     for is_live in (False, True):
         sink = Recorder()
@@ -152,6 +203,8 @@ def test_options_of_diffusion_are_refused_for_a_users_own_step():
     for options in ({"steps": 2}, {"sampler": "lcm"}, {"rolling": False}, {"prompt": "a"}):
         with pytest.raises(OptionError, match="a function of your own, which takes no --"):
             stream(Listed(1), **options)
+    with pytest.raises(OptionError, match="a seed is a whole number from 0"):
+        stream(Listed(1), seed=2**63)
     with pytest.raises(OptionError, match="a budget is above 0"):
         stream(Listed(1), budget_s=-1.0)
 

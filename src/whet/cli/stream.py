@@ -1,6 +1,7 @@
 """Turn frames into frames within a budget, and say how well it went: whet stream."""
 
 import re
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from whet.models.diffusion.few_steps import SAMPLERS
 from whet.models.diffusion.guidance import KINDS, Guidance
 from whet.models.diffusion.placement import DTYPES
 from whet.network import LOOPBACK
-from whet.streamer.frames import Size
+from whet.streamer.frames import MAX_SIDE, Size
 from whet.streamer.report import StreamReport
 from whet.streamer.sinks import open_sink
 from whet.streamer.sources import Source, open_source, paced
@@ -162,7 +163,8 @@ def stream(
     A video file or a folder is turned whole, as fast as the model can. A camera, or anything with --live, plays at its
     own rate. The newest frame is always the next, and frames that the model has no time for are dropped and counted.
     With --page, a page in the browser takes the frames of its camera and shows the answers, until Ctrl-C.
-    The exit code is 1 where a budget was missed or the output drifts, and 3 where neither can be said.
+    The exit code is 1 where a budget was missed or the output drifts, and 3 where a busy machine or the input leaves it
+    open.
     """
     options = StreamOptions(
         size=None if size is None else _size(size),
@@ -183,15 +185,22 @@ def stream(
         stillness=skip_still,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a video is finished then too
     if page:
-        if sink != "null" or overwrite or drift is not None:
-            raise OptionError("--page shows the answers in the browser; leave --sink, --overwrite and --drift out")
+        if sink != "null" or overwrite or drift is not None or out is not None or live:
+            raise OptionError(
+                "--page shows the answers in the browser; leave --sink, --overwrite, --live, --drift and --out out"
+            )
         where = PageAddress(host, port, tuple(api_key or ()), tuple(cors_origin or ()))
         serve_page(target, source, options, where, console, rate=rate, as_json=as_json)
         return
     if cors_origin or host != LOOPBACK or port != DEFAULT_PORT:
         raise OptionError("--host, --port and --cors-origin go with --page")
     if drift is not None:
+        if sink != "null" or overwrite or live or budget is not None or skip_still is not None:
+            raise OptionError(
+                "--drift tests the output instead; leave --sink, --overwrite, --live, --budget and --skip-still out"
+            )
         raise typer.Exit(test_drift(console, target, source, drift, options, rate=rate, out=out, as_json=as_json))
     if out is not None:
         raise OptionError("--out goes with --drift; a stream's answers go to --sink")
@@ -217,6 +226,8 @@ def _run(
         found = open_source(source, size=frame_size, rate=rate)
         return paced(found) if live and not found.is_live else found
 
+    if sink != "null" and not source.startswith(("camera", "synthetic")) and _is_same(Path(source), Path(sink)):
+        raise OptionError(f"--sink {sink} is the source itself, which would be lost; name another place")
     # A mistake in the sink or the source shows before the model is loaded. A camera takes long to open twice.
     to = open_sink(sink, overwrite=overwrite)
     if not source.startswith("camera"):
@@ -237,6 +248,14 @@ def _run(
     return report
 
 
+def _is_same(source: Path, sink: Path) -> bool:
+    """Return whether both are one file or one folder."""
+    try:
+        return source.samefile(sink)
+    except (OSError, ValueError):  # one of them is not there
+        return False
+
+
 def _leave(report: StreamReport) -> None:
     """Leave with an exit code of its own where the stream was interrupted, or missed its budget."""
     if report.interrupted:
@@ -251,8 +270,10 @@ def _size(text: str) -> Size:
     """Return height and width of "256x512", or of one side of a square."""
     found = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:[x×]\s*([0-9]{1,5})\s*)?", text)
     height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not (height and width):
-        raise OptionError(f"--size {text!r}: write height and width as 256x512, or one number for a square")
+    if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
+        raise OptionError(
+            f"--size {text!r}: write height and width as 256x512, or one number for a square; at most {MAX_SIDE}"
+        )
     return height, width
 
 

@@ -31,7 +31,7 @@ class Answer:
 
     Attributes:
         frame: The frame that came in.
-        image: The answer, uint8 [H, W, 3]. Where the frame was not computed, it is the answer before.
+        image: The answer, uint8 [H, W, 3]. Where the frame was not computed, it is the answer before, or black.
         kind: "computed"; "still", for a scene that did not change; "skipped", to keep the budget; "discarded", as the
             level changed while the frame was in flight; or "not finite", where the model returned NaN or infinity.
         arrived_s: The clock's time at which the frame arrived.
@@ -86,6 +86,7 @@ class Loop:
 
     Attributes:
         level: How much work a frame gets now.
+        newest: The index of the newest frame that was taken.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Loop:
         self._is_stopping = threading.Event()
         self._controller: Controller | None = None
         self.level = Level(model.steps)
+        self.newest = 0
         if options.budget_s is not None and options.degrades:
             self._controller = Controller(levels_of(model.steps, model.scales), options.budget_s)
         self._num_since_computed = 0
@@ -180,6 +182,7 @@ class Loop:
 
     def _answers(self, arrival: Arrival) -> Iterator[Answer]:
         """Yield what one new frame lets come out."""
+        self.newest = arrival.frame.index
         if self._options.stillness is not None and self._options.stillness.skips(arrival.frame.image):
             self._timings.count("still")
             self._pending.append((arrival, "still"))
@@ -195,13 +198,15 @@ class Loop:
             return
         self._num_since_computed = 0
         self._pending.append((arrival, "computed"))
-        yield from self._called(lambda: self._model(self._model.as_input(arrival.frame.image, self.level.scale)))
+        taken_s = self._clock()
+        frame = self._model.as_input(arrival.frame.image, self.level.scale)
+        yield from self._called(lambda: self._model(frame), taken_s)
         yield from self._ready()
 
     def _advanced(self) -> Iterator[Answer]:
-        yield from self._called(self._model.advance)
+        yield from self._called(self._model.advance, self._clock())
 
-    def _called(self, call: Callable[[], Tensor | None]) -> Iterator[Answer]:
+    def _called(self, call: Callable[[], Tensor | None], taken_s: float) -> Iterator[Answer]:
         """Call the model once, yield the answers that are ready, and see whether the budget holds."""
         began_s = self._clock()
         output = call()
@@ -209,16 +214,24 @@ class Loop:
         image = None if output is None else as_image(output, self._options.size)
         ended_s = self._clock()
         is_final = image is not None
-        self._timings.computed(model_s=model_s, frame_s=ended_s - began_s, ended_s=ended_s, is_final=is_final)
+        self._timings.computed(model_s=model_s, frame_s=ended_s - taken_s, ended_s=ended_s, is_final=is_final)
         if output is not None:
             yield from self._ready()  # frames that repeat an answer before this one
             yield self._answer(image, ended_s)
-        if self._controller is not None and (level := self._controller.add(ended_s - began_s)) is not None:
+        self._check_pending()
+        if self._controller is not None and (level := self._controller.add(ended_s - taken_s)) is not None:
             self._change(level)
 
+    def _check_pending(self) -> None:
+        """Raise ModelError where the model keeps frames that it does not count, whose answers would never come."""
+        num_waiting = sum(kind == "computed" for _, kind in self._pending)
+        if num_waiting != self._model.in_flight:
+            raise ModelError(
+                f"the stream's model owes {num_waiting} answers, and has in_flight = {self._model.in_flight}; "
+                "a model that returns None counts its frames in `in_flight`, and goes on with them in `advance()`"
+            )
+
     def _answer(self, image: Image | None, ready_s: float) -> Answer:
-        if not self._pending:
-            raise ModelError("the stream's model returned more frames than it was given; it returns one for each")
         arrival, kind = self._pending.popleft()
         if image is None:
             self._timings.count("not_finite")
@@ -235,8 +248,10 @@ class Loop:
 
     def _answer_of(self, arrival: Arrival, kind: Kind, ready_s: float) -> Answer:
         image = self._last
-        if image is None:  # nothing was computed yet, so what came in is shown
-            image = np.ascontiguousarray(arrival.frame.image)
+        if image is None:  # nothing was computed yet
+            image = np.zeros_like(
+                arrival.frame.image, shape=(*(self._options.size or arrival.frame.image.shape[:2]), 3)
+            )
         return Answer(arrival.frame, image, kind, arrival.arrived_s, ready_s)
 
     def _change(self, level: Level) -> None:

@@ -1,5 +1,6 @@
 """Call any stream's model in one way, whichever of the optional parts of a step it has."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,21 @@ class FrameModel:
             steps of the sampler; and `scales`, the sizes that it can run at as shares of the full one, from 1 down.
         channels: The channels of the frames that the step takes, 1 or 3.
         device: Where the step takes its frames.
+        reopen: Opens the step anew, for one that has no `reset`.
+
+    Raises:
+        ModelError: The step has `steps` that are no whole number above 0.
     """
 
-    def __init__(self, step: Step, *, channels: int = 3, device: str = "cpu") -> None:
+    def __init__(
+        self, step: Step, *, channels: int = 3, device: str = "cpu", reopen: Callable[[], Step] | None = None
+    ) -> None:
         self.step: Any = step
+        self._reopen, self._is_fresh = reopen, True
+        steps = self.steps
+        if steps is not None and (not isinstance(steps, int) or steps < 1):
+            raise ModelError(f"a stream's model has `steps`, a whole number above 0; got {steps!r}")
+        self._first_steps = steps
         self._channels, self._device = channels, torch.device(device)
 
     @property
@@ -49,6 +61,16 @@ class FrameModel:
         if hasattr(self.step, "change"):
             self.step.change(steps)
 
+    def restart(self) -> None:
+        """Forget all frames and go back to the first number of steps: by `reset`, or else by opening the step anew."""
+        if hasattr(self.step, "reset"):
+            self.step.reset()
+        elif not self._is_fresh and self._reopen is not None:
+            self.step = self._reopen()
+        if self._first_steps is not None:
+            self.step.change(self._first_steps)
+        self._is_fresh = True
+
     def warm_up(self, size: Size) -> None:
         """Call the model until it has filled its batch, allocated memory and started threads; then forget the frames.
 
@@ -62,7 +84,7 @@ class FrameModel:
         frame = self.as_input(np.zeros((*size, 3), np.uint8))
         for _ in range((self.steps or 1) + _WARM_UP_CALLS):
             self(frame)
-        self.step.reset()
+        self.restart()
 
     def as_input(self, image: Image, scale: float = 1.0) -> Tensor:
         """Return an image as the step takes it: [C, H, W], float32, from 0 to 1, on the step's device."""
@@ -79,6 +101,7 @@ class FrameModel:
         Raises:
             ModelError: The step raised an error, or returned something else than a frame or None.
         """
+        self._is_fresh = False
         return self._checked(self.step, frame)
 
     def advance(self) -> Tensor | None:
@@ -95,9 +118,13 @@ class FrameModel:
             raise ModelError(f"the stream's model failed: {type_name(error)}: {error}") from error
         if answer is None:
             return None
-        if not isinstance(answer, Tensor) or answer.ndim != 3 or answer.shape[0] not in (1, 3):
-            got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-            raise ModelError(f"a stream's model returns frames [C, H, W] with 1 or 3 channels, or None; got {got}")
+        if not isinstance(answer, Tensor):
+            raise ModelError(f"a stream's model returns a tensor or None; got {type(answer).__name__}")
+        if answer.ndim != 3 or answer.shape[0] not in (1, 3) or not answer.numel() or not answer.is_floating_point():
+            raise ModelError(
+                "a stream's model returns frames [C, H, W] with 1 or 3 channels, floating-point from 0 to 1; "
+                f"got {str(answer.dtype).removeprefix('torch.')} {tuple(answer.shape)}"
+            )
         return answer
 
 

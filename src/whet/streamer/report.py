@@ -54,15 +54,16 @@ class StreamReport:
         counts: Frames that arrived, were computed to the end ("final"), repeated as "still" or "skipped", "dropped"
             while the model was busy, "late", "not_finite", "written", "unwritten" and the like.
         problems: What the source skipped or mended, with how often.
-        wall_s: Seconds from the first frame's arrival to the end.
+        wall_s: Seconds from the start to the end.
         final_fps: Computed frames per second. Repeated frames don't count.
-        frame: Times from taking a frame to having its answer.
+        frame: Times of a call with its conversions: from taking a frame to the image that the call finishes. In a
+            rolling batch that image answers an earlier frame; see `latency`.
         model: Times of the model's calls alone.
         latency: Times from a frame's arrival to the moment at which its answer was written.
         interval: Times between computed frames.
         jitter_s: The standard deviation of these intervals.
         budget_s: Seconds that a frame may take; None without a budget.
-        late_share: The share of frames that came late or were dropped; None without a budget.
+        late_share: The share of frames that came late, were dropped, or were not written; None without a budget.
         levels: The changes of the level, as the frame at which each happened and the level in words.
         ended_at: The last level in words.
         busy: What disturbed the machine; empty where nothing did.
@@ -107,7 +108,7 @@ class StreamReport:
         """Return whether the budget was held; None without a budget.
 
         It is held where the 99th percentile of a frame's time is within it, and at most one frame in 1,000 was late or
-        dropped, at the level that was asked for. A busy machine, or too few frames, gives no verdict.
+        lost, at the level that was asked for. A busy machine, or too few frames, gives no verdict.
         """
         if self.budget_s is None or self.frame is None or self.late_share is None:
             return None

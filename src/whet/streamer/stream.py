@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,6 +12,7 @@ from whet.measure.load import Observed
 from whet.models.diffusion.guidance import Guidance
 from whet.streamer.degrading import Level
 from whet.streamer.frames import Frame, Size
+from whet.streamer.interrupts import uninterrupted
 from whet.streamer.loop import Answer, Loop, LoopOptions
 from whet.streamer.report import StreamReport, times_of
 from whet.streamer.sinks import Sink
@@ -71,8 +73,11 @@ class Stream:
     ) -> None:
         self._options = options = options or StreamOptions()
         _check_budget(options.budget_s)
+        if not 0 <= options.seed < 2**63:
+            raise OptionError(f"a seed is a whole number from 0 to below 2**63; got {options.seed}")
         stillness = None if options.stillness is None else StillnessFilter(options.stillness, seed=options.seed)
         self.opened: Opened = target if isinstance(target, Opened) else open_target(target, options)
+        self.opened.model.restart()  # a model that is open may have run before
         budget_s = options.budget_s or self.opened.budget_s
         self.source = (
             open_source(source, size=self.opened.size) if isinstance(source, str) else source(self.opened.size)
@@ -136,9 +141,10 @@ class Stream:
 
     async def __aiter__(self) -> AsyncIterator[Answer]:
         """Yield the answers to asyncio. The model runs in another thread."""
-        answers = iter(self)
-        while (answer := await asyncio.to_thread(next, answers, None)) is not None:
-            yield answer
+        answers, loop = iter(self), asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="whet-stream") as thread:
+            while (answer := await loop.run_in_executor(thread, next, answers, None)) is not None:
+                yield answer
 
     def run(self, sink: Sink, *, on_answer: Callable[[Answer], None] = lambda answer: None) -> StreamReport:
         """Write all answers to a sink, and return the report. The sink is closed, also where the stream fails.
@@ -177,7 +183,9 @@ class Stream:
             except KeyboardInterrupt:
                 self._interrupted = True
             finally:
-                writer.finish()
+                with uninterrupted() as signals:
+                    writer.finish()
+                self._interrupted |= bool(signals)
         except WhetError as error:
             self._error = str(error)
             raise
@@ -225,7 +233,7 @@ class Stream:
         )
 
     def _note_level(self, level: Level) -> None:
-        self._levels.append((self.timings.counts["arrived"], str(level)))
+        self._levels.append((self._loop.newest, str(level)))
 
 
 def _check_budget(budget_s: float | None) -> None:

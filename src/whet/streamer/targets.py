@@ -158,7 +158,7 @@ def _of_workload(workload: StreamWorkload, options: ModelOptions) -> Opened:
     channels, height, width = examples[0].shape
     with foreign(TargetError, f"opening {workload.name} failed"):
         step: Any = workload.open()
-    model = FrameModel(step, channels=channels, device=str(examples[0].device))
+    model = FrameModel(step, channels=channels, device=str(examples[0].device), reopen=workload.open)
     return Opened(workload.name, model, options.size or (height, width), budget_s=workload.frame_budget_s)
 
 
@@ -239,7 +239,13 @@ def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
     strength = DEFAULT_STRENGTH if options.strength is None else options.strength
     step = DiffusionStep(
         frames,
-        few_steps(sampler, frames.schedule, frames.prediction, strength),
+        few_steps(
+            sampler,
+            frames.schedule,
+            frames.prediction,
+            strength,
+            parts.scheduler.clip(sampler, is_latent=parts.autoencoder is not None),
+        ),
         DEFAULT_STEPS if options.steps is None else options.steps,
         guidance=options.guidance,
         is_rolling=options.rolling,

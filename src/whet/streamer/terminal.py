@@ -93,7 +93,7 @@ def verdict(report: StreamReport) -> str:
     """Return whether the budget was held, with the figures that say so."""
     assert report.budget_s is not None
     budget, p99 = duration(report.budget_s), duration(report.frame.p99 if report.frame else None)
-    found = f"P99 {p99}, {percent(report.late_share)} late or dropped"
+    found = f"P99 {p99}, {percent(report.late_share)} late or lost"
     match report.verdict:
         case "held":
             return f"The budget of {budget} was held: {found}."

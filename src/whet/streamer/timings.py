@@ -17,7 +17,7 @@ class Timings:
     Attributes:
         budget_s: Seconds that a frame may take; None without a budget.
         model_s: Times of the model's calls alone.
-        frame_s: Times from taking a frame to having its answer: conversion, model, conversion back.
+        frame_s: Times of a call with its conversions: from taking a frame to the image that the call finishes.
         latency_s: Times from a frame's arrival to the moment at which its answer was written or sent.
         interval_s: Times between the ends of two computed frames.
         counts: How many frames arrived, were computed, skipped, dropped, late, not finite, written, ...
@@ -44,7 +44,7 @@ class Timings:
 
         Args:
             model_s: Seconds of the call alone.
-            frame_s: Seconds from taking the frame to having its answer.
+            frame_s: Seconds from taking the frame to the image that the call finishes.
             ended_s: The time of the clock at its end.
             is_final: Whether a frame came out. The first calls of a rolling batch give none.
         """
@@ -82,11 +82,12 @@ class Timings:
             return self._jitter.deviation()
 
     def late_share(self) -> float | None:
-        """Return the share of frames that came late or were dropped, of all that arrived; None without a budget."""
+        """Return the share of frames that came late or were lost, of all that arrived; None without a budget."""
         with self.lock:
             if self.budget_s is None or not self.counts["arrived"]:
                 return None
-            return (self.counts["late"] + self.counts["dropped"]) / self.counts["arrived"]
+            lost = self.counts["dropped"] + self.counts["unwritten"]
+            return (self.counts["late"] + lost) / self.counts["arrived"]
 
 
 @dataclass

@@ -13,7 +13,10 @@ Step = Callable[[Tensor], Tensor | None]
 State may be kept from frame to frame. Answers come in the order of the frames, one for each. A step that works on
 several frames at once returns None until the first is ready. Then each call returns the answer to an earlier frame.
 Such a step has an attribute `in_flight`, the number of frames that have no answer yet, and a method `advance()`, which
-goes on with them without a new frame and returns what a call returns.
+goes on with them without a new frame and returns what a call returns. A method `reset()` forgets all frames; a stream
+calls it after a warm-up and before each new viewer. `change(steps)`, with an attribute `steps`, discards what is in
+flight and goes on with so many steps a frame, and `scales` names the sizes that the step can run at, as shares of the
+full one from 1 down: with these, a stream that misses its budget can do less for each frame.
 """
 
 
@@ -26,7 +29,7 @@ class StreamWorkload:
     up over the stream show as drift.
 
     Attributes:
-        open: Builds the stream's model, with fresh state; called once in each process.
+        open: Builds the stream's model, with fresh state. It is called again where a step without `reset` begins anew.
         frames: The frames that come in: tensors [C, H, W]. Each iteration yields the same ones in the same order.
         frame_budget_s: Seconds that a frame may take; None for no limit.
         name: The name shown to people.

@@ -77,7 +77,7 @@ def read_photos(archive: Path | str) -> Photos:
                     continue
                 photo = Image.open(io.BytesIO(file.read())).convert("RGB").resize((_PHOTO, _PHOTO))
                 found.append((int(match[2]), int(match[1]), np.asarray(photo)))
-    except (OSError, tarfile.TarError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError too
+    except (OSError, tarfile.TarError, KeyError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError too
         raise TargetError(f"{archive} cannot be read: {reason(error)}; name the file sign_digits.tar") from error
     if not found:
         raise TargetError(f"{archive} holds no photos such as Dataset/7/IMG_1125.JPG; name the file sign_digits.tar")

@@ -9,7 +9,7 @@ from tiny_models import diffusers, embeddings_file, latent_pipeline, pixel_unet
 
 from whet.errors import OptionError, TargetError
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
-from whet.models.diffusion.directory import is_diffusers_directory, read_parts
+from whet.models.diffusion.directory import SchedulerConfig, is_diffusers_directory, read_parts
 from whet.models.diffusion.few_steps import few_steps
 from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.pipeline import DiffusionStep
@@ -141,6 +141,7 @@ def test_missing_and_damaged_weights_are_refused(copy):
         ({"prediction_type": "flow_prediction"}, "predicts a flow"),
         ({"beta_schedule": "cubic"}, "scheduler_config.json cannot be used: beta_schedule"),
         ({"beta_start": -1}, "beta_start"),
+        ({"thresholding": True}, "thresholding"),
     ],
 )
 def test_unknown_schedulers_are_refused(copy, values, said):
@@ -162,6 +163,43 @@ def test_a_schedulers_settings_are_those_of_diffusers(copy):
         ours = read_parts(copy).scheduler.schedule().alphas_cumprod
         theirs = package.DDIMScheduler.from_pretrained(copy).alphas_cumprod
         torch.testing.assert_close(ours.float(), theirs, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sampler", "is_latent", "limit"),
+    [
+        ({"_class_name": "DDIMScheduler"}, "ddim", False, 1.0),
+        ({"_class_name": "DDIMScheduler", "clip_sample": False}, "ddim", False, None),
+        ({"_class_name": "DDIMScheduler", "clip_sample_range": 2.5}, "ddim", True, 2.5),
+        ({"_class_name": "LCMScheduler"}, "lcm", True, None),
+        ({"_class_name": "LCMScheduler", "clip_sample": True}, "lcm", True, 1.0),
+        ({"_class_name": "DDIMScheduler"}, "euler", False, None),
+        ({}, "ddim", False, 1.0),
+        ({}, "ddim", True, None),
+    ],
+)
+def test_clean_samples_are_clipped_where_diffusers_clips_them(settings, sampler, is_latent, limit):
+    assert SchedulerConfig.model_validate(settings).clip(sampler, is_latent=is_latent) == limit
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_sample": False}, {"clip_sample_range": 0.6}])
+def test_ddim_on_pixels_is_that_of_diffusers(copy, settings):
+    (copy / "scheduler_config.json").write_text(json.dumps({"_class_name": "DDIMScheduler", **settings}))
+    parts, frame = read_parts(copy), torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(3))
+    model = DiffusersFrames(parts, None, (16, 16))
+    steps_of = few_steps("ddim", model.schedule, model.prediction, 0.5, parts.scheduler.clip("ddim", is_latent=False))
+    stepper = DiffusionStep(model, steps_of, 4, is_rolling=False)
+    scheduler = diffusers().DDIMScheduler.from_pretrained(copy, set_alpha_to_one=True)
+    scheduler.set_timesteps(8)  # of 1,000; those of 4 steps from 500 down are asked for by hand
+    noise = torch.randn(4, 2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    timesteps = steps_of(4).timesteps.tolist()
+    with torch.inference_mode():
+        sample = scheduler.add_noise(frame[None] * 2 - 1, noise[:1, 0], torch.tensor(timesteps[:1]))
+        for t in timesteps:
+            scheduler.num_inference_steps = 8  # a step goes 125 timesteps down, as those of the sampler do
+            sample = scheduler.step(parts.unet(sample, t).sample, t, sample)[0]
+        expected = (sample[0] / 2 + 0.5).clamp(0, 1)
+        torch.testing.assert_close(stepper(frame), expected, rtol=0, atol=2e-4)
 
 
 def test_sizes_prompts_and_channels_that_do_not_fit_are_refused(pixels, latents, tmp_path):

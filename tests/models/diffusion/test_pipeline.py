@@ -159,7 +159,7 @@ def test_residual_guidance_equals_its_recursion(kind, num_steps, delta, monkeypa
     """The anchor form is StreamDiffusion's recursion, also for one step. LCM's boundary condition is put to 1 and 0."""
     from whet import samplers
 
-    def without_boundary(schedule, timesteps, *, prediction):
+    def without_boundary(schedule, timesteps, *, prediction, clip):
         return samplers.lcm(schedule, timesteps, prediction=prediction, timestep_scaling=1e9)
 
     monkeypatch.setitem(SAMPLERS, "lcm", without_boundary)
@@ -191,6 +191,15 @@ def test_self_guidance_of_weight_0_gives_back_the_frame(prediction, sampler):
         strict=True,
     ):
         torch.testing.assert_close(answer, frame, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("delta", [1.0, 0.9])
+def test_residual_guidance_is_finite_where_a_timestep_holds_noise_alone(delta):
+    model = ToyModel("v")
+    model.schedule = model.schedule.with_zero_terminal_snr()
+    steps_of = few_steps("ddim", model.schedule, "v", 1.0)
+    stepper = DiffusionStep(model, steps_of, 3, guidance=Guidance("self", 1.5, delta))
+    assert all(torch.isfinite(answer).all() for answer in all_answers(stepper, frames(4)))
 
 
 def test_guidance_calls_as_many_rows_as_it_says():

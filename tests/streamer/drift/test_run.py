@@ -42,8 +42,13 @@ def synthetic(size):
 
 @pytest.mark.parametrize(
     ("open_step", "word", "code"),
-    [(lambda: lambda frame: frame * 0.9 + 0.05, "no drift", 0), (gaining, "drift", 1), (freezing, "drift", 1)],
-    ids=["faithful", "gaining", "freezing"],
+    [
+        (lambda: lambda frame: frame * 0.9 + 0.05, "no drift", 0),
+        (gaining, "drift", 1),
+        (freezing, "drift", 1),
+        (lambda: lambda frame: frame * torch.nan, "drift", 1),
+    ],
+    ids=["faithful", "gaining", "freezing", "broken"],
 )
 def test_a_model_that_drifts_is_found(open_step, word, code):
     seen = []
@@ -54,9 +59,9 @@ def test_a_model_that_drifts_is_found(open_step, word, code):
 
 def test_what_cannot_be_tested_is_refused():
     faithful = workload(lambda: lambda frame: frame)
-    with pytest.raises(OptionError, match="at least 120 frames"):
+    with pytest.raises(OptionError, match="at least 128 frames"):
         drift_test(faithful, synthetic, 60)
     with pytest.raises(TargetError, match="is live"):
-        drift_test(faithful, lambda size: paced(synthetic(size)), 120)
-    with pytest.raises(TargetError, match="a calibration takes at least"):
-        drift_test(faithful, lambda size: open_source("synthetic:20", size=size), 120)
+        drift_test(faithful, lambda size: paced(synthetic(size)), 128)
+    with pytest.raises(TargetError, match="a calibration takes at least 64 frames, and there are 20"):
+        drift_test(faithful, lambda size: open_source("synthetic:20", size=size), 128)

@@ -41,6 +41,27 @@ class SchedulerConfig(BaseModel):
     trained_betas: list[Annotated[float, Field(gt=0, lt=1)]] | None = None
     prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
     rescale_betas_zero_snr: bool = False
+    clip_sample: bool | None = None
+    clip_sample_range: Annotated[float, Field(gt=0)] = 1.0
+    thresholding: Literal[False] = False
+
+    def clip(self, sampler: str, *, is_latent: bool) -> float | None:
+        """Return the limit of what a step estimates as the clean sample; None without one.
+
+        diffusers' DDPM and DDIM clip unless their settings say otherwise, and LCM where its settings say so. Its other
+        schedulers, and models of latents without settings, don't clip.
+
+        Args:
+            sampler: The sampler's name.
+            is_latent: Whether the model works on latents.
+        """
+        if sampler not in ("ddim", "lcm"):
+            return None
+        clips_by_itself = self.class_name in ("DDPMScheduler", "DDIMScheduler") or (
+            self.class_name is None and not is_latent
+        )
+        clips = clips_by_itself if self.clip_sample is None else self.clip_sample
+        return self.clip_sample_range if clips else None
 
     @property
     def prediction(self) -> str:

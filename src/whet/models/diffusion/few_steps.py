@@ -35,7 +35,7 @@ def sampler_of(scheduler_class: str | None) -> str:
     return _BY_CLASS.get(scheduler_class or "", "ddim")
 
 
-def few_steps(name: str, schedule: Schedule, prediction: str, strength: float) -> StepsOf:
+def few_steps(name: str, schedule: Schedule, prediction: str, strength: float, clip: float | None = None) -> StepsOf:
     """Return a function from a number of steps to a sampler's steps.
 
     Args:
@@ -44,6 +44,7 @@ def few_steps(name: str, schedule: Schedule, prediction: str, strength: float) -
         prediction: What the model predicts.
         strength: The share of all timesteps that a frame goes back by, above 0 to 1. At 1, almost nothing of the frame
             is left. The timesteps are spread evenly below it.
+        clip: The limit of what a step estimates as the clean sample; None without one.
 
     Raises:
         OptionError: There is no such sampler, or the strength is out of its range.
@@ -54,7 +55,9 @@ def few_steps(name: str, schedule: Schedule, prediction: str, strength: float) -
         raise OptionError(f"--strength is above 0 and at most 1; got {strength:g}")
 
     def steps_of(num_steps: int) -> Steps:
-        return SAMPLERS[name](schedule, _timesteps(name, num_steps, len(schedule), strength), prediction=prediction)
+        return SAMPLERS[name](
+            schedule, _timesteps(name, num_steps, len(schedule), strength), prediction=prediction, clip=clip
+        )
 
     return steps_of
 

@@ -18,6 +18,8 @@ from whet.errors import OptionError
 from whet.samplers import Rows, model_input
 
 Kind = Literal["none", "full", "self", "onetime"]
+_LEAST_SIGNAL = 1e-3  # where a timestep holds noise alone and delta is below 1
+
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -69,7 +71,8 @@ class Guidance:
         scale = model_input(rows, torch.ones_like(sample[:, :1, :1, :1]))
         signal, noise = (scale * part.view(-1, 1, 1, 1).to(sample.dtype) for part in (rows.signal, rows.noise))
         virtual = self.delta * (seen - signal * anchor) / noise
-        clean = (seen - noise * virtual) / signal
+        # This is (seen - noise * virtual) / signal, which at delta = 1 is the anchor, also where there is no signal.
+        clean = self.delta * anchor + (1 - self.delta) * seen / signal.clamp(min=_LEAST_SIGNAL)
         match prediction:
             case "epsilon":
                 return virtual

@@ -94,7 +94,9 @@ def prompt_encoder(folders: tuple[Path, Path]) -> Callable[[str, str], Prompt]:
         raise MissingExtra("transformers", "hf", "--prompt") from error
     tokenizer_folder, encoder_folder = folders
     with foreign(TargetError, f"transformers cannot load {tokenizer_folder} and {encoder_folder}"):
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            tokenizer_folder, local_files_only=True, trust_remote_code=False
+        )
         encoder, info = transformers.CLIPTextModel.from_pretrained(
             encoder_folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, output_loading_info=True
         )

@@ -14,6 +14,7 @@ from whet.streamer.drift.trend import MIN_SAMPLES, blocks, parts, resampled
 
 ALARMS = 0.01  # the rate of false alarms, over all measures together
 MIN_FRAMES = 60  # of a calibration
+LATE = 4  # by how many frames its pairs are late
 _RESAMPLES = 4000
 
 
@@ -34,7 +35,7 @@ class Thresholds:
 
 
 def calibrate(
-    frames: Iterable[Frame], *, num_frames: int = 600, late: int = 4, alarms: float = ALARMS, seed: int = 0
+    frames: Iterable[Frame], *, num_frames: int = 600, late: int = LATE, alarms: float = ALARMS, seed: int = 0
 ) -> Thresholds:
     """Find what a stream without drift shows on real frames, by comparing the frames with themselves, a little late.
 
@@ -61,7 +62,9 @@ def calibrate(
             meter.add(waiting.popleft(), frame)
             count += 1
     if count < MIN_FRAMES:
-        raise TargetError(f"a calibration takes at least {MIN_FRAMES + late} frames, and there are {count + late}")
+        raise TargetError(
+            f"a calibration takes at least {MIN_FRAMES + late} frames, and there are {count + len(waiting)}"
+        )
     series = meter.series()
     columns = {one.name: one.scale(series.values[one.name]) for one in MEASURES}
     known = {name: values for name, values in columns.items() if np.isfinite(values).sum() >= MIN_SAMPLES}

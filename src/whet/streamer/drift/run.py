@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+import numpy as np
+
 from whet.errors import OptionError, TargetError
-from whet.streamer.drift.calibration import calibrate
+from whet.streamer.drift.calibration import LATE, MIN_FRAMES, calibrate
 from whet.streamer.drift.clip import there_and_back
 from whet.streamer.drift.meter import DriftMeter
 from whet.streamer.drift.report import DriftReport, report
@@ -14,7 +16,7 @@ from whet.streamer.sources import Source
 from whet.streamer.stream import Stream, StreamOptions
 from whet.workload import StreamWorkload
 
-FEWEST = 120  # frames; below it no drift can be told from chance
+FEWEST = 2 * (MIN_FRAMES + LATE)  # half of the frames are read from the source, and calibrate the thresholds
 _RATE = 25.0
 
 
@@ -62,7 +64,7 @@ def drift_test(
         on_answer: Called after each answer.
 
     Raises:
-        OptionError: There are fewer than 120 frames.
+        OptionError: There are fewer than 128 frames.
         TargetError: The source is a camera, or has too few frames for a calibration.
         WhetError: The model failed.
     """
@@ -86,7 +88,9 @@ def drift_test(
     with Stream(target, clip, settings) as stream:
         thresholds = calibrate(frames, num_frames=num_frames, seed=settings.seed)
         for answer in stream:
-            meter.add(answer.image, answer.frame.image)
+            # An output that is not finite ends the faithful part of a stream, whatever is shown in its place.
+            broken = answer.kind == "not finite"
+            meter.add(np.full(answer.image.shape, np.nan) if broken else answer.image, answer.frame.image)
             on_answer()
         subject = stream.opened.name
     return report(meter.series(), thresholds, subject=subject, source=names[0], seed=settings.seed)

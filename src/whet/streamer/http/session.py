@@ -99,11 +99,7 @@ class Served:
 
     def reset(self) -> None:
         """Forget all frames, and go back to the best level."""
-        model = self.opened.model
-        if self.steps is not None:
-            model.change(self.steps)
-        if hasattr(model.step, "reset"):
-            model.step.reset()
+        self.opened.model.restart()
 
     def facts(self) -> dict[str, Any]:
         """Return what the page shows of the model."""

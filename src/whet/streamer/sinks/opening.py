@@ -31,6 +31,8 @@ def open_sink(text: str, *, rate: float | None = None, overwrite: bool = False, 
     """
     if text == "null":
         return NullSink()
+    if not text:
+        raise OptionError(f"an output needs a name; name {KINDS}")
     path = Path(text)
     if text.endswith("/") or path.is_dir():
         from whet.streamer.sinks.folder import ImageFolderSink

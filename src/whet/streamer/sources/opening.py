@@ -38,6 +38,8 @@ def open_source(
         OptionError: An option is out of its range, or does not fit the source.
         TargetError: There is no such source, or it cannot be read.
     """
+    if not text:
+        raise OptionError(f"a source needs a name; name {KINDS}")
     kind, colon, detail = text.partition(":")
     if kind == "synthetic":
         if colon and not re.fullmatch("[0-9]{1,9}", detail):
