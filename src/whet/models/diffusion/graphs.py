@@ -192,7 +192,7 @@ def _replayed(recorded: _Recorded, inputs: Mapping[str | int, Tensor]) -> Tensor
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return the first line of the first error. CUDA raises another one where a recording ends that is broken already."""
+    """Return the first line of the first error. CUDA raises another one where a broken recording ends."""
     first: BaseException = error
     while isinstance(first.__context__, RuntimeError):
         first = first.__context__
