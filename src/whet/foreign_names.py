@@ -86,6 +86,7 @@ PRIVATE: dict[str, str] = {
     "torch._C.PyTorchFileReader": "artefact/archive.py: reads an archive without unpickling it",
     "torch._C._accelerator_setAllocatorSettings": "techniques/training/allocator.py: settings of a GPU's allocator",
     "torch._C._aoti.AOTIModelPackageLoader": "artefact/inductor.py: a package, with control over its threads",
+    "torch._C._cuda_endAllocateToPool": "models/diffusion/graphs.py: ends what a failed recording leaves begun",
     "torch._C._current_autograd_node": "training/layer_profile.py: whose backward runs",
     "torch._C._disabled_torch_function_impl": "training/host_gradients.py: operators come to __torch_dispatch__ alone",
     "torch._C._dispatch_dump": "artefact/operators.py: who registered a custom operator",

@@ -51,8 +51,11 @@ class FakeCuda:
 
     @contextmanager
     def recording(self, graph):
-        with _Recording(graph):
-            yield
+        try:
+            with _Recording(graph):
+                yield
+        except RuntimeError:
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904 - as PyTorch does
         for _, args, named, outputs in graph.recorded:
             inputs = {x.untyped_storage().data_ptr() for x in _tensors((args, named))}
             for output in outputs:

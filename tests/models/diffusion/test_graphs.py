@@ -234,3 +234,6 @@ def test_a_gpu_that_cannot_record_a_call_still_makes_it(gpu):
     double = graphs.wrapped("double", lambda x: x * 2)  # the device records other calls afterwards
     assert torch.equal(double(x), 2 * x)
     assert len(graphs.notes) == len(graphs) == 1
+    torch.rand(2, device=gpu)
+    if gpu != "cpu":
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()

@@ -13,7 +13,7 @@ can put infinities into a mean over the batch.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,12 +56,12 @@ class TorchCuda:
     """Record with PyTorch on one CUDA device.
 
     Args:
-        device: The device.
+        device: The device; without an index, it is the current one.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self._stream = torch.cuda.Stream(self._device)
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     @contextmanager
@@ -69,9 +69,11 @@ class TorchCuda:
         """Run work on a side stream of the device."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
 
     def graph(self) -> torch.cuda.CUDAGraph:
         """Return an empty graph."""
@@ -80,11 +82,21 @@ class TorchCuda:
     @contextmanager
     def recording(self, graph: Any) -> Iterator[None]:
         """Record work into a graph. Other threads may use the device meanwhile."""
-        with (
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-        ):
-            yield
+        generator = torch.cuda.default_generators[self._device.index]
+        state = generator.clone_state()
+        try:
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(self._device)),  # comes back, also where recording fails
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                yield
+        except BaseException:
+            # PyTorch ends a recording that CUDA refuses halfway. Without this, random numbers and the next graphs fail.
+            generator.graphsafe_set_state(state)
+            with suppress(RuntimeError):  # it has ended the allocations already
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
 
     def wait(self) -> None:
         """Wait until the device has done all of its work."""
@@ -166,8 +178,7 @@ class Graphs:
                 output = function(*args, **named)
         except RuntimeError as error:  # so do errors of CUDA come, and values that are read while a graph is recorded
             self._refused.add(name)
-            reason = str(error).strip().partition("\n")[0]
-            self.notes.append(f"the {name} runs without CUDA graphs, as recording failed: {type_name(error)}: {reason}")
+            self.notes.append(f"the {name} runs without CUDA graphs, as recording failed: {_reason(error)}")
             return None
         recorded = self._recorded[key] = _Recorded(graph, buffers, output)
         return recorded
@@ -178,3 +189,12 @@ def _replayed(recorded: _Recorded, inputs: Mapping[str | int, Tensor]) -> Tensor
         recorded.inputs[place].copy_(x)
     recorded.graph.replay()
     return recorded.output
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return the first line of the first error. CUDA raises another one where a broken recording ends."""
+    first: BaseException = error
+    while isinstance(first.__context__, RuntimeError):
+        first = first.__context__
+    line, _, _ = str(first).strip().partition("\n")
+    return f"{type_name(first)}: {line}"
