@@ -39,7 +39,7 @@ def write_pipeline(directory: Path, widths: tuple[int, ...] = WIDTHS, pixels: in
     unet = shaped_unet(widths, pixels // 8)
     unet.save_pretrained(directory / "unet")
     package.AutoencoderTiny().save_pretrained(directory / "vae")
-    package.LCMScheduler(**BETAS).save_pretrained(directory / "scheduler")
+    package.LCMScheduler(**BETAS, steps_offset=1).save_pretrained(directory / "scheduler")
     (directory / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionImg2ImgPipeline"}))
     save_file({"prompt_embeds": torch.randn(1, _TOKENS, _TOKEN_WIDTH)}, directory / _EMBEDDINGS)
     return directory
