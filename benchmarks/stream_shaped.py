@@ -24,7 +24,7 @@ PIXELS = 256
 _STRENGTH = 0.5
 _EMBEDDINGS = "prompt.safetensors"
 _TOKENS, _TOKEN_WIDTH = 77, 768
-IMG2IMG, SHAPED_STREAM = "diffusers, img2img pipeline", "whet stream, rolling batch, of that shape"
+IMG2IMG, SHAPED_STREAM = "diffusers, img2img pipeline", "whet stream"
 
 
 def write_pipeline(directory: Path, widths: tuple[int, ...] = WIDTHS, pixels: int = PIXELS) -> Path:
