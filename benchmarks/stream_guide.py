@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 
+from whet.measure.malloc import give_back
 from whet.measure.memory import ResidentMemory, peak_rss_bytes, reset_peak_rss
 
 FIFTH = (64, 128, 256, 256)
@@ -112,6 +113,7 @@ def peak_bytes(unet: Any, latents: int, device: str) -> int | None:
         before = torch.cuda.memory_allocated()
         call()
         return int(weights + torch.cuda.max_memory_allocated() - before)
+    give_back()
     if not reset_peak_rss():
         return None
     resident = ResidentMemory()

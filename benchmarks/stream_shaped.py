@@ -24,7 +24,7 @@ PIXELS = 256
 _STRENGTH = 0.5
 _EMBEDDINGS = "prompt.safetensors"
 _TOKENS, _TOKEN_WIDTH = 77, 768
-IMG2IMG, SHAPED_STREAM = "diffusers, img2img pipeline", "whet stream, rolling batch, of that shape"
+IMG2IMG, SHAPED_STREAM = "diffusers, img2img pipeline", "whet stream"
 
 
 def write_pipeline(directory: Path, widths: tuple[int, ...] = WIDTHS, pixels: int = PIXELS) -> Path:
@@ -39,7 +39,7 @@ def write_pipeline(directory: Path, widths: tuple[int, ...] = WIDTHS, pixels: in
     unet = shaped_unet(widths, pixels // 8)
     unet.save_pretrained(directory / "unet")
     package.AutoencoderTiny().save_pretrained(directory / "vae")
-    package.LCMScheduler(**BETAS).save_pretrained(directory / "scheduler")
+    package.LCMScheduler(**BETAS, steps_offset=1).save_pretrained(directory / "scheduler")
     (directory / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionImg2ImgPipeline"}))
     save_file({"prompt_embeds": torch.randn(1, _TOKENS, _TOKEN_WIDTH)}, directory / _EMBEDDINGS)
     return directory

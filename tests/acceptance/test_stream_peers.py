@@ -117,6 +117,8 @@ def test_the_guides_claims_are_measured_on_a_processor(bench: ModuleType, monkey
     monkeypatch.setattr(guide, "_CALLS", 1)
     found = json.loads(json.dumps(guide.measure("cpu", (32, 64), 64)))
     assert set(found["seconds"]) == {"naive", "fast"} and set(found["absent"]) == {"graph", "TensorRT"}
+    weights = sum(x.nbytes for x in guide.naive_unet((32, 64), 8, "cpu").parameters())
+    assert found["memory"]["naive"] is None or weights <= found["memory"]["naive"] < 20 * weights
     verdicts = [row["verdict"] for row in bench.stream_tables.judge_guide(found)]
     assert len(verdicts) == 5 and verdicts[2:] == ["not measurable here"] * 3
 
