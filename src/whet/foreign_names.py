@@ -99,6 +99,7 @@ PRIVATE: dict[str, str] = {
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
     "torch._dynamo.utils.calculate_time_spent": "training/compile_time.py: how long code was compiled",
     "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
+    "torch._foreach_lerp_": "workloads/train/resumable.py: a moving average of all weights",
     "torch._foreach_mul_": "workload/micro_batches.py: one factor for many gradients",
     "torch._foreach_norm": "trainer/loop.py: whether the weights are finite, before they are saved",
     "torch._functorch.config": "techniques/training/activation_budget.py: activation_memory_budget",

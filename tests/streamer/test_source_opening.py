@@ -49,14 +49,18 @@ def test_cameras() -> None:
         open_source("/dev/null")
 
 
-@pytest.mark.parametrize("text", ["", "nothing", "no/such.mp4", "rtsp://host/stream", "\0", "Camera", "x" * 5000])
+@pytest.mark.parametrize("text", ["nothing", "no/such.mp4", "rtsp://host/stream", "\0", "Camera", "x" * 5000])
 def test_unknown_sources_say_what_there_is(text: str) -> None:
     with pytest.raises(TargetError) as caught:
         open_source(text)
     message = str(caught.value)
-    if text:
-        assert message == f"there is no source {text!r}; name {KINDS}"
+    assert message == f"there is no source {text!r}; name {KINDS}"
     assert "\n" not in message
+
+
+def test_an_empty_name_is_not_the_working_directory() -> None:
+    with pytest.raises(OptionError, match="a source needs a name"):
+        open_source("")
 
 
 @pytest.mark.parametrize("text", ["synthetic:", "synthetic:-1", "synthetic:1.5", "synthetic:²", "camera:", "camera:x"])

@@ -97,10 +97,6 @@ class Served:
 
         return changed
 
-    def reset(self) -> None:
-        """Forget all frames, and go back to the best level."""
-        self.opened.model.restart()
-
     def facts(self) -> dict[str, Any]:
         """Return what the page shows of the model."""
         opened, guidance = self.opened, self.guidance
@@ -223,7 +219,6 @@ class Session:
         if self._is_ending:
             return None
         served, web = self._served, self._web
-        served.reset()
         served.on_applied = self._settle
 
         def source(size: Size) -> Source:
