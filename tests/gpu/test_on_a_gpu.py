@@ -16,6 +16,7 @@ from whet.machine import EnergyMeter, describe, load_limits
 from whet.measure.clock import measure_calls
 from whet.profiler.workload_profile import profile_workload, run_for_nsight
 from whet.recipe import Step
+from whet.technique import Candidate, NotApplicable
 from whet.techniques import TABLE
 from whet.tuner.known_target import INPUTS, KnownTarget, read_inputs, write_inputs
 from whet.tuner.trial import TrialRequest, run_trial
@@ -113,10 +114,10 @@ def test_what_a_loaded_model_is_given_on_the_wrong_device(target: str, gpu: str,
     """A compiled package reads addresses: it must refuse, not read memory that is not there."""
     examined = examine(resolve(target))
     inductor = TABLE["inductor"]
-    verdict = inductor.check(examined, describe(), inductor.Options())
-    if isinstance(verdict, whet.techniques.NotApplicable):
+    verdict = inductor.check(examined, describe(), inductor.options())
+    if isinstance(verdict, NotApplicable):
         pytest.skip(verdict.reason)
-    candidate = inductor.apply(whet.techniques.Candidate.original(examined), inductor.Options())
+    candidate = inductor.apply(Candidate.original(examined), inductor.options())
     artefact = whet.load(candidate.save(tmp_path / "artefact"))
     (x,) = examined.flat_inputs[0]
     assert artefact.run(x)[0].device.type == gpu

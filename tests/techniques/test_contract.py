@@ -36,7 +36,7 @@ from whet.technique import STAGES, Candidate, NotApplicable, Technique
 from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.precision import fp16
 from whet.workload import ExaminedWorkload, examine
-from whet.workloads.device import on_device
+from whet.workloads.device import on_device, training_on_device
 
 HEADINGS = ("What", "When it helps", "When it hurts", "Numerics", "Composes", "Source")
 
@@ -216,7 +216,12 @@ def _cases(technique: Technique, device: str) -> Iterator[Case]:
 def _subject(name: str, device: str) -> ExaminedWorkload:
     """Built once for all techniques: none may change it, which is tested."""
     examined = branching() if name == "branching" else {**EXAMINED, **TRAINED}[name]()
-    return examined if device == "cpu" else examine(on_device(examined.workload, device))
+    if device == "cpu":
+        return examined
+    workload, moved = examined.workload, on_device(examined.workload, device)
+    if workload.training is not None:  # its batches must lie where the model does
+        moved = dataclasses.replace(moved, training=lambda: training_on_device(workload.open_training(), device))
+    return examine(moved)
 
 
 def _apply_and_save(case: Case, directory: Path) -> None:

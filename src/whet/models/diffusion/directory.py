@@ -137,7 +137,7 @@ def read_parts(directory: Path) -> Parts:
     _check_unet(unet_folder)
     vae_folder = directory / "vae"
     text_folders = (directory / "tokenizer", directory / "text_encoder")
-    with _quiet():
+    with quiet():
         unet = _model(unet_folder, UNETS)
         autoencoder = _model(vae_folder, AUTOENCODERS) if vae_folder.is_dir() else None
     has_text = all(folder.is_dir() for folder in text_folders)
@@ -207,7 +207,7 @@ def diffusers_package() -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Switch off the log lines of diffusers and what it imports, and restore them afterwards."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -11,7 +11,7 @@ from torch import nn
 from whet.errors import OptionError
 from whet.machine import describe
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
-from whet.models.diffusion.directory import Parts
+from whet.models.diffusion.directory import Parts, quiet
 from whet.models.diffusion.graphs import Graphs, TorchCuda
 from whet.models.diffusion.unet_frames import UNetFrames
 
@@ -80,7 +80,8 @@ class Placement:
 
     def move_parts(self, parts: Parts) -> Parts:
         """Move the models of a directory of diffusers, and return them. The text encoder stays on the CPU."""
-        self.move(parts.unet, parts.autoencoder)
+        with quiet():  # diffusers warns of models that are cast, also where none must stay in float32
+            self.move(parts.unet, parts.autoencoder)
         return parts
 
     def record(self, frames: DiffusersFrames | UNetFrames) -> Sequence[str]:
