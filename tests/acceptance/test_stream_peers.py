@@ -104,6 +104,7 @@ def test_a_stream_is_held_and_its_memory_read(bench: ModuleType, directory: Path
     assert min(readings.values()) > 2**20
 
 
+@pytest.mark.slow
 def test_pipelines_of_either_side_make_frames(bench: ModuleType, tmp_path: Path) -> None:
     shaped = bench.stream_shaped
     pipeline = shaped.write_pipeline(tmp_path, (32, 64), 64)

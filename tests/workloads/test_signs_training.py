@@ -83,6 +83,7 @@ def mean_loss(stage, steps):
         return sum(stage.loss(step) for step in steps) / len(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "share"), [(teacher, 0.8), (regression, 0.5), (classifier, 0.99)])
 def test_training_lowers_the_loss_of_samples_to_come(tmp_path, make, share):
     stage, later = make(), range(1000, 1010)
@@ -92,6 +93,7 @@ def test_training_lowers_the_loss_of_samples_to_come(tmp_path, make, share):
     assert mean_loss(stage, later) < share * before
 
 
+@pytest.mark.slow
 def test_distillation_lowers_the_loss_and_leaves_the_teacher_alone(tmp_path):
     """The teacher is trained first, since a new network's frames do not depend on the timestep."""
     first = teacher()
