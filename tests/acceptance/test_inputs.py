@@ -23,7 +23,7 @@ def tune(target: str, out: Path) -> None:
     command = ["tune", f"{targets.HERE}:{target}", "--budget", "5m", "--exclude", ALL_BUT_ONE, "--out", str(out)]
     with pytest.raises(SystemExit) as left:
         main(command)
-    assert left.value.code == 0
+    assert left.value.code in (0, 3)  # 3: a busy machine gives no verdict, and the original is saved
 
 
 def test_a_decoder_with_constants_and_a_mask_is_loaded_for_any_batch(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from fake_search import facts, techniques
 
 import whet
+from processors import NEEDS_BFLOAT16
 from whet.cli import main
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
 from whet.machine import describe
@@ -32,9 +33,6 @@ from whet.tuner.records import TrialRecord
 from whet.tuner.tuning import Listener, tune
 
 ONLY_BF16 = [name for name in TABLE if name != "bf16"]
-NEEDS_BF16 = pytest.mark.skipif(
-    not describe().computes_bfloat16("cpu"), reason="this processor does not multiply bfloat16"
-)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def one_server(monkeypatch: pytest.MonkeyPatch, shared_runner: Runner) -> None:
     monkeypatch.setattr("whet.tuner.tuning.forking", lambda memory_limit_bytes: contextlib.nullcontext(shared_runner))
 
 
-@NEEDS_BF16
+@NEEDS_BFLOAT16
 def test_a_model_on_which_nothing_helps_gives_no_gain_and_the_original(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "whet", "tune", f"{targets.HERE}:tiny", "--budget", "5m"]
@@ -93,7 +91,7 @@ def test_a_model_that_branches_on_values_is_told_why_nothing_is_tried(
     assert not (out / "model").exists()
 
 
-@NEEDS_BF16
+@NEEDS_BFLOAT16
 @pytest.mark.usefixtures("short_children")
 def test_tuning_goes_on_past_a_trial_that_is_killed_and_one_that_breaks_quality(tmp_path: Path) -> None:
     heard: list[TrialRecord] = []

@@ -17,6 +17,7 @@ import torch
 from tiny_run import base_model, config, tables, trained
 from torch import Tensor
 
+from processors import NEEDS_BFLOAT16
 from whet.cli import main
 from whet.errors import ModelError, OptionError, TargetError
 from whet.models.decoder import load_decoder
@@ -79,6 +80,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, changes: dict[str, dict[str, 
     ],
     ids=["autocast", "stochastic rounding"],
 )
+@NEEDS_BFLOAT16
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # float32 norms, from PyTorch
 def test_a_recipe_goes_on_bit_for_bit(tmp_path: Path, steps: tuple[Step, ...]) -> None:
     recipe = tmp_path / "recipe.toml"

@@ -12,6 +12,7 @@ import tomli_w
 from tiny_run import tables
 
 import whet.trainer.tuned
+from processors import NEEDS_BFLOAT16
 from whet.errors import OptionError
 from whet.recipe import Recipe, Step
 from whet.trainer.train import train
@@ -55,6 +56,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Search:
     return made
 
 
+@NEEDS_BFLOAT16
 def test_the_run_takes_what_the_search_found(file: Path, tmp_path: Path, search: Search) -> None:
     """The progress is shown while the search goes, and no longer."""
     said: list[str] = []
@@ -73,6 +75,7 @@ def test_the_run_takes_what_the_search_found(file: Path, tmp_path: Path, search:
     assert said.index(f"recipe: {FOUND}") < next(at for at, line in enumerate(said) if line.startswith("step "))
 
 
+@NEEDS_BFLOAT16
 def test_a_search_that_was_stopped_goes_on(file: Path, tmp_path: Path, search: Search) -> None:
     search.is_stopped = True
     with pytest.raises(KeyboardInterrupt):
@@ -84,6 +87,7 @@ def test_a_search_that_was_stopped_goes_on(file: Path, tmp_path: Path, search: S
     assert [asked["resume"] for asked in search.asked] == [False, True]
 
 
+@NEEDS_BFLOAT16
 @pytest.mark.parametrize("objective", [None, "throughput"])
 def test_a_run_goes_on_with_the_recipe_that_was_found(
     file: Path, tmp_path: Path, search: Search, objective: Any

@@ -47,7 +47,7 @@ ON_LOADERS = {"loader", "prefetch"}  # they change the loader alone
 BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are below, or in a file of their own
 # test_on_gpus.py, test_offload.py, test_aligned_layers.py
 ON_GPUS = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark", "aligned_dimensions"}
-NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "matmul_precision", "muon"}
+NEEDS_BFLOAT16 = {"product_attention", "autocast", "bf16_parameters", "matmul_precision", "muon"}
 COMPILES = {"compile", "adamw_8bit"}
 HAS_LAMB = importlib.util.find_spec("pytorch_optimizer") is not None
 MARKS = {

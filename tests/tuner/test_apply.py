@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import whet
+from processors import NEEDS_BFLOAT16
 from whet.cli import main
 from whet.errors import RecipeError, RecipeRefused
 from whet.recipe import Step
@@ -74,6 +75,7 @@ def test_another_models_recipe_is_refused(models: str, tmp_path: Path) -> None:
     assert "made for another model" in forced.doubts[0]
 
 
+@NEEDS_BFLOAT16
 def test_a_quality_that_falls_beyond_what_the_recipe_allows_is_refused(models: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeRefused, match=r"not applied: nearness drops by 100\.0%, more than the 1\.0% allowed"):
         replayed(models, "strict", tmp_path / "out", max_drop=0.01)

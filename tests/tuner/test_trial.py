@@ -7,6 +7,7 @@ import targets
 import torch
 from fake_search import techniques
 
+from processors import HAS_BFLOAT16, NEEDS_BFLOAT16
 from whet.machine import Limits
 from whet.profiler import Profile, profile_sizes
 from whet.profiler.layers import LayerCost
@@ -131,12 +132,15 @@ def test_where_no_graph_is_the_model_every_technique_says_so(target, reason, tmp
     facts = examine_target(ExaminationRequest(target=target, directory=tmp_path))
     assert re.search(reason, facts.no_graph)
     applicable = {entry.technique for entry in facts.applicable}
-    assert applicable == ({"torch_compile", "autocast", "threads"} if target == "branching" else set())
     reasons = {entry.technique: entry.reason for entry in facts.refused}
-    refused_all = TABLE.keys() - applicable - {"torch_compile"}
+    emulated = {name for name, why in reasons.items() if "would emulate it" in why}  # known before any tracing
+    assert emulated <= (set() if HAS_BFLOAT16 else {"bf16", "autocast"})
+    assert applicable == ({"torch_compile", "autocast", "threads"} - emulated if target == "branching" else set())
+    refused_all = TABLE.keys() - applicable - {"torch_compile"} - emulated
     assert all(reasons[name] == facts.no_graph for name in refused_all)
 
 
+@NEEDS_BFLOAT16
 def test_autocast_is_tried_only_where_no_graph_can_stand_for_the_model(monkeypatch, tmp_path) -> None:
     limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
     monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: limits)

@@ -38,17 +38,17 @@ def _row(logits, target, loss, num_columns, smoothing, scale, BLOCK: tl.constexp
         total_exp = total_exp * tl.exp(largest - base) + tl.sum(tl.exp(x - base), 0)
         total += tl.sum(tl.where(place < num_columns, x, 0.0), 0)
         largest = larger
-    log_sum = largest + tl.log(total_exp)
-    found = (1.0 - smoothing) * (log_sum - at_target)
+    log_sum = tl.log(total_exp)  # of exp(x - largest); added last, since it is lost beside logits that are far from 0
+    found = (1.0 - smoothing) * (largest - at_target + log_sum)
     if smoothing > 0:
-        found += smoothing * (log_sum - total / num_columns)
+        found += smoothing * (largest - total / num_columns + log_sum)
     tl.store(loss + row, found)
     tl.debug_barrier()  # every thread has read the target's logit before one of them writes there
     spread = smoothing / num_columns
     for begin in range(0, num_columns, BLOCK):
         place = begin + lanes
         x = tl.load(logits + place, mask=place < num_columns, other=float("-inf")).to(tl.float32)
-        gradient = tl.exp(x - log_sum) - spread - tl.where(place == wanted, 1.0 - smoothing, 0.0)
+        gradient = tl.exp(x - largest) / total_exp - spread - tl.where(place == wanted, 1.0 - smoothing, 0.0)
         tl.store(logits + place, (gradient * scale).to(logits.dtype.element_ty), mask=place < num_columns)
 
 

@@ -85,9 +85,10 @@ inline float row(T* x, int n, int64_t target, float smoothing, float scale, floa
   float* e = room;
   if constexpr (std::is_same_v<T, float>) e = x;
   const double sum = exponentials(x, n, found.largest, e);
-  const double log_sum = found.largest + std::log(sum);
-  double loss = (1.0 - smoothing) * (log_sum - logit);
-  if (smoothing > 0) loss += smoothing * (log_sum - found.total / n);
+  // The logarithm is added last: beside logits of 1e30, even a double would lose it.
+  const double largest = found.largest, log_sum = std::log(sum);
+  double loss = (1.0 - smoothing) * (largest - logit + log_sum);
+  if (smoothing > 0) loss += smoothing * (largest - found.total / n + log_sum);
   const float spread = smoothing / static_cast<float>(n), at_target = e[target];
   const F factor = set1(static_cast<float>(scale / sum)), shift = set1(-spread * scale);
   each_part(0, n, [&](int i, int count, int) {
