@@ -249,17 +249,14 @@ class Loop:
     def _answer_of(self, arrival: Arrival, kind: Kind, ready_s: float) -> Answer:
         image = self._last
         if image is None:  # nothing was computed yet
-            image = np.zeros_like(
-                arrival.frame.image, shape=(*(self._options.size or arrival.frame.image.shape[:2]), 3)
-            )
+            image = np.zeros((*(self._options.size or arrival.frame.image.shape[:2]), 3), np.uint8)
         return Answer(arrival.frame, image, kind, arrival.arrived_s, ready_s)
 
     def _change(self, level: Level) -> None:
         """Go on with another level. Frames in flight are discarded: their answers would come later still."""
         if (level.steps, level.scale) != (self.level.steps, self.level.scale):
             self._model.change(level.steps)
-            in_flight = [arrival for arrival, kind in self._pending if kind == "computed"]
-            self._timings.count(*["discarded"] * len(in_flight))
+            self._timings.count(*("discarded" for _, kind in self._pending if kind == "computed"))
             self._pending = deque(
                 (arrival, "discarded" if kind == "computed" else kind) for arrival, kind in self._pending
             )

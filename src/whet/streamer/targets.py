@@ -270,11 +270,10 @@ def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
 def _size_of(parts: Parts) -> Size:
     """Return the size of frames that the U-Net was trained for, or a usual one."""
     sample = getattr(parts.unet_config, "sample_size", None)
-    if (config := parts.autoencoder_config) is None:
+    if parts.autoencoder is None:
         side = sample or _PIXEL_SIDE
     else:
-        blocks = getattr(config, "encoder_block_out_channels", None) or config.block_out_channels
-        side = sample * 2 ** (len(blocks) - 1) if isinstance(sample, int) else _LATENT_SIDE
+        side = sample * 2**parts.num_latent_halvings if isinstance(sample, int) else _LATENT_SIDE
     height, width = (side, side) if isinstance(side, int) else side
     return int(height), int(width)
 

@@ -161,10 +161,7 @@ def _scales(parts: Parts, size: tuple[int, int]) -> tuple[float, ...]:
 
 def _multiple(parts: Parts) -> int:
     """Return the number that divides height and width, as the U-Net and the autoencoder halve them."""
-    halvings = len(parts.unet_config.block_out_channels) - 1
-    if (config := parts.autoencoder_config) is not None:
-        # a tiny autoencoder halves in all blocks but one, as a KL autoencoder does
-        halvings += len(getattr(config, "encoder_block_out_channels", None) or config.block_out_channels) - 1
+    halvings = len(parts.unet_config.block_out_channels) - 1 + parts.num_latent_halvings
     return int(2**halvings)
 
 

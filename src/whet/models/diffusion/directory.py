@@ -109,6 +109,16 @@ class Parts:
         """Return the autoencoder's settings, as diffusers holds them; None without an autoencoder."""
         return None if self.autoencoder is None else self.autoencoder.config
 
+    @property
+    def num_latent_halvings(self) -> int:
+        """Return how often the autoencoder halves a frame's height and width; 0 without an autoencoder.
+
+        A tiny autoencoder halves in all blocks but one, as a KL autoencoder does.
+        """
+        if (config := self.autoencoder_config) is None:
+            return 0
+        return len(getattr(config, "encoder_block_out_channels", None) or config.block_out_channels) - 1
+
 
 def is_diffusers_directory(directory: Path) -> bool:
     """Return whether a directory is laid out as a diffusion pipeline, or as one U-Net of diffusers."""
