@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
+from whet.cli.counted_progress import counted_progress
 from whet.cli.units import fraction, seconds
 from whet.errors import OptionError
 from whet.load_test.bench_serve import LoadTest
@@ -159,9 +159,7 @@ def _measured(
     """Measure, with a bar of how many requests have ended; redrawn seldom, as that takes time from the generator."""
     if "://" not in target:  # a server of our own has to be ended where this process is asked to end, as on Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    seen = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not seen, refresh_per_second=2) as progress:
+    with counted_progress(console, refresh_per_second=2) as progress:
         bar = progress.add_task("", total=None)
         return run_bench(
             target,

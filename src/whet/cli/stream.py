@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli.busy import INCONCLUSIVE
+from whet.cli.counted_progress import counted_progress
 from whet.cli.stream_drift import test_drift
 from whet.cli.stream_page import (
     DEFAULT_PORT,
@@ -232,8 +232,7 @@ def _run(
     to = open_sink(sink, overwrite=overwrite)
     if not source.startswith("camera"):
         open_source(source, rate=rate).close()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    progress = counted_progress(console)
     with Stream(target, opened, options) as running, progress:
         bar = progress.add_task("frames", total=running.source.num_frames)
         try:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from whet.cli.counted_progress import counted_progress
 from whet.files import usable_directory, write_whole
 from whet.streamer.drift import page
 from whet.streamer.drift.report import DriftReport
@@ -41,8 +41,7 @@ def test_drift(
         as_json: Whether the report is also printed, as one JSON object.
     """
     directory = None if out is None else usable_directory(out)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with counted_progress(console) as progress:
         bar = progress.add_task("frames", total=num_frames)
         report = drift_test(
             target,
