@@ -4,7 +4,8 @@ WhetError                     exit code 2
 ├── TargetError               the target cannot be found or used
 │   ├── InputsError           the inputs do not fit the model
 │   ├── ModelError            the model raises, hangs, returns NaN or is not deterministic
-│   └── TrainingTarget        the target is a training run, where a model to call is wanted
+│   ├── TrainingTarget        the target is a training run, where a model to call is wanted
+│   └── StreamTarget          the target is a stream of frames, where a model to call is wanted
 ├── OptionError               an option's value is out of its range
 ├── OperatorError             a custom operator does not do what its reference does
 ├── MissingExtra              an optional package is not installed
@@ -46,6 +47,10 @@ class ModelError(TargetError):
 
 class TrainingTarget(TargetError):
     """The target is a training run, where a model to call is wanted."""
+
+
+class StreamTarget(TargetError):
+    """The target is a stream of frames, where a model to call is wanted."""
 
 
 class OptionError(WhetError):

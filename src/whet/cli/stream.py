@@ -33,6 +33,7 @@ from whet.streamer.sinks import open_sink
 from whet.streamer.sources import Source, open_source, paced
 from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.terminal import show_report
+from whet.streamer.tuned import threads_of_codec
 
 _MISSED, _INTERRUPTED = 1, 130
 
@@ -112,6 +113,12 @@ _Graphs = Annotated[
     bool | None,
     typer.Option("--graphs/--no-graphs", help="replay the model as CUDA graphs", show_default="yes on a GPU"),
 ]
+_Threads = Annotated[
+    int | None, typer.Option(help="PyTorch's threads for the model", show_default="as many as there are cores")
+]
+_CodecThreads = Annotated[
+    int | None, typer.Option(help="threads of a video's decoder and encoder", show_default="the decoder's own, and 1")
+]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is at the sink")]
 _Drift = Annotated[
     int | None,
@@ -148,6 +155,8 @@ def stream(
     device: _Device = None,
     dtype: _Dtype = None,
     graphs: _Graphs = None,
+    threads: _Threads = None,
+    codec_threads: _CodecThreads = None,
     overwrite: _Overwrite = False,
     drift: _Drift = None,
     out: _Out = None,
@@ -183,6 +192,7 @@ def stream(
         budget_s=None if budget is None else seconds("--budget", budget),
         degrades=degrade,
         stillness=skip_still,
+        threads=threads,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a video is finished then too
@@ -204,7 +214,10 @@ def stream(
         raise typer.Exit(test_drift(console, target, source, drift, options, rate=rate, out=out, as_json=as_json))
     if out is not None:
         raise OptionError("--out goes with --drift; a stream's answers go to --sink")
-    report = _run(console, target, source, sink, options, live=live, rate=rate, overwrite=overwrite, as_json=as_json)
+    codec = threads_of_codec(target, codec_threads)
+    report = _run(
+        console, target, source, sink, options, codec, live=live, rate=rate, overwrite=overwrite, as_json=as_json
+    )
     _leave(report)
 
 
@@ -214,6 +227,7 @@ def _run(
     source: str,
     sink: str,
     options: StreamOptions,
+    codec_threads: int | None,
     *,
     live: bool,
     rate: float | None,
@@ -223,13 +237,13 @@ def _run(
     """Run the stream with a bar of its frames, and show the report, also where it ended early."""
 
     def opened(frame_size: Size) -> Source:
-        found = open_source(source, size=frame_size, rate=rate)
+        found = open_source(source, size=frame_size, rate=rate, threads=codec_threads)
         return paced(found) if live and not found.is_live else found
 
     if sink != "null" and not source.startswith(("camera", "synthetic")) and _is_same(Path(source), Path(sink)):
         raise OptionError(f"--sink {sink} is the source itself, which would be lost; name another place")
     # A mistake in the sink or the source shows before the model is loaded. A camera takes long to open twice.
-    to = open_sink(sink, overwrite=overwrite)
+    to = open_sink(sink, overwrite=overwrite, threads=codec_threads)
     if not source.startswith("camera"):
         open_source(source, rate=rate).close()
     progress = counted_progress(console)

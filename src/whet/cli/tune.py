@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 
 from whet.auditor.report import count
-from whet.cli import tables, training_tables, tune_script
+from whet.cli import tables, training_tables, tune_script, tune_stream
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption
 from whet.cli.tuning_progress import TuningProgress
 from whet.cli.units import fraction, num_bytes, seconds
-from whet.errors import OptionError
+from whet.errors import OptionError, StreamTarget
 from whet.measure.quiet import OnBusy
 from whet.tuner.command import command_line
 from whet.tuner.goal import MAX_SLOWDOWN
@@ -27,6 +27,7 @@ from whet.tuner.verdict import out_of_reach
 from whet.workloads.fine_tuning import with_training
 
 _EXIT_CODES = {"failed": 1, "inconclusive": INCONCLUSIVE}
+_BUDGET = "5m"
 _LONGEST = 100  # characters of a directory's name; file systems take 255 bytes
 
 
@@ -73,7 +74,14 @@ _MaxMemory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="the most memory of the process, or of a training step, as 800MB"),
 ]
-_Budget = Annotated[str, typer.Option(metavar="TIME", help="the time for each target, with everything included, as 5m")]
+_Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="the time for each target, with everything included",
+        show_default=f"{_BUDGET}, for a stream {tune_stream.BUDGET}",
+    ),
+]
 _Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="a new directory for the results", show_default="whet-out/TARGET")
 ]
@@ -91,8 +99,27 @@ _Exclude = Annotated[
 _Steps = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="for a script: the most optimiser steps of each run", show_default=f"{tune_script.NUM_STEPS}"
+        metavar="N",
+        help="for a script: the most optimiser steps of each run; for a stream: the sampler's steps a frame",
+        show_default=f"{tune_script.NUM_STEPS} and 4",
     ),
+]
+_Source = Annotated[
+    str, typer.Option(metavar="SOURCE", help="for a stream: the frames that it is measured on, as for whet stream")
+]
+_Sink = Annotated[
+    str, typer.Option(metavar="SUFFIX", help="for a stream: the kind of video that it will write, as .mp4")
+]
+_FrameBudget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="for a stream: find the best quality within this time a frame", show_default="fastest"
+    ),
+]
+_Sampler = Annotated[str | None, typer.Option(metavar="NAME", help="for a stream: the sampler that it has now")]
+_Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="for a stream: the prompt")]
+_Data = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="for signs-stream: sign_digits.tar, with the true frames")
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
 
@@ -106,17 +133,23 @@ def tune(
     max_slowdown: _MaxSlowdown = MAX_SLOWDOWN,
     allow_batch: _AllowBatch = False,
     max_memory: _MaxMemory = None,
-    budget: _Budget = "5m",
+    budget: _Budget = None,
     out: _Out = None,
     storage: _Storage = None,
     resume: _Resume = False,
     exclude: _Exclude = "",
     steps: _Steps = None,
+    source: _Source = "synthetic",
+    sink: _Sink = "null",
+    frame_budget: _FrameBudget = None,
+    sampler: _Sampler = None,
+    prompt: _Prompt = None,
+    data: _Data = None,
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
     as_json: _AsJson = False,
 ) -> None:
-    """Find the fastest recipe for a model, a training run or a training script on this machine, and prove it.
+    """Find the fastest recipe for a model, a training run, a stream or a training script here, and prove it.
 
     The exit code is 0 with a verdict, 3 if the machine was too busy, or the budget too short, for one,
     and 1 if nothing could be measured.
@@ -136,15 +169,13 @@ def tune(
         chosen = {
             "num_steps": steps,
             "max_drop": drop,
-            "budget_s": seconds("--budget", budget),
+            "budget_s": seconds("--budget", budget or _BUDGET),
             "out": out,
             "exclude": excluded,
         }
         how = {"on_busy": on_busy, "busy_wait": busy_wait}
         result = tune_script.tune_command(targets, for_models, chosen, **how, as_json=as_json)
         raise typer.Exit(_EXIT_CODES.get(result.verdict, 0))
-    if steps is not None:
-        raise OptionError("--steps goes with a script: whet tune --steps 40 -- python train.py")
     console = Console(stderr=as_json)
     options: dict[str, Any] = {
         "objective": objective,
@@ -152,18 +183,22 @@ def tune(
         "max_slowdown": max_slowdown,
         "allow_batch": allow_batch,
         "max_memory_bytes": num_bytes("--max-memory", max_memory) if max_memory is not None else None,
-        "budget_s": seconds("--budget", budget),
+        "budget_s": seconds("--budget", budget or _BUDGET),
         "storage": storage,
         "exclude": excluded,
     }
-    wait_s = seconds("--busy-wait", busy_wait)
-    OnBusy.checked(on_busy)
+    busy: dict[str, Any] = {"on_busy": str(OnBusy.checked(on_busy)), "busy_wait_s": seconds("--busy-wait", busy_wait)}
+    streams = tune_stream.ForStreams(steps, source, sink, frame_budget, sampler, prompt, data, budget)
     verdicts = set()
     for target in [_with(target, train, training) for target in targets]:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
-        again = partial(command_line, target, on_busy=on_busy, busy_wait_s=wait_s, as_json=as_json, resume=True)
-        busy = {"on_busy": on_busy, "busy_wait_s": wait_s}
-        result = _tuned(console, target, options, again, out=directory, resume=resume, **busy)
+        again = partial(command_line, target, **busy, as_json=as_json, resume=True)
+        try:
+            streams.check(target)
+            result = _tuned(console, target, options, again, out=directory, resume=resume, **busy)
+        except StreamTarget:
+            verdicts.add(streams.tune(console, target, options, busy, out=directory, resume=resume, as_json=as_json))
+            continue
         if result.kind == "training":
             training_tables.show_result(console, result)
         else:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
+import torch
+
 from whet.errors import OptionError, TargetError, WhetError
 from whet.measure.load import Observed
 from whet.models.diffusion.guidance import Guidance
@@ -34,6 +36,7 @@ class StreamOptions(ModelOptions):
         stillness: The cosine similarity from which a still scene's frames may be skipped; None computes all.
         warms_up: Whether the model is called a few times before the first frame.
         same_size: Whether answers have the size of the frames that came in; otherwise that which the model returns.
+        threads: PyTorch's threads in the thread that runs the model; None for what is set.
     """
 
     budget_s: float | None = None
@@ -41,6 +44,7 @@ class StreamOptions(ModelOptions):
     stillness: float | None = None
     warms_up: bool = True
     same_size: bool = False
+    threads: int | None = None
 
 
 class Stream:
@@ -75,8 +79,12 @@ class Stream:
         _check_budget(options.budget_s)
         if not 0 <= options.seed < 2**63:
             raise OptionError(f"a seed is a whole number from 0 to below 2**63; got {options.seed}")
-        stillness = None if options.stillness is None else StillnessFilter(options.stillness, seed=options.seed)
+        if options.threads is not None and options.threads < 1:
+            raise OptionError(f"--threads is at least 1; got {options.threads}")
         self.opened: Opened = target if isinstance(target, Opened) else open_target(target, options)
+        similarity = options.stillness or self.opened.settings.get("stillness")
+        stillness = None if similarity is None else StillnessFilter(similarity, seed=options.seed)
+        self._threads = options.threads or self.opened.settings.get("threads")
         self.opened.model.restart()  # a model that is open may have run before
         budget_s = options.budget_s or self.opened.budget_s
         self.source = (
@@ -123,6 +131,9 @@ class Stream:
         """
         if self._began_s is not None:
             raise TargetError("a stream runs once; open another one")
+        threads_before = torch.get_num_threads()
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         if self._options.warms_up:
             self.opened.model.warm_up(self.opened.size)
         self._began_s = time.perf_counter()
@@ -137,6 +148,8 @@ class Stream:
             raise
         finally:
             self._ended_s = time.perf_counter()
+            if self._threads is not None:
+                torch.set_num_threads(threads_before)
             self.close()
 
     async def __aiter__(self) -> AsyncIterator[Answer]:

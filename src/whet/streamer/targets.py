@@ -1,6 +1,7 @@
 """Open what a stream runs: a directory of diffusers, or a function of the user's own that returns a StreamWorkload."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -24,6 +25,8 @@ from whet.models.diffusion.unet import MODEL_TYPE, load_unet
 from whet.models.diffusion.unet_frames import UNetFrames
 from whet.streamer.frames import Size
 from whet.streamer.model import FrameModel
+from whet.streamer.replaced import Replacements
+from whet.streamer.tuned import is_tuned, load_model, read_tuned, with_settings
 from whet.workload import StreamWorkload
 from whet.workloads.target import resolve_any
 
@@ -101,6 +104,7 @@ class Opened:
             them in the model's thread. None where the model takes no text.
         prepare_guidance: The same for a guidance. None where the model takes none.
         notes: What is not as the options say, in sentences. Some are added while the stream runs.
+        settings: The settings of the stream around the model that whet tune found: attributes of `StreamOptions`.
     """
 
     name: str
@@ -111,6 +115,7 @@ class Opened:
     prepare_prompt: Callable[[str, str], Change] | None = None
     prepare_guidance: Callable[[Guidance], Change] | None = None
     notes: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
@@ -142,6 +147,18 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
     return _of_workload(workload, options)
 
 
+def names_a_stream(target: str) -> bool:
+    """Return whether a name alone shows that it is a stream's: a diffusion model's directory, or a tuned stream's."""
+    directory = Path(target).expanduser()
+    return directory.is_dir() and (
+        is_tuned(directory) or is_diffusers_directory(directory) or _is_frame_unet(directory)
+    )
+
+
+def _is_frame_unet(directory: Path) -> bool:
+    return (directory / CONFIG).is_file() and read_json(directory).get("model_type") == MODEL_TYPE
+
+
 def _of_workload(workload: StreamWorkload, options: ModelOptions) -> Opened:
     """Open a user's own step. Its size and channels are those of its example frames."""
     if given := options.given():
@@ -162,10 +179,24 @@ def _of_workload(workload: StreamWorkload, options: ModelOptions) -> Opened:
     return Opened(workload.name, model, options.size or (height, width), budget_s=workload.frame_budget_s)
 
 
+def _of_tuned(directory: Path, options: ModelOptions) -> Opened:
+    """Open what whet tune made of a stream: its target with the settings found, and what stands for its models."""
+    tuned = read_tuned(directory)
+    opened = open_target(tuned.target, with_settings(directory, tuned, options))
+    replacements = Replacements(opened.model.step)
+    for name, model in tuned.models.items():
+        if name not in replacements.names:
+            raise TargetError(f"{tuned.target} has no {name} any more, which {directory} stands for; tune it again")
+        replacements.replace(name, load_model(directory, model), model.shapes)
+    return dataclasses.replace(opened, name=directory.resolve().name, settings=tuned.settings)
+
+
 def _of_directory(directory: Path, options: ModelOptions) -> Opened:
+    if is_tuned(directory):
+        return _of_tuned(directory, options)
     if is_diffusers_directory(directory):
         return _of_diffusers(directory, options)
-    if (directory / CONFIG).is_file() and read_json(directory).get("model_type") == MODEL_TYPE:
+    if _is_frame_unet(directory):
         return _of_frame_unet(directory, options)
     raise TargetError(f"{directory} holds no diffusion model: neither a folder unet, nor the config.json of a U-Net")
 

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from whet.errors import MissingExtra, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
-from whet.workload import InferenceWorkload, Quality, TrainingWorkload
+from whet.errors import MissingExtra, StreamTarget, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
+from whet.workload import InferenceWorkload, Quality, StreamWorkload, TrainingWorkload
 from whet.workload.measurables import AnyWorkload
 from whet.workloads import BUILTIN, BUILTIN_TRAINING, huggingface, huggingface_training
 from whet.workloads.device import on_device, split_device, training_on_device
@@ -120,6 +120,8 @@ def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
     """
     if isinstance(workload, TrainingWorkload):
         raise TrainingTarget(f"{target} is a TrainingWorkload; here whet takes an InferenceWorkload")
+    if isinstance(workload, StreamWorkload):
+        raise StreamTarget(f"{target} is a StreamWorkload; here whet takes an InferenceWorkload")
     if not isinstance(workload, InferenceWorkload):
         raise TargetError(f"{target} is a {type(workload).__name__}; here whet takes an InferenceWorkload")
     return workload

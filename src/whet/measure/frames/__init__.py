@@ -6,12 +6,13 @@ on the scale [0, 1], and refuse frames of unequal shapes with a ValueError.
 
 from whet.measure.frames.arrays import Frame, as_float
 from whet.measure.frames.colour import distance, hellinger, histogram
-from whet.measure.frames.flow import Flow, input_flow, warp_error
+from whet.measure.frames.flow import MIN_SIDE, Flow, input_flow, warp_error
 from whet.measure.frames.likeness import psnr, ssim
 from whet.measure.frames.movement import flicker, repetition
 from whet.measure.frames.texture import luminance, sharpness
 
 __all__ = [
+    "MIN_SIDE",
     "Flow",
     "Frame",
     "as_float",

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from whet.errors import OptionError, TargetError
 from whet.models.diffusion.directory import Parts
-from whet.models.diffusion.frame_diffusion import Entry
-from whet.models.diffusion.graphs import Call
+from whet.models.diffusion.frame_diffusion import Call, Entry
 from whet.models.diffusion.prompts import Prompt
 
 _SCALES = (1.0, 0.75, 0.5)
@@ -46,7 +45,8 @@ class DiffusersFrames:
         self.prompt = prompt
         self.scales = _scales(parts, size)
         self._time_condition = _time_condition(self._unet)
-        self._calls: dict[str, Call] = {"U-Net": self._denoised, "encoder": self._encoded, "decoder": self._decoded}
+        self._call_modules = _call_modules(parts.unet, parts.autoencoder)
+        self._calls: dict[str, Call] = dict(self._call_modules)
 
     @property
     def prompt(self) -> Prompt | None:
@@ -66,6 +66,11 @@ class DiffusersFrames:
     def modules(self) -> dict[str, nn.Module]:
         """Return the models by name, the U-Net first."""
         return {"unet": self._unet} | ({} if self._autoencoder is None else {"autoencoder": self._autoencoder})
+
+    @property
+    def call_modules(self) -> Mapping[str, nn.Module]:
+        """Return the U-Net, and the encoder and the decoder where there is an autoencoder."""
+        return self._call_modules
 
     def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
         """Replace each call of a model by what a wrapper makes of its name and itself."""
@@ -88,7 +93,7 @@ class DiffusersFrames:
             extras["encoder_hidden_states"] = self.prompt.rows(len(sample), is_null)
         if self._time_condition is not None:
             extras["timestep_cond"] = self._time_condition.expand(len(sample), -1)
-        return self._calls["U-Net"](sample, timesteps, **extras).to(sample.dtype)
+        return self._calls["U-Net"](sample=sample, timesteps=timesteps, **extras).to(sample.dtype)
 
     def leave(self, clean: Tensor) -> Tensor:
         """Return pixels or latents as a frame."""
@@ -96,19 +101,6 @@ class DiffusersFrames:
             shift, scale = self._latent_scale
             clean = self._calls["decoder"](clean / scale + shift)
         return (clean[0].float() / 2 + 0.5).clamp(0, 1)
-
-    def _denoised(self, sample: Tensor, timesteps: Tensor, **extras: Tensor) -> Tensor:
-        output: Tensor = self._unet(sample.to(self._unet.dtype), timesteps, return_dict=False, **extras)[0]
-        return output
-
-    def _encoded(self, pixels: Tensor) -> Tensor:
-        encoded = self._autoencoder.encode(pixels.to(self._autoencoder.dtype))
-        latents: Tensor = encoded.latents if hasattr(encoded, "latents") else encoded.latent_dist.mode()
-        return latents
-
-    def _decoded(self, latents: Tensor) -> Tensor:
-        decoded: Tensor = self._autoencoder.decode(latents.to(self._autoencoder.dtype), return_dict=False)[0]
-        return decoded
 
     @property
     def _latent_scale(self) -> tuple[float, float]:
@@ -122,6 +114,51 @@ class DiffusersFrames:
             raise TargetError(f"the U-Net of {parts.directory} takes no prompt; leave it out")
         if prompt is not None and prompt.width != (width := self._unet.config.cross_attention_dim):
             raise TargetError(f"the prompt's embeddings have {prompt.width} numbers a token; the U-Net takes {width}")
+
+
+class _Denoiser(nn.Module):
+    """Call a U-Net of diffusers with samples and timesteps, and return its output."""
+
+    def __init__(self, unet: Any) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, sample: Tensor, timesteps: Tensor, **extras: Tensor) -> Tensor:
+        output: Tensor = self.unet(sample.to(self.unet.dtype), timesteps, return_dict=False, **extras)[0]
+        return output
+
+
+class _Encoder(nn.Module):
+    """Turn pixels into latents."""
+
+    def __init__(self, autoencoder: Any) -> None:
+        super().__init__()
+        self.autoencoder = autoencoder
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        encoded = self.autoencoder.encode(pixels.to(self.autoencoder.dtype))
+        latents: Tensor = encoded.latents if hasattr(encoded, "latents") else encoded.latent_dist.mode()
+        return latents
+
+
+class _Decoder(nn.Module):
+    """Turn latents into pixels."""
+
+    def __init__(self, autoencoder: Any) -> None:
+        super().__init__()
+        self.autoencoder = autoencoder
+
+    def forward(self, latents: Tensor) -> Tensor:
+        decoded: Tensor = self.autoencoder.decode(latents.to(self.autoencoder.dtype), return_dict=False)[0]
+        return decoded
+
+
+def _call_modules(unet: Any, autoencoder: Any) -> dict[str, nn.Module]:
+    """Return a module for each call, in eval mode."""
+    modules: dict[str, nn.Module] = {"U-Net": _Denoiser(unet)}
+    if autoencoder is not None:
+        modules |= {"encoder": _Encoder(autoencoder), "decoder": _Decoder(autoencoder)}
+    return {name: module.eval() for name, module in modules.items()}
 
 
 def _channels(parts: Parts) -> int:

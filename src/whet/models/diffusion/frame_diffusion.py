@@ -1,12 +1,15 @@
 """Describe what a stream needs of a diffusion model: how a frame enters, what is predicted, and how a frame leaves."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.samplers import Schedule
+
+Call = Callable[..., Tensor]
+"""Call a model with tensors, as arguments and by name; it returns a tensor."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,13 @@ class FrameDiffusion(Protocol):
     @property
     def has_null(self) -> bool:
         """Return whether the model can be asked without its prompt."""
+
+    @property
+    def call_modules(self) -> Mapping[str, nn.Module]:
+        """Return a module for each call that `wrap` can replace, which takes and returns what the call does."""
+
+    def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
+        """Replace each call of a model by what a wrapper makes of its name and itself."""
 
     def enter(self, frame: Tensor, previous: Tensor | None) -> Entry:
         """Return what a frame brings in.

@@ -12,7 +12,7 @@ can put infinities into a mean over the batch.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import type_name
-
-Call = Callable[..., Tensor]
-"""Call a model with tensors, as arguments and by name; it returns a tensor."""
+from whet.models.diffusion.frame_diffusion import Call
 
 MOST_GRAPHS = 16
 _WARM_UP_CALLS = 3  # libraries choose their kernels and allocate in the first calls, which a graph must not record

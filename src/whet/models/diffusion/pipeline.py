@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.errors import OptionError
-from whet.models.diffusion.frame_diffusion import FrameDiffusion
+from whet.models.diffusion.frame_diffusion import Call, FrameDiffusion
 from whet.models.diffusion.guidance import Guidance
 from whet.samplers import Rows, Steps, model_input, noised, step
 
@@ -114,6 +114,15 @@ class DiffusionStep:
         self._table = self._steps_of(self.steps).to(dtype=torch.float32)
         self._flights: deque[_Flight] = deque()  # from the last slot to the first
         self._noise = None
+
+    @property
+    def call_modules(self) -> Mapping[str, nn.Module]:
+        """Return a module for each call of the model that `wrap` can replace."""
+        return self._model.call_modules
+
+    def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
+        """Replace each call of the model by what a wrapper makes of its name and itself."""
+        self._model.wrap(wrapper)
 
     def reset(self) -> None:
         """Forget all frames: those in flight, and the last one that came out."""

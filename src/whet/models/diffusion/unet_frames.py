@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.errors import OptionError
 from whet.models.diffusion.colour import seen_in_grey
-from whet.models.diffusion.frame_diffusion import Entry
-from whet.models.diffusion.graphs import Call
+from whet.models.diffusion.frame_diffusion import Call, Entry
 from whet.models.diffusion.unet import FrameUNet
 from whet.samplers import Schedule
 
@@ -58,6 +57,11 @@ class UNetFrames:
         if digit is not None and not 0 <= digit < self._null:
             raise OptionError(f"the prompt is a digit from 0 to {self._null - 1}; got {digit}")
         return digit
+
+    @property
+    def call_modules(self) -> Mapping[str, nn.Module]:
+        """Return the U-Net."""
+        return {"U-Net": self.unet}
 
     def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
         """Replace each call of the U-Net by what a wrapper makes of its name and itself."""

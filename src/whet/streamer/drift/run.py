@@ -1,7 +1,7 @@
 """Run a stream's drift test: its model over frames that end where they began, and the verdict."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -13,34 +13,11 @@ from whet.streamer.drift.meter import DriftMeter
 from whet.streamer.drift.report import DriftReport, report
 from whet.streamer.frames import Image, Size
 from whet.streamer.sources import Source
+from whet.streamer.sources.memory import MemoryClip
 from whet.streamer.stream import Stream, StreamOptions
 from whet.workload import StreamWorkload
 
 FEWEST = 2 * (MIN_FRAMES + LATE)  # half of the frames are read from the source, and calibrate the thresholds
-_RATE = 25.0
-
-
-class Clip(Source):
-    """Hand out frames that are in memory.
-
-    Args:
-        name: What the clip is called in reports.
-        images: The frames.
-        rate: Its frames per second.
-    """
-
-    def __init__(self, name: str, images: Sequence[Image], rate: float | None = None) -> None:
-        self._rate = rate or _RATE
-        super().__init__(name, rate=self._rate, num_frames=len(images))
-        self._images = images
-
-    def _next(self) -> tuple[Image, float]:
-        if self._num_given == len(self._images):
-            raise StopIteration
-        return self._images[self._num_given], self._num_given / self._rate
-
-    def _release(self) -> None:
-        """Release nothing: the frames belong to whoever made the clip."""
 
 
 def drift_test(
@@ -81,7 +58,7 @@ def drift_test(
             names.append(opened.name)
         if not frames:
             raise TargetError(f"{opened.name} has no frames")
-        return Clip(opened.name, list(there_and_back(frames, num_frames)), opened.rate)
+        return MemoryClip(opened.name, list(there_and_back(frames, num_frames)), opened.rate)
 
     settings = dataclasses.replace(options or StreamOptions(), stillness=None, same_size=True)
     meter = DriftMeter(num_frames)

@@ -13,7 +13,14 @@ KINDS = "a .mp4, .mkv or .webm file, a folder (frames/), or null"
 """What a sink can be, for messages."""
 
 
-def open_sink(text: str, *, rate: float | None = None, overwrite: bool = False, images: "ImageKind" = "png") -> Sink:
+def open_sink(
+    text: str,
+    *,
+    rate: float | None = None,
+    overwrite: bool = False,
+    images: "ImageKind" = "png",
+    threads: int | None = None,
+) -> Sink:
     """Open a sink by its name. Whatever can be checked before the first frame is checked here.
 
     `null` counts frames. A path that ends in / or is a folder is a folder of images. Everything else is a video file.
@@ -23,6 +30,7 @@ def open_sink(text: str, *, rate: float | None = None, overwrite: bool = False, 
         rate: The frames a second that a video's encoder plans with. It does not change any times.
         overwrite: Replace a file, or use a folder that is not empty.
         images: The kind of images in a folder: "png" or "jpg".
+        threads: The threads of a video's encoder; None for one, so that the model has the other cores.
 
     Raises:
         MissingExtra: The package that writes this kind of sink is not installed.
@@ -42,4 +50,4 @@ def open_sink(text: str, *, rate: float | None = None, overwrite: bool = False, 
         raise OptionError(f"there is no output {text!r}; name {KINDS}")
     from whet.streamer.sinks.video import VideoSink
 
-    return VideoSink(path, rate=rate, overwrite=overwrite)
+    return VideoSink(path, rate=rate, overwrite=overwrite, threads=threads or 1)

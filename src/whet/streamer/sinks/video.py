@@ -75,6 +75,7 @@ class VideoSink(Sink):
         rate: The frames a second that the encoder plans with; 30, if not given. It does not change any times.
         overwrite: Replace a file that is there.
         codec: The encoder, "libx264", "mpeg4" or "libvpx-vp9"; the best one that is there, if not given.
+        threads: The threads of the encoder.
 
     Raises:
         MissingExtra: PyAV is not installed.
@@ -83,7 +84,13 @@ class VideoSink(Sink):
     """
 
     def __init__(
-        self, path: Path, *, rate: float | None = None, overwrite: bool = False, codec: str | None = None
+        self,
+        path: Path,
+        *,
+        rate: float | None = None,
+        overwrite: bool = False,
+        codec: str | None = None,
+        threads: int = 1,
     ) -> None:
         super().__init__(str(path))
         check_rate(rate)
@@ -94,7 +101,7 @@ class VideoSink(Sink):
             raise OptionError(f"{path} is encoded by {_listed(kind.codecs)}; got {codec!r}")
         self._codec = _available((codec,) if codec else kind.codecs, path)
         check_file(path)
-        self._path, self._overwrite = path, overwrite
+        self._path, self._overwrite, self._threads = path, overwrite, threads
         self._refuse_existing()
         self._kind = kind
         self._time_base = max(kind.time_base, _MAX_TIME_BASE.get(self._codec, kind.time_base))
@@ -129,7 +136,7 @@ class VideoSink(Sink):
         context.height, context.width = (side + side % 2 for side in size)
         context.pix_fmt = "yuv420p"
         context.time_base = self._time_base
-        context.thread_count = 1  # the model needs the other cores
+        context.thread_count = self._threads
         context.colorspace = Colorspace.ITU709
         context.color_range = ColorRange.MPEG
         context.color_primaries = ColorPrimaries.BT709

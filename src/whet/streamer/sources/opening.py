@@ -16,7 +16,13 @@ _SYNTHETIC_SIZE = (64, 64)
 
 
 def open_source(
-    text: str, *, size: Size | None = None, fit: Fit = "crop", rate: float | None = None, seed: int = 0
+    text: str,
+    *,
+    size: Size | None = None,
+    fit: Fit = "crop",
+    rate: float | None = None,
+    seed: int = 0,
+    threads: int | None = None,
 ) -> Source:
     """Open a source by its name.
 
@@ -32,6 +38,7 @@ def open_source(
         rate: The frames a second of a folder or a synthetic clip, or what a camera is asked for. A video file has its
             own times, and takes none.
         seed: The seed of a synthetic clip.
+        threads: The threads of a video's decoder; None leaves them to it.
 
     Raises:
         MissingExtra: The package that reads this kind of source is not installed.
@@ -67,7 +74,7 @@ def open_source(
         raise OptionError(f"a video file has its own times and takes no rate; leave the rate of {rate:g} frames/s out")
     from whet.streamer.sources.video import VideoFile
 
-    return VideoFile(path, size=size, fit=fit)
+    return VideoFile(path, size=size, fit=fit, threads=threads)
 
 
 def _camera(device: int | str, size: Size | None, fit: Fit, rate: float | None) -> Source:

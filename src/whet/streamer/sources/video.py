@@ -46,6 +46,7 @@ class VideoFile(Source):
         path: The file.
         size: The height and width of the frames, in pixels. None keeps what the file has, which may change within it.
         fit: How pictures take another aspect. Pixels that are not square count with the aspect that they are shown in.
+        threads: The decoder's threads; None leaves them to it.
 
     Raises:
         MissingExtra: PyAV is not installed.
@@ -54,7 +55,7 @@ class VideoFile(Source):
             decoded is noticed when the first frame is read.
     """
 
-    def __init__(self, path: Path, *, size: Size | None = None, fit: Fit = "crop") -> None:
+    def __init__(self, path: Path, *, size: Size | None = None, fit: Fit = "crop", threads: int | None = None) -> None:
         check_size(size, fit)
         self._container = _opened(path)
         try:
@@ -63,6 +64,8 @@ class VideoFile(Source):
             self._container.close()
             raise
         self._stream.thread_type = "SLICE"
+        if threads is not None:
+            self._stream.codec_context.thread_count = threads
         rate = self._stream.guessed_rate
         super().__init__(str(path), rate=float(rate) if rate else None, num_frames=self._stream.frames or None)
         self._size, self._fit = size, fit

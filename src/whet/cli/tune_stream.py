@@ -1,0 +1,242 @@
+"""Tune a stream and show what was found: whet tune on a target of whet stream."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whet.cli.busy import show_waiting
+from whet.cli.tuning_progress import TuningProgress
+from whet.cli.units import seconds
+from whet.errors import OptionError, StreamTarget
+from whet.figures import DASH, digits, duration, percent
+from whet.stream_tuner.clips import Clips
+from whet.stream_tuner.quality import Figures
+from whet.stream_tuner.result import Point, StreamTuning
+from whet.stream_tuner.search import Trial
+from whet.stream_tuner.tuning import StreamGoal, StreamListener, tune_stream
+from whet.streamer.sinks import open_sink
+from whet.streamer.stream import StreamOptions
+from whet.streamer.targets import names_a_stream
+from whet.tuner.listener import Listener
+
+_STYLES = {"gain": "green", "no-gain": "yellow", "inconclusive": "yellow", "failed": "red"}
+BUDGET = "10m"
+
+
+class StreamProgress(StreamListener):
+    """Show progress on the terminal: a line for every decision, and each model's search as `whet tune` shows it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._inner: TuningProgress | None = None
+
+    def says(self, sentence: str) -> None:
+        """Print a sentence."""
+        self.end_search()
+        self._console.print(sentence, markup=False, highlight=False)
+
+    def tried(self, trial: Trial) -> None:
+        """Print a trial in one line."""
+        self._console.print(f"  {trial.setting.label}: {trial.sentence}", style="dim", markup=False, highlight=False)
+
+    def tuning(self, name: str, budget_s: float) -> Listener:
+        """Say which model is tuned, and show its search."""
+        self.end_search()
+        self._inner = TuningProgress(self._console, f"the stream's {name}", budget_s)
+        return self._inner
+
+    def waiting(self, text: str) -> None:
+        """Say that the machine is busy."""
+        show_waiting(self._console, text)
+
+    def measured(self, rounds_done: int, rounds: int) -> None:
+        """Print how far the final comparison is."""
+        if rounds_done in (1, rounds):
+            self._console.print(f"final comparison: {rounds_done} of {rounds} rounds", style="dim", highlight=False)
+
+    def end_search(self) -> None:
+        """End the bar of a model's search."""
+        if self._inner is not None:
+            self._inner.__exit__(None, None, None)
+            self._inner = None
+
+
+@dataclass(frozen=True)
+class ForStreams:
+    """Hold the options of whet tune that go with a stream.
+
+    Attributes:
+        steps: The steps of the sampler that the stream has now.
+        source: The frames that it is measured on.
+        sink: The kind of video that it will write.
+        frame_budget: The time that a frame may take.
+        sampler: The sampler that it has now.
+        prompt: The prompt.
+        data: The archive with the true frames of signs-stream.
+        budget: The time for all of it.
+    """
+
+    steps: int | None = None
+    source: str = "synthetic"
+    sink: str = "null"
+    frame_budget: str | None = None
+    sampler: str | None = None
+    prompt: str | None = None
+    data: Path | None = None
+    budget: str | None = None
+
+    def check(self, target: str) -> None:
+        """Check that the options go with a target, as far as its name tells.
+
+        Raises:
+            StreamTarget: The target is a stream.
+            OptionError: The target is none, and an option goes with streams alone.
+        """
+        if names_a_stream(target):
+            raise StreamTarget(f"{target} is a stream")
+        if ":" in target and not target.startswith("hf:"):
+            return  # only building it tells
+        if given := self._given():
+            raise OptionError(f"{given[0]} goes with a stream, and {target} is none")
+
+    def _given(self) -> list[str]:
+        empty = ForStreams()
+        names = [one.name for one in dataclasses.fields(self) if one.name != "budget"]
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(empty, name)]
+
+    def tune(
+        self,
+        console: Console,
+        target: str,
+        options: Mapping[str, Any],
+        busy: Mapping[str, Any],
+        *,
+        out: Path,
+        resume: bool,
+        as_json: bool,
+    ) -> str:
+        """Tune a stream, show how it goes and what was found, and return the verdict.
+
+        Args:
+            console: Where messages go.
+            target: The stream.
+            options: The options of `whet.tune`, by name.
+            busy: What to do on a busy machine, by name.
+            out: The directory for the result.
+            resume: Whether to go on with an earlier search, which a stream cannot.
+            as_json: Whether the result is also printed as one JSON object.
+
+        Raises:
+            OptionError: An option does not go with a stream.
+        """
+        _check_options(options, resume=resume)
+        goal = StreamGoal(
+            frame_budget_s=None if self.frame_budget is None else seconds("--frame-budget", self.frame_budget),
+            budget_s=seconds("--budget", self.budget or BUDGET),
+            exclude=tuple(options["exclude"]),
+            **({} if options["max_drop"] is None else {"max_drop": options["max_drop"]}),
+            **busy,
+        )
+        listener = StreamProgress(console)
+        try:
+            result = tune_stream(
+                target,
+                self.source,
+                StreamOptions(steps=self.steps, sampler=self.sampler, prompt=self.prompt),
+                goal,
+                clips=self._clips(target),
+                sink_suffix=_suffix(self.sink),
+                out=out,
+                listener=listener,
+            )
+        finally:
+            listener.end_search()
+        show(console if as_json else Console(), result)
+        if as_json:
+            print(result.to_json(indent=None), end="", flush=True)
+        return result.verdict
+
+    def _clips(self, target: str) -> Clips | None:
+        """Return clips with their truth, where the user has given them."""
+        if self.data is None:
+            return None
+        raise OptionError(f"--data goes with signs-stream; {target} is another stream")
+
+
+def _check_options(options: Mapping[str, Any], *, resume: bool) -> None:
+    """Raise OptionError for an option of models or trainings that a stream does not have."""
+    given = {
+        f"--objective {options['objective']}": options["objective"] != "latency",
+        "--allow-batch": options["allow_batch"],
+        "--max-memory": options["max_memory_bytes"] is not None,
+        "--storage": options["storage"] is not None,
+        "--resume": resume,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise OptionError(f"{name} does not go with a stream; a stream has --frame-budget and --max-drop")
+
+
+def _suffix(sink: str) -> str:
+    """Return the suffix of the kind of video that is written while times are measured.
+
+    Raises:
+        OptionError: It is no such kind.
+    """
+    if sink == "null":
+        return ""
+    if not sink.startswith(".") or "/" in sink:
+        raise OptionError(f"--sink {sink!r}: name the kind of video that the stream will write, as .mp4, or null")
+    open_sink(f"whet-stream{sink}", overwrite=True).close()  # without a frame there is no file
+    return sink
+
+
+def show(console: Console, result: StreamTuning) -> None:
+    """Show the original and the best side by side, and the verdict."""
+    console.print()
+    console.print(Text.assemble(("whet tune  ", "bold"), result.target, ("  on ", "dim"), result.source))
+    found = result.best if result.verdict == "gain" else next((point for point, _ in result.rejected), result.best)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table.add_column("")
+    table.add_column("original", justify="right")
+    table.add_column("found", justify="right")
+    for name, cell in _ROWS.items():
+        cells = cell(result.original), cell(found)
+        if any(text != DASH for text in cells):
+            table.add_row(name, *cells)
+    console.print(table)
+    console.print()
+    truth = "the true frames" if result.has_truth else "the original's answers, as nobody knows the true ones"
+    console.print(Text(f"quality beside {truth}, on frames that the search has not seen"))
+    for name, recipe in found.models.items():
+        console.print(Text(f"{name}: {recipe}"))
+    console.print(Text(result.sentence, _STYLES[result.verdict]))
+    console.print(Text(f"the stream that is kept: whet stream {result.out}"))
+
+
+def _figure(name: str, form: Callable[[float | None], str]) -> Callable[[Point], str]:
+    def cell(point: Point) -> str:
+        figures: Figures | None = point.figures
+        return DASH if figures is None else form(getattr(figures, name))
+
+    return cell
+
+
+_ROWS: Mapping[str, Callable[[Point], str]] = {
+    "frames/s": lambda point: digits(point.fps),
+    "a frame": lambda point: duration(point.s_per_frame),
+    "P99 of a frame": lambda point: duration(point.p99_s),
+    "PSNR (dB)": _figure("psnr_db", lambda value: f"{value:.2f}"),
+    "SSIM": _figure("ssim", lambda value: f"{value:.3f}"),
+    "sharpness": _figure("sharpness", lambda value: f"{value:.2f}"),
+    "flicker": _figure("flicker", lambda value: f"{value:.4f}"),
+    "warp error": _figure("warp_error", lambda value: f"{value:.4f}"),
+    "recognised": _figure("accuracy", lambda value: DASH if value is None else percent(value)),
+}
