@@ -41,7 +41,7 @@ def loaded(function: Callable[..., Any], path: Path, *inputs: Any) -> tuple[nn.M
         (lambda m, x: x * 2 if torch.equal(x, x.abs()) else x, r"values of its tensors"),
         (lambda m, x: x * (1 if torch.compiler.is_exporting() else x.sign()), "with its inputs negated it answers"),
         (lambda m, x: x * len(str(x.sum() > 0)), "with its inputs negated it answers"),
-        (lambda m, x: (torch.default_generator.manual_seed(0), x + torch.rand(4))[1], r"draws random numbers \(aten.rand.default\)"),
+        (lambda m, x: (torch.default_generator.manual_seed(0), x + torch.rand(4))[1], r"random numbers \(aten.rand.de"),
         (lambda m, x: (x + 1, x.sum().item() > -99), "returns a number that depends on its inputs"),
         (lambda m, x: (x + 1, x.int().sum().item()), "returns a number that depends on its inputs"),
         (lambda m, x: (print(), x + 1)[1], r"forward prints in .*: a graph of the model would leave that out"),

@@ -117,7 +117,7 @@ def _budget_verdict(original: Point, best: Point, budget_s: float, runs: Sequenc
     low, high = mean_interval(gained) if len(gained) > 1 else (gained[0], gained[0])
     better = f"similarity {best.figures.ssim:.3f} beside {original.figures.ssim:.3f}"
     if original.budget == "held" and low <= 0:
-        word = "no better" if high > 0 else "worse"
+        word = "no better" if high >= 0 else "worse"
         return "no-gain", f"The original keeps the budget of {budget}, and what was found is {word}: {better}."
     was = "keeps it too" if original.budget == "held" else "misses it" if original.budget == "missed" else "is open"
     found = f"P99 {duration(best.p99_s)}; {better}"

@@ -18,7 +18,7 @@ from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.targets import Opened
 
 _SAME_DB = 100.0  # what counts as the PSNR of equal frames, whose error is 0
-_GUARDED = 0.1  # how much the sharpness may move, and flicker and warp error may rise, beside the original's
+_GUARDED = 0.1  # how much further the sharpness may be from the truth's, and how much flicker and warp error may rise
 _HALF_LEVEL = 0.5 / 255  # on the scale from 0 to 1
 
 
@@ -140,6 +140,11 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(finite)) if finite else 0.0
 
 
+def _blur(figures: Figures) -> float:
+    """Return how far the sharpness is from that of the truth, either way, as the logarithm of a ratio."""
+    return abs(math.log(max(figures.sharpness, 1e-6)))
+
+
 @dataclass(frozen=True)
 class Change:
     """Say how the quality of one stream compares with that of another.
@@ -164,8 +169,8 @@ def change(original: Figures, found: Figures, max_drop: float) -> Change:
     """Judge whether answers are as good as the original's.
 
     The structural similarity, the signal-to-noise ratio and the accuracy may drop by at most `max_drop` of the
-    original's. Sharpness may differ by at most a tenth, and flicker and warp error may rise by at most a tenth of the
-    original's, or by half a grey level of 256, whichever is more.
+    original's. The sharpness may move away from the truth's by at most a tenth. Flicker and warp error may rise by at
+    most a tenth of the original's, or by half a grey level of 256, whichever is more.
 
     Args:
         original: The quality of the original.
@@ -184,7 +189,7 @@ def change(original: Figures, found: Figures, max_drop: float) -> Change:
             continue
         if before - after > max_drop * abs(before) + 1e-12:
             reasons.append(f"{name} drops from {before:.3g} to {after:.3g}")
-    if abs(found.sharpness - original.sharpness) > _GUARDED * abs(original.sharpness):
+    if _blur(found) - _blur(original) > math.log1p(_GUARDED):
         reasons.append(f"the sharpness goes from {original.sharpness:.3g} to {found.sharpness:.3g}")
     for name, before, after in (
         ("the flicker", original.flicker, found.flicker),

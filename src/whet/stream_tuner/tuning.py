@@ -36,9 +36,11 @@ from whet.streamer.replaced import Replacements
 from whet.streamer.stream import StreamOptions
 from whet.streamer.targets import open_target
 from whet.streamer.tuned import TunedModel, is_tuned, read_tuned
+from whet.techniques import TABLE
 from whet.tuner.goal import MAX_DROP
 from whet.tuner.listener import Listener
 from whet.tuner.preparation import checked_directory
+from whet.tuner.tuning import check_excluded
 
 DEFAULT_BUDGET_S = 600.0
 _MODELS_SHARE = 0.45  # of the budget, for the models
@@ -129,6 +131,7 @@ def tune_stream(
     Raises:
         WhetError: Anything that the user can mend, before anything is written.
     """
+    check_excluded((goal or StreamGoal()).exclude, TABLE)
     if is_tuned(Path(target)):
         raise TargetError(f"{target} is a tuned stream already; tune {read_tuned(Path(target)).target}")
     run = _Run(target, source, options or StreamOptions(), goal or StreamGoal(), sink_suffix, listener)

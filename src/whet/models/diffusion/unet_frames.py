@@ -34,7 +34,8 @@ class UNetFrames:
 
     def __init__(self, unet: FrameUNet, digit: int | None = None) -> None:
         self.unet = unet
-        self._call: Call = self._denoised
+        self._call_module = _Denoiser(unet).eval()
+        self._call: Call = self._call_module
         self._config = unet.config
         self._null = unet.config.num_digits
         self.digit = digit
@@ -61,7 +62,7 @@ class UNetFrames:
     @property
     def call_modules(self) -> Mapping[str, nn.Module]:
         """Return the U-Net."""
-        return {"U-Net": self.unet}
+        return {"U-Net": self._call_module}
 
     def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
         """Replace each call of the U-Net by what a wrapper makes of its name and itself."""
@@ -83,12 +84,20 @@ class UNetFrames:
             digits = torch.where(is_null, self._null, digits)
         return self._call(sample, timesteps, conditions["grey"], conditions["previous"], digits).to(sample.dtype)
 
-    def _denoised(self, sample: Tensor, timesteps: Tensor, grey: Tensor, previous: Tensor, digits: Tensor) -> Tensor:
+    def leave(self, clean: Tensor) -> Tensor:
+        """Return a sample as a frame."""
+        return (clean[0].float() / 2 + 0.5).clamp(0, 1)
+
+
+class _Denoiser(nn.Module):
+    """Call a U-Net with float32 images and any timesteps, whatever it computes in."""
+
+    def __init__(self, unet: FrameUNet) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, sample: Tensor, timesteps: Tensor, grey: Tensor, previous: Tensor, digits: Tensor) -> Tensor:
         dtype = next(self.unet.parameters()).dtype
         images = (image.to(dtype) for image in (grey, previous))
         output: Tensor = self.unet(sample.to(dtype), timesteps.float(), *images, digits)
         return output
-
-    def leave(self, clean: Tensor) -> Tensor:
-        """Return a sample as a frame."""
-        return (clean[0].float() / 2 + 0.5).clamp(0, 1)
