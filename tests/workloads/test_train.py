@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from whet.workloads import BUILTIN, digits_cnn, docs_encoder, docs_gpt, docs_ssm
-from whet.workloads.train.__main__ import TRAINERS, main
+from whet.workloads import BUILTIN, BUILTIN_STREAMS, digits_cnn, docs_encoder, docs_gpt, docs_ssm
+from whet.workloads.train.__main__ import TRAINERS, WITH_OWN_OPTIONS, main
 from whet.workloads.train.loop import Schedule, fit
 
 pytest.importorskip("sklearn")
@@ -20,6 +20,7 @@ BUILD = {
 
 def test_every_builtin_can_be_trained():
     assert set(TRAINERS) == set(BUILTIN)
+    assert set(WITH_OWN_OPTIONS) == set(BUILTIN_STREAMS)
 
 
 @pytest.mark.parametrize("name", TRAINERS)

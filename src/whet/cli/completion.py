@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli import COMMANDS
-from whet.workloads import BUILTIN, BUILTIN_TRAINING
+from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING
 from whet.workloads.model_directory import BUILT_IN
 
 VARIABLE = "_WHET_COMPLETE"  # environment variable: what the shell asks for
@@ -76,7 +76,7 @@ def targets(incomplete: str) -> Iterator[str]:
     if colon:
         yield from (f"{file}:{name}" for name in _functions(Path(file)))
         return
-    yield from (*BUILTIN, *BUILTIN_TRAINING)
+    yield from (*BUILTIN, *BUILTIN_TRAINING, *BUILTIN_STREAMS)
     yield "hf:"
     yield from (path if path.endswith("/") else f"{path}:" for path in _paths(incomplete, suffix=".py"))
 

@@ -35,13 +35,15 @@ from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.terminal import show_report
 from whet.streamer.tuned import threads_of_codec
 
+DEFAULT_TARGET = "signs-stream"
 _MISSED, _INTERRUPTED = 1, 130
 
 _Target = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="a diffusion model's directory in diffusers' layout, or FILE.py:FUNCTION of a StreamWorkload",
+        help="a built-in name, a diffusion model's directory in diffusers' layout, FILE.py:FUNCTION of a "
+        "StreamWorkload, or what whet tune made of one",
     ),
 ]
 _Source = Annotated[
@@ -134,7 +136,7 @@ _AsJson = Annotated[
 
 
 def stream(
-    target: _Target,
+    target: _Target = DEFAULT_TARGET,
     source: _Source = "synthetic",
     sink: _Sink = "null",
     steps: _Steps = None,

@@ -16,7 +16,7 @@ from whet.cli.tuning_progress import TuningProgress
 from whet.cli.units import seconds
 from whet.errors import OptionError, StreamTarget
 from whet.figures import DASH, digits, duration, percent
-from whet.stream_tuner.clips import Clips
+from whet.stream_tuner.clips import Clips, clips_of_signs
 from whet.stream_tuner.quality import Figures
 from whet.stream_tuner.result import Point, StreamTuning
 from whet.stream_tuner.search import Trial
@@ -25,6 +25,7 @@ from whet.streamer.sinks import open_sink
 from whet.streamer.stream import StreamOptions
 from whet.streamer.targets import names_a_stream
 from whet.tuner.listener import Listener
+from whet.workloads import BUILTIN_STREAMS
 
 _STYLES = {"gain": "green", "no-gain": "yellow", "inconclusive": "yellow", "failed": "red"}
 BUDGET = "10m"
@@ -167,7 +168,9 @@ class ForStreams:
         """Return clips with their truth, where the user has given them."""
         if self.data is None:
             return None
-        raise OptionError(f"--data goes with signs-stream; {target} is another stream")
+        if target not in BUILTIN_STREAMS:
+            raise OptionError(f"--data goes with signs-stream; {target} is another stream")
+        return clips_of_signs(self.data)
 
 
 def _check_options(options: Mapping[str, Any], *, resume: bool) -> None:

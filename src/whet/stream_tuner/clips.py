@@ -2,10 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from whet.errors import TargetError
 from whet.streamer.frames import Image, Size
+from whet.streamer.model import as_image
 from whet.streamer.sources import open_source
+from whet.workloads.signs_classifier import load_classifier
+from whet.workloads.signs_clip import SignClip, recognised, sign_clips
+
+_SIGN_CLIPS = 16
+_SIGN_FRAMES = 6
 
 Judge = Callable[[Sequence[Image]], Sequence[float]]
 """Score a clip's answers, one number from 0 to 1 for each; higher is better."""
@@ -59,3 +68,31 @@ def clips_of_source(text: str, size: Size, num_frames: int) -> Clips:
         raise TargetError(f"{text} has {len(frames)} frames; a stream is tuned on at least 2")
     half = len(frames) // 2
     return Clips([Clip(frames[:half])], [Clip(frames[half:])])
+
+
+def clips_of_signs(archive: Path) -> Clips:
+    """Return clips for signs-stream of people whom it has not seen: some to choose on, others to report on.
+
+    Each has its digit as the prompt, and the classifier that is trained beside the stream as its judge.
+
+    Args:
+        archive: The file sign_digits.tar.
+
+    Raises:
+        TargetError: The archive cannot be read, or the classifier is not there.
+    """
+    load_classifier()  # before the work
+    chosen, reported = (
+        [_of_signs(clip) for clip in sign_clips(archive, split, _SIGN_CLIPS, _SIGN_FRAMES)]
+        for split in ("validation", "test")
+    )
+    return Clips(chosen, reported)
+
+
+def _of_signs(clip: SignClip) -> Clip:
+    images = [image for frame in clip.frames_TCHW if (image := as_image(frame)) is not None]
+
+    def judge(answers: Sequence[Image]) -> Sequence[float]:
+        return recognised([torch.from_numpy(answer).permute(2, 0, 1) / 255 for answer in answers], clip.digit)
+
+    return Clip(images, images, str(clip.digit), judge)

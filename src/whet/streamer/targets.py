@@ -28,6 +28,7 @@ from whet.streamer.model import FrameModel
 from whet.streamer.replaced import Replacements
 from whet.streamer.tuned import is_tuned, load_model, read_tuned, with_settings
 from whet.workload import StreamWorkload
+from whet.workloads import BUILTIN_STREAMS, signs_stream
 from whet.workloads.target import resolve_any
 
 DEFAULT_STEPS = 4
@@ -122,8 +123,8 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
     """Open a stream's model.
 
     Args:
-        target: A directory of diffusers, FILE.py:FUNCTION or package.module:FUNCTION of a StreamWorkload, or a
-            StreamWorkload.
+        target: A built-in name, a directory of diffusers or of a tuned stream, FILE.py:FUNCTION or
+            package.module:FUNCTION of a StreamWorkload, or a StreamWorkload.
         options: How the model runs.
 
     Raises:
@@ -133,13 +134,15 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
     """
     if isinstance(target, StreamWorkload):
         return _of_workload(target, options)
+    if target in BUILTIN_STREAMS:
+        return _of_directory(signs_stream.directory(), options)
     directory = Path(target).expanduser()
     if directory.is_dir():
         return _of_directory(directory, options)
     if ":" not in target:
         raise TargetError(
-            f"{target!r} is neither a directory nor FILE.py:FUNCTION; give a directory of diffusers, or a function "
-            "that returns a whet.StreamWorkload"
+            f"{target!r} is neither a directory nor FILE.py:FUNCTION; give a directory of diffusers, a function "
+            f"that returns a whet.StreamWorkload, or {', '.join(BUILTIN_STREAMS)}"
         )
     workload = resolve_any(target)
     if not isinstance(workload, StreamWorkload):
@@ -148,10 +151,10 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
 
 
 def names_a_stream(target: str) -> bool:
-    """Return whether a name alone shows that it is a stream's: a diffusion model's directory, or a tuned stream's."""
+    """Return whether a name alone shows that it is a stream's: built in, or the directory of one."""
     directory = Path(target).expanduser()
-    return directory.is_dir() and (
-        is_tuned(directory) or is_diffusers_directory(directory) or _is_frame_unet(directory)
+    return target in BUILTIN_STREAMS or (
+        directory.is_dir() and (is_tuned(directory) or is_diffusers_directory(directory) or _is_frame_unet(directory))
     )
 
 

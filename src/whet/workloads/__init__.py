@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whet.workloads.target import resolve
 
-__all__ = ["BUILTIN", "BUILTIN_TRAINING", "WEIGHTS", "resolve"]
+__all__ = ["BUILTIN", "BUILTIN_STREAMS", "BUILTIN_TRAINING", "WEIGHTS", "resolve"]
 
 BUILTIN: dict[str, str] = {
     "digits-cnn": "residual network names handwritten digits of 64 x 64 pixels; batch 8; accuracy",
@@ -26,6 +26,11 @@ BUILTIN_TRAINING: dict[str, str] = {
     "docs-ssm-training": "the same Mamba learns the documentation from random weights; batch 16 x 128; held-out loss",
 }
 """Name each built-in training run with a description, in the same way."""
+
+BUILTIN_STREAMS: dict[str, str] = {
+    "signs-stream": "U-Net draws a coloured hand of 64 x 64 pixels from 16 x 16 grey ones and a digit, in 1 to 4 steps",
+}
+"""Name each built-in stream with a description, in the same way. `whet stream` takes its weights as a directory."""
 
 WEIGHTS = Path(__file__).parent / "weights"
 """This directory holds their weights, each in a subdirectory with the workload's name."""

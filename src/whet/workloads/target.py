@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from whet.errors import MissingExtra, StreamTarget, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
 from whet.workload import InferenceWorkload, Quality, StreamWorkload, TrainingWorkload
 from whet.workload.measurables import AnyWorkload
-from whet.workloads import BUILTIN, BUILTIN_TRAINING, huggingface, huggingface_training
+from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING, huggingface, huggingface_training
 from whet.workloads.device import on_device, split_device, training_on_device
 from whet.workloads.fine_tuning import split_training, trained_by
 from whet.workloads.sizes import checked_sizes, resized
 from whet.workloads.user_code import check_file, load_function, parameters_of, what_and_where
 
-_NAMES = (*BUILTIN, *BUILTIN_TRAINING)
+_NAMES = (*BUILTIN, *BUILTIN_TRAINING, *BUILTIN_STREAMS)
 _FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (" + ", ".join(BUILTIN) + ")"
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 
