@@ -38,7 +38,7 @@ from circumstances import circumstances
 from quietly import quiet_machine
 from stream_shaped import PIXELS, SHAPED_SIDES, WIDTHS, write_pipeline
 from stream_tables import GOALS, stream_lines
-from stream_variants import SIDES, write_int8, write_random_unet
+from stream_variants import SIDES, TUNED, TUNED_DIRECTORY, write_int8, write_random_unet
 from stream_worker import started
 
 from whet.files import write_whole
@@ -49,7 +49,6 @@ from whet.models.diffusion.unet import UNetConfig
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 STEPS = (1, 2, 4)
 HELD = ((25.0, 4), (62.5, 1))  # frames a second, at so many steps
-_OURS = tuple(side for side in SIDES if side not in GOALS)
 _QUICK_CONFIG = UNetConfig(frame_size=32, grey_size=8, widths=(16, 24), embedding=32)
 _QUICK_WIDTHS = (32, 64)
 _LEAST_FRAMES = 8
@@ -81,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, help="directory of a trained U-Net of signs-stream; default: random weights"
     )
+    parser.add_argument("--tuned", type=Path, help="directory that whet tune made of it, measured beside it")
     parser.add_argument("--parts", default="pairs,holds,memory,shaped,guide", help="comma-separated: %(default)s")
     parser.add_argument("--sets", type=int, default=3, help="sets of fresh processes; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of a set; default: %(default)s")
@@ -106,6 +106,7 @@ def _path() -> Path:
 
 def _start_of_report(arguments: argparse.Namespace) -> Report:
     options = f" --hold {arguments.hold:g}" + (f" --model {arguments.model}" if arguments.model else "")
+    options += f" --tuned {arguments.tuned}" if arguments.tuned else ""
     weights = "random, from seed 0" if arguments.model is None else arguments.model.resolve().name
     report = {**circumstances(f"python benchmarks/stream_peers.py{options}"), "weights": weights}
     if arguments.quick or not _path().exists():
@@ -133,9 +134,16 @@ def _prepared(directory: Path, arguments: argparse.Namespace) -> Path:
         directory.mkdir()
         for name in ("config.json", "model.safetensors"):
             (directory / name).symlink_to((arguments.model / name).resolve())
+    if arguments.tuned is not None:
+        (directory / TUNED_DIRECTORY).symlink_to(arguments.tuned.resolve())
     if "pairs" in arguments.parts:
         write_int8(directory)
     return directory
+
+
+def _sides(directory: Path) -> list[str]:
+    """Return the sides that can be measured."""
+    return [name for name in SIDES if name != TUNED or (directory / TUNED_DIRECTORY).exists()]
 
 
 def _pairs(directory: Path, arguments: argparse.Namespace, report: Report) -> Any:
@@ -144,14 +152,15 @@ def _pairs(directory: Path, arguments: argparse.Namespace, report: Report) -> An
     for _ in range(arguments.sets):
         with contextlib.ExitStack() as stack:
             stack.enter_context(_quiet(arguments))
-            waiting = {name: stack.enter_context(started("frames", directory, name)) for name in SIDES}
+            sides = _sides(directory)
+            waiting = {name: stack.enter_context(started("frames", directory, name)) for name in sides}
             for number in range(arguments.rounds):
                 answers: dict[str, dict[str, Any]] = {str(steps): {} for steps in STEPS}
                 for steps in STEPS:
-                    for name in list(SIDES)[:: -1 if number % 2 else 1]:
+                    for name in sides[:: -1 if number % 2 else 1]:
                         num_frames = max(_LEAST_FRAMES, arguments.frames // steps)
                         answers[str(steps)][name] = waiting[name].ask(do="turn", steps=steps, num_frames=num_frames)
-                rounds.append({count: {name: found[name] for name in SIDES} for count, found in answers.items()})
+                rounds.append({count: {name: found[name] for name in sides} for count, found in answers.items()})
     return {"frames": arguments.frames, "sets": arguments.sets, "rounds": rounds}
 
 
@@ -159,8 +168,9 @@ def _fastest(report: Report, steps: int) -> str:
     """Return whet's side with the lowest median time, where it was measured."""
     rounds = report.get("pairs", {}).get("rounds")
     if not rounds:
-        return _OURS[0]
-    return min(_OURS, key=lambda name: statistics.median(row[str(steps)][name]["s_per_frame"] for row in rounds))
+        return next(side for side in SIDES if side not in GOALS)
+    ours = [side for side in rounds[0][str(steps)] if side not in GOALS]
+    return min(ours, key=lambda name: statistics.median(row[str(steps)][name]["s_per_frame"] for row in rounds))
 
 
 def _holds(directory: Path, arguments: argparse.Namespace, report: Report) -> Any:

@@ -4,10 +4,12 @@ Each side is built in a process of its own, and makes so many final frames whene
 frame are counted between two final frames, so that opening and warming up are left out. A side called by a plain loop
 gets its frames from the same synthetic clip as a stream, and also turns images into images.
 
-SIDES: name -> build(model directory). A tuned stream is one more entry.
+SIDES: name -> build(model directory).
 """
 
 import json
+import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ from whet.streamer.loop import Answer
 from whet.streamer.sinks.sink import NullSink
 from whet.streamer.sources.synthetic import SyntheticClip
 from whet.streamer.stream import Stream, StreamOptions
+from whet.streamer.tuned import read_tuned, write_tuned
 
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}  # of signs-stream
 INT8 = "unet_int8.xml"
@@ -109,6 +112,31 @@ class StreamSide:
             stream.run(NullSink(), on_answer=note)
         wall, frame, model = ((last - first) / num_frames for first, last in zip(at[0], at[num_frames], strict=True))
         return {"s_per_frame": wall, "overhead": frame / model - 1, "with_hand_over": wall / model - 1}
+
+
+class TunedSide(StreamSide):
+    """whet stream on what whet tune made of the directory, one frame after the other, with another number of steps.
+
+    Args:
+        tuned: The tuned stream. Its models take one row.
+    """
+
+    def __init__(self, tuned: Path) -> None:
+        super().__init__(tuned, rolling=False)
+        self._scratch = tempfile.TemporaryDirectory(prefix="whet-tuned-")
+        self._tuned = tuned
+
+    def open(self, steps: int, source: Callable[[tuple[int, int]], Any], budget_s: float | None = None) -> Stream:
+        """Open the stream with so many steps and the models that tuning made."""
+        directory = Path(self._scratch.name) / str(steps)
+        if not directory.exists():
+            found = read_tuned(self._tuned)
+            settings = {**found.settings, "steps": steps, "rolling": False, "sampler": "lcm", "stillness": None}
+            directory.mkdir()
+            for model in found.models.values():
+                shutil.copytree(self._tuned / model.directory, directory / model.directory)
+            write_tuned(directory, found.model_copy(update={"settings": settings}))
+        return Stream(str(directory), source, StreamOptions(budget_s=budget_s))
 
 
 class _FrameLoop:
@@ -224,11 +252,13 @@ def _openvino_loop(directory: Path) -> Side:
     return PlainLoop(lambda steps: OpenVINOLoop(compiled, config, steps), config.frame_size)
 
 
-STREAM, ROLLING = "whet stream, one by one", "whet stream, rolling batch"
+STREAM, ROLLING, TUNED = "whet stream, one by one", "whet stream, rolling batch", "whet stream, tuned"
+TUNED_DIRECTORY = "tuned"  # below the directory of the U-Net
 
 SIDES: dict[str, Callable[[Path], Side]] = {
     DIFFUSERS: _diffusers_loop,
     OPENVINO: _openvino_loop,
     STREAM: lambda directory: StreamSide(directory, rolling=False),
     ROLLING: lambda directory: StreamSide(directory, rolling=True),
+    TUNED: lambda directory: TunedSide(directory / TUNED_DIRECTORY),
 }

@@ -10,6 +10,7 @@ from families_training_table import training_lines
 from operator_tables import loss_kernel_lines
 from recall_tables import memory_lines, recall_lines
 from scan_tables import draft_lines, million_lines, model_lines, scan_lines
+from signs_tables import signs_lines
 from stream_tables import stream_lines
 
 Lines = Callable[[dict[str, Any]], list[str]]
@@ -304,6 +305,7 @@ SECTIONS: dict[str, Lines] = {
     "memory_table": memory_lines,
     "families_peers": family_lines,
     "million_tokens": million_lines,
+    "signs_stream": signs_lines,
     "stream_peers": stream_lines,
 }
 """Hold the section of each file of docs/results about training, its operators, families of models and streams."""

@@ -1,0 +1,67 @@
+"""The quality of signs-stream on people whom it has not seen, and what whet tune makes of it here.
+
+    python benchmarks/signs_stream.py --run DIR --data sign_digits.tar [--budget 10m] [--frame-budget 40ms]
+
+--run is the directory of the training's state, whose quality.json holds the table of `python -m whet.workloads.train
+signs-stream`. With --data, `whet tune signs-stream` runs twice: for the most frames of the same quality, from 4 steps
+of lcm, and for the best quality within --frame-budget. The machine must be quiet. Writes
+docs/results/signs_stream.MACHINE.json; `benchmarks/results.py` makes the table.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from circumstances import circumstances
+from signs_tables import signs_lines
+
+from whet.files import write_whole
+from whet.machine import describe
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+_INCONCLUSIVE = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="the directory of the training's state")
+    parser.add_argument("--data", type=Path, help="sign_digits.tar: tune the stream too")
+    parser.add_argument("--budget", default="10m", help="the time of each search")
+    parser.add_argument("--frame-budget", default="40ms", help="of the search for the best quality")
+    arguments = parser.parse_args()
+    path = RESULTS / f"signs_stream.{describe().fingerprint}.json"
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    report |= circumstances("python benchmarks/signs_stream.py --run DIR --data sign_digits.tar")
+    if arguments.run is not None:
+        report["quality"] = json.loads((arguments.run / "quality.json").read_text(encoding="utf-8"))
+    if arguments.data is not None:
+        with tempfile.TemporaryDirectory(prefix="whet-signs-") as scratch:
+            common = ["--steps", "4", "--sampler", "lcm", "--data", str(arguments.data), "--budget", arguments.budget]
+            searches: dict[str, list[str]] = {"fps": [], "quality": ["--frame-budget", arguments.frame_budget]}
+            report["tuned"] = {
+                name: _tuned([*common, *options], Path(scratch) / name) for name, options in searches.items()
+            }
+    write_whole(path, json.dumps(report, indent=1) + "\n")
+    print("\n".join(signs_lines(report)))
+
+
+def _tuned(options: list[str], out: Path) -> dict[str, Any]:
+    """Run whet tune, and return its result without what it tried."""
+    command = [sys.executable, "-m", "whet", "tune", "signs-stream", *options, "--out", str(out), "--json"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if ended.returncode not in (0, _INCONCLUSIVE):
+        sys.exit(f"{' '.join(command)} ended with {ended.returncode}")
+    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    result["num_trials"] = len(result.pop("trials"))
+    result["out"] = ""
+    return result
+
+
+if __name__ == "__main__":
+    main()
