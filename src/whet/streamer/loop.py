@@ -14,11 +14,12 @@ from torch import Tensor
 from whet.errors import ModelError
 from whet.streamer.degrading import Controller, Level, levels_of
 from whet.streamer.frames import Frame, Image
-from whet.streamer.model import FrameModel, as_image
+from whet.streamer.model import FrameModel
 from whet.streamer.queues import Closed, FrameQueue
 from whet.streamer.sources import Source
 from whet.streamer.stillness import StillnessFilter
 from whet.streamer.timings import Timings
+from whet.streamer.transfers import Staged
 
 Kind = Literal["computed", "still", "skipped", "discarded", "not finite"]
 
@@ -47,10 +48,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Hold a frame with the clock's time at which it arrived."""
+    """Hold a frame with the clock's time at which it arrived, and the frame on its way to the model's device."""
 
     frame: Frame
     arrived_s: float
+    staged: Image | Staged
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Loop:
         try:
             for frame in self._source:
                 self._timings.count("arrived")
-                if self._frames.put(Arrival(frame, self._clock())) is not None:
+                if self._frames.put(Arrival(frame, self._clock(), self._model.stage(frame.image))) is not None:
                     self._timings.count("dropped")
         except Closed:
             pass
@@ -199,7 +201,7 @@ class Loop:
         self._num_since_computed = 0
         self._pending.append((arrival, "computed"))
         taken_s = self._clock()
-        frame = self._model.as_input(arrival.frame.image, self.level.scale)
+        frame = self._model.as_input(arrival.staged, self.level.scale)
         yield from self._called(lambda: self._model(frame), taken_s)
         yield from self._ready()
 
@@ -211,7 +213,7 @@ class Loop:
         began_s = self._clock()
         output = call()
         model_s = self._clock() - began_s
-        image = None if output is None else as_image(output, self._options.size)
+        image = None if output is None else self._model.as_image(output, self._options.size)
         ended_s = self._clock()
         is_final = image is not None
         self._timings.computed(model_s=model_s, frame_s=ended_s - taken_s, ended_s=ended_s, is_final=is_final)

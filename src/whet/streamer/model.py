@@ -10,6 +10,7 @@ from torch import Tensor
 from whet.errors import ModelError, type_name
 from whet.models.diffusion.colour import luma
 from whet.streamer.frames import Image, Size
+from whet.streamer.transfers import Staged, TorchCopyStreams, Transfers
 from whet.workload.stream import Step
 
 _WARM_UP_CALLS = 3  # after a rolling batch is full
@@ -40,6 +41,9 @@ class FrameModel:
             raise ModelError(f"a stream's model has `steps`, a whole number above 0; got {steps!r}")
         self._first_steps = steps
         self._channels, self._device = channels, torch.device(device)
+        self._transfers: Transfers | None = None
+        if self._device.type == "cuda":
+            self._transfers = Transfers(TorchCopyStreams(self._device))
 
     @property
     def in_flight(self) -> int:
@@ -86,14 +90,32 @@ class FrameModel:
             self(frame)
         self.restart()
 
-    def as_input(self, image: Image, scale: float = 1.0) -> Tensor:
-        """Return an image as the step takes it: [C, H, W], float32, from 0 to 1, on the step's device."""
-        tensor = torch.from_numpy(image).permute(2, 0, 1).to(self._device).float().div_(255)
+    def stage(self, image: Image) -> Image | Staged:
+        """Begin to move an image to where the step takes its frames. Another thread than the step's may call this."""
+        return image if self._transfers is None else self._transfers.upload(image)
+
+    def as_input(self, image: Image | Staged, scale: float = 1.0) -> Tensor:
+        """Return an image as the step takes it: [C, H, W], float32, from 0 to 1, on the step's device.
+
+        Args:
+            image: An image, uint8 [H, W, 3], or what `stage` returned for it.
+            scale: The share of its height and width.
+        """
+        if self._transfers is None:
+            assert not isinstance(image, Staged)
+            pixels = torch.from_numpy(image)
+        else:
+            pixels = self._transfers.arrived(image if isinstance(image, Staged) else self._transfers.upload(image))
+        tensor = pixels.permute(2, 0, 1).float().div_(255)
         if self._channels == 1:
             tensor = luma(tensor)
         if scale != 1:
-            tensor = _resized(tensor, round(image.shape[0] * scale), round(image.shape[1] * scale))
+            tensor = _resized(tensor, round(tensor.shape[1] * scale), round(tensor.shape[2] * scale))
         return tensor
+
+    def as_image(self, frame: Tensor, size: Size | None = None) -> Image | None:
+        """Return what the step made as an image on the host; see the function `as_image`."""
+        return as_image(frame, size, fetch=None if self._transfers is None else self._transfers.fetch)
 
     def __call__(self, frame: Tensor) -> Tensor | None:
         """Return what the step makes of a frame.
@@ -128,23 +150,27 @@ class FrameModel:
         return answer
 
 
-def as_image(frame: Tensor, size: Size | None = None) -> Image | None:
+def as_image(
+    frame: Tensor, size: Size | None = None, *, fetch: Callable[[Tensor], Image] | None = None
+) -> Image | None:
     """Return a model's frame as an image, uint8 [H, W, 3]; None where it holds a value that is not finite.
 
     Args:
         frame: [C, H, W] from 0 to 1, of 1 or 3 channels. Values beyond are clamped.
         size: Height and width of the image; None keeps the frame's own.
+        fetch: Returns pixels of the frame's device on the host; None for a frame that may be moved as it is.
     """
     frame = frame.detach().float()
     if size is not None and tuple(frame.shape[1:]) != size:
         frame = _resized(frame, *size)
-    pixels = frame.cpu()
+    if fetch is None:
+        frame = frame.cpu()
     # A sum is finite only if all of its terms are, and is far cheaper than a mask. Frames near 1 cannot overflow it.
-    if not bool(torch.isfinite(pixels.sum())):
-        return None
-    quantised = pixels.mul(255).round_().clamp_(0, 255).to(torch.uint8).expand(3, -1, -1)
-    image: Image = np.ascontiguousarray(quantised.permute(1, 2, 0).numpy())
-    return image
+    total = frame.sum()
+    quantised = frame.mul(255).round_().clamp_(0, 255).to(torch.uint8).expand(3, -1, -1)
+    pixels = quantised.permute(1, 2, 0).contiguous()
+    image: Image = np.ascontiguousarray(pixels.numpy()) if fetch is None else fetch(pixels)
+    return image if bool(torch.isfinite(total)) else None
 
 
 def _resized(frame: Tensor, height: int, width: int) -> Tensor:
