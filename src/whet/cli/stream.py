@@ -23,6 +23,7 @@ from whet.cli.stream_page import (
 )
 from whet.cli.units import seconds
 from whet.errors import OptionError, WhetError
+from whet.models.diffusion.backends import BACKENDS
 from whet.models.diffusion.few_steps import SAMPLERS
 from whet.models.diffusion.guidance import KINDS, Guidance
 from whet.models.diffusion.placement import DTYPES
@@ -115,6 +116,10 @@ _Graphs = Annotated[
     bool | None,
     typer.Option("--graphs/--no-graphs", help="replay the model as CUDA graphs", show_default="yes on a GPU"),
 ]
+_Backend = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help=f"compile the model with {' or '.join(BACKENDS)}", show_default="eager mode"),
+]
 _Threads = Annotated[
     int | None, typer.Option(help="PyTorch's threads for the model", show_default="as many as there are cores")
 ]
@@ -157,6 +162,7 @@ def stream(
     device: _Device = None,
     dtype: _Dtype = None,
     graphs: _Graphs = None,
+    backend: _Backend = None,
     threads: _Threads = None,
     codec_threads: _CodecThreads = None,
     overwrite: _Overwrite = False,
@@ -191,6 +197,7 @@ def stream(
         device=device,
         dtype=dtype,
         graphs=graphs,
+        backend=backend,
         budget_s=None if budget is None else seconds("--budget", budget),
         degrades=degrade,
         stillness=skip_still,

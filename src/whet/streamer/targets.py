@@ -54,8 +54,9 @@ class ModelOptions:
         rolling: Whether frames are in flight together, each at a step of its own.
         seed: The seed of the noise.
         device: Where the model runs: "cpu", "cuda" or "cuda:1"; None for the CPU.
-        dtype: The number format that it computes in: "float32", "bf16" or "fp16"; None for float32.
+        dtype: The number format that it computes in: "float32", "bf16", "fp16" or "fp8"; None for float32.
         graphs: Whether its calls are recorded as CUDA graphs and replayed; None for yes on a GPU.
+        backend: What compiles its calls: "inductor" or "tensorrt"; None for eager mode.
     """
 
     size: Size | None = None
@@ -71,6 +72,7 @@ class ModelOptions:
     device: str | None = None
     dtype: str | None = None
     graphs: bool | None = None
+    backend: str | None = None
 
     def given(self) -> list[str]:
         """Return the command-line options that were given and that only a diffusion model takes."""
@@ -87,6 +89,7 @@ class ModelOptions:
             "device": "--device",
             "dtype": "--dtype",
             "graphs": "--no-graphs" if self.graphs is False else "--graphs",
+            "backend": "--backend",
         }
         return [option for name, option in names.items() if getattr(self, name) != getattr(empty, name)]
 

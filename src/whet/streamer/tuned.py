@@ -62,6 +62,7 @@ FIXED: Mapping[str, str] = MappingProxyType(
         "device": "--device",
         "dtype": "--dtype",
         "graphs": "--graphs",
+        "backend": "--backend",
         "stillness": "--skip-still",
         "threads": "--threads",
         "codec_threads": "--codec-threads",

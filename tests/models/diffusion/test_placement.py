@@ -73,7 +73,7 @@ def test_a_gpu_runs_graphs_unless_told_otherwise(gpus):
         ({"device": "cuda:1"}, "--device cuda:1: PyTorch finds no GPU here"),
         ({"device": "tpu"}, "--device is cpu, cuda or cuda:NUMBER; got 'tpu'"),
         ({"device": "cuda:-1"}, "--device is cpu, cuda or cuda:NUMBER"),
-        ({"dtype": "int8"}, "--dtype is one of float32, bf16, fp16; got 'int8'"),
+        ({"dtype": "int8"}, "--dtype is one of float32, bf16, fp16, fp8; got 'int8'"),
         ({"dtype": "bf16"}, "--dtype bf16: Chip 1 does not multiply it natively, and would emulate it; use float32"),
         ({"dtype": "fp16"}, "--dtype fp16: Chip 1 does not multiply it natively"),
         ({"graphs": True}, "--graphs needs a GPU"),

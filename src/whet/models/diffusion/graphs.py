@@ -119,16 +119,17 @@ class Graphs:
     Args:
         cuda: What records.
         most: How many graphs are kept. The one that was not used for longest makes room.
+        notes: A list that gets what could not be recorded; a new one, if not given.
 
     Attributes:
         notes: What could not be recorded and why, in sentences. Such a function is called as it is.
     """
 
-    def __init__(self, cuda: Cuda, most: int = MOST_GRAPHS) -> None:
+    def __init__(self, cuda: Cuda, most: int = MOST_GRAPHS, notes: list[str] | None = None) -> None:
         self._cuda, self._most = cuda, most
         self._recorded: OrderedDict[_Key, _Recorded] = OrderedDict()
         self._refused: set[str] = set()
-        self.notes: list[str] = []
+        self.notes: list[str] = [] if notes is None else notes
 
     def __len__(self) -> int:
         return len(self._recorded)

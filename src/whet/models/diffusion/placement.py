@@ -10,13 +10,14 @@ from torch import nn
 
 from whet.errors import OptionError
 from whet.machine import describe
+from whet.models.diffusion.backends import check_backend, check_float8, compiler, to_float8
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
 from whet.models.diffusion.directory import Parts, quiet
 from whet.models.diffusion.graphs import Graphs, TorchCuda
 from whet.models.diffusion.unet_frames import UNetFrames
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""The number formats of models, by the names that users type."""
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""The number formats of models, by the names that users type. With fp8, all but linear layers is in bfloat16."""
 
 
 class PlacementOptions(Protocol):
@@ -26,6 +27,7 @@ class PlacementOptions(Protocol):
         device: "cpu", "cuda" or "cuda:1"; None for the CPU.
         dtype: A name of `DTYPES`; None for float32.
         graphs: Whether models run as CUDA graphs; None for yes on a GPU.
+        backend: A name of `whet.models.diffusion.backends.BACKENDS`; None for eager mode.
     """
 
     @property
@@ -40,6 +42,10 @@ class PlacementOptions(Protocol):
     def graphs(self) -> bool | None:
         """Return whether models run as CUDA graphs."""
 
+    @property
+    def backend(self) -> str | None:
+        """Return what compiles the models' calls."""
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -49,11 +55,15 @@ class Placement:
         device: The device.
         dtype: The format of the model's weights and activations.
         graphs: Whether its calls are recorded as CUDA graphs.
+        backend: What compiles its calls; None for eager mode.
+        is_float8: Whether its linear layers multiply in 8-bit floats.
     """
 
     device: torch.device
     dtype: torch.dtype
     graphs: bool
+    backend: str | None = None
+    is_float8: bool = False
 
     @classmethod
     def of(cls, options: PlacementOptions) -> "Placement":
@@ -66,7 +76,9 @@ class Placement:
         dtype = _dtype(options.dtype or "float32", device)
         if options.graphs and device.type != "cuda":
             raise OptionError("--graphs needs a GPU: give --device cuda too, or leave --graphs out")
-        return cls(device, dtype, device.type == "cuda" if options.graphs is None else options.graphs)
+        check_backend(options.backend, device)
+        graphs = device.type == "cuda" if options.graphs is None else options.graphs
+        return cls(device, dtype, graphs, options.backend, options.dtype == "fp8")
 
     def move(self, *modules: nn.Module | None) -> None:
         """Move models to the device, in the format.
@@ -85,12 +97,19 @@ class Placement:
         return parts
 
     def record(self, frames: DiffusersFrames | UNetFrames) -> Sequence[str]:
-        """Have the model's calls recorded as CUDA graphs, if asked for. Return a list that gets what doesn't work."""
-        if not self.graphs:
-            return ()
-        graphs = Graphs(TorchCuda(self.device))
-        frames.wrap(graphs.wrapped)
-        return graphs.notes
+        """Have the model's calls compiled and recorded as CUDA graphs, if asked for.
+
+        Returns:
+            A list of sentences, which gets what doesn't work while the stream runs.
+        """
+        notes: list[str] = []
+        if self.is_float8:
+            to_float8(list(frames.call_modules.values()), notes)
+        if self.backend is not None:
+            frames.wrap(compiler(self.backend, notes))
+        if self.graphs:
+            frames.wrap(Graphs(TorchCuda(self.device), notes=notes).wrapped)
+        return notes
 
 
 def _device(name: str) -> torch.device:
@@ -110,6 +129,8 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise OptionError(f"--dtype is one of {', '.join(DTYPES)}; got {name!r}")
+    if name == "fp8":
+        check_float8(device)
     machine = describe()
     computes = {"bf16": machine.computes_bfloat16, "fp16": machine.computes_float16}.get(name)
     if computes is not None and not computes(device.type):
