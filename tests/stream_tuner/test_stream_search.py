@@ -92,11 +92,14 @@ def test_a_budget_that_not_even_one_step_keeps_is_refused():
         search.choose_best(bench(seconds=times({1: 0.01})), setting(), ["lcm"], 0.005, never)
 
 
+@pytest.mark.parametrize("starts_rolling", [True, False])
 @pytest.mark.parametrize(("seconds", "rolling"), [(0.010, True), (0.0202, False), (0.03, False)])
-def test_the_rolling_batch_is_kept_where_it_is_faster(seconds, rolling):
-    start = setting(2, rolling=False)
-    one = bench(quality={(2, "lcm"): 1.0}, seconds={(2, False, None, None): 0.0205, (2, True, None, None): seconds})
-    assert search.choose_batch(one, start).options.rolling == rolling
+def test_a_rolling_batch_has_to_be_clearly_faster(seconds, rolling, starts_rolling):
+    start = setting(2, rolling=starts_rolling)
+    times = {(2, False, None, None): 0.0205, (2, True, None, None): seconds}
+    assert search.choose_batch(bench(quality={(2, "lcm"): 1.0}, seconds=times), start).options.rolling == rolling
+    # Where the quality is not the original's, nothing changes.
+    assert search.choose_batch(bench(seconds=times), start).options.rolling == starts_rolling
 
 
 def test_one_step_has_no_batch_to_choose():

@@ -182,6 +182,13 @@ def test_a_tuned_stream_is_not_tuned_again(unet, tmp_path, without_processes):
         tuning.tune_stream(str(tmp_path / "out"))
 
 
+def test_nothing_is_left_of_a_search_that_came_to_nothing(unet, tmp_path, without_processes):
+    goal = tuning.StreamGoal(frame_budget_s=1e-6)
+    with pytest.raises(whet.WhetError, match="no setting keeps the budget"):
+        tuning.tune_stream(str(unet), "synthetic:20", StreamOptions(steps=1), goal, out=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_model_inside_is_tuned_and_the_whole_proved(unet, tmp_path):
     """Nothing is faked. The verdict depends on the machine; what is written must stream in any case."""

@@ -15,6 +15,9 @@ class Doubling:
     def wrap(self, wrapper):
         self.call = wrapper("doubling", self.call)
 
+    def reset(self):
+        pass
+
 
 def test_a_replacement_takes_the_calls_of_its_shapes_alone():
     step = Doubling()
@@ -41,6 +44,11 @@ def test_a_replacement_within_a_context_gives_way_to_the_one_before():
 
 def test_a_step_without_models_has_nothing_to_replace():
     assert Replacements(lambda frame: frame).names == ()
+
+
+def test_a_step_that_is_opened_anew_for_each_stream_keeps_its_models(monkeypatch):
+    monkeypatch.delattr(Doubling, "reset")
+    assert Replacements(Doubling()).names == ()
 
 
 def test_shapes_do_not_depend_on_the_order_of_names():

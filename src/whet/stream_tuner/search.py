@@ -217,12 +217,16 @@ def choose_best(
 
 
 def choose_batch(bench: Bench, start: Setting) -> Setting:
-    """Return the setting with or without a rolling batch, by which of them is faster and keeps the quality."""
+    """Return the setting with or without a rolling batch.
+
+    One frame after the other has the lower latency, so the batch has to be clearly faster. Where the other way does not
+    keep the quality, the setting stays as it is.
+    """
     if (start.options.steps or 1) == 1:
         return start
-    other = start.changed(rolling=not start.options.rolling)
-    here, there = bench.tried(start), bench.tried(other)
-    return other if there.is_same and _is_faster(there, here) else start
+    trials = {rolling: bench.tried(start.changed(rolling=rolling)) for rolling in (True, False)}
+    wanted = _is_faster(trials[True], trials[False])
+    return trials[wanted].setting if trials[wanted].is_same else start
 
 
 def choose_threads(bench: Bench, start: Setting, has_codec: bool) -> Setting:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from whet.comparison.claim import Claim
 from whet.comparison.compare import TimeLimit
-from whet.errors import OptionError, TargetError
+from whet.errors import OptionError, TargetError, WhetError
 from whet.files import write_whole
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.stream_tuner import search
@@ -175,12 +175,18 @@ class _Run:
         if self.source.startswith("camera"):
             raise TargetError(f"{self.source} is live; times are measured on a video, a folder or a synthetic clip")
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-stream-"))
+        was_there = directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         self.patience.begin()
-        with tempfile.TemporaryDirectory(prefix="whet-stream-") as scratch:
-            bench = self._bench(original, clips, Path(scratch))
-            best, calls = self._searched(bench, original, directory)
-            result = self._proved(bench, original, best, calls, clips, directory, Path(scratch))
+        try:
+            with tempfile.TemporaryDirectory(prefix="whet-stream-") as scratch:
+                bench = self._bench(original, clips, Path(scratch))
+                best, calls = self._searched(bench, original, directory)
+                result = self._proved(bench, original, best, calls, clips, directory, Path(scratch))
+        except WhetError:
+            if not was_there or chosen is None:  # nothing is left of a search that came to nothing
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
         result = replace(
             result,
             has_truth=all(clip.truth is not None for clip in clips.reported_on),

@@ -42,12 +42,13 @@ class Replacements:
     """Replace the calls of a step's models, and put them back.
 
     Args:
-        step: A stream's step. Without `wrap` and `call_modules`, it has no calls to replace.
+        step: A stream's step. Without `wrap` and `call_modules`, it has no calls to replace; nor without `reset`, since
+            it is then opened anew for each stream.
     """
 
     def __init__(self, step: Any) -> None:
         self._calls: dict[str, _Replaceable] = {}
-        if hasattr(step, "wrap") and hasattr(step, "call_modules"):
+        if all(hasattr(step, name) for name in ("wrap", "call_modules", "reset")):
             step.wrap(self._replaceable)
 
     def _replaceable(self, name: str, call: Call) -> Call:
