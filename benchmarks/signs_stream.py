@@ -1,11 +1,11 @@
 """The quality of signs-stream on people whom it has not seen, and what whet tune makes of it here.
 
-    python benchmarks/signs_stream.py --run DIR --data sign_digits.tar [--budget 10m] [--frame-budget 40ms]
+    python benchmarks/signs_stream.py --run DIR --data sign_digits.tar [--budget 15m] [--frame-budget 40ms]
 
 --run is the directory of the training's state, whose quality.json holds the table of `python -m whet.workloads.train
 signs-stream`. With --data, `whet tune signs-stream` runs twice: for the most frames of the same quality, from 4 steps
-of lcm, and for the best quality within --frame-budget. The machine must be quiet. Writes
-docs/results/signs_stream.MACHINE.json; `benchmarks/results.py` makes the table.
+of lcm, and for the best quality within --frame-budget. The machine must be quiet. --searches names one of them: fps or
+quality. Writes docs/results/signs_stream.MACHINE.json; `benchmarks/results.py` makes the table.
 """
 
 import argparse
@@ -32,21 +32,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="the directory of the training's state")
     parser.add_argument("--data", type=Path, help="sign_digits.tar: tune the stream too")
-    parser.add_argument("--budget", default="10m", help="the time of each search")
+    parser.add_argument("--budget", default="15m", help="the time of each search")
+    parser.add_argument("--exclude", default="", help="techniques that the searches leave out")
+    parser.add_argument("--searches", default="fps,quality", help="which searches; default: %(default)s")
     parser.add_argument("--frame-budget", default="40ms", help="of the search for the best quality")
+    parser.add_argument("--out", type=Path, help="a directory that keeps the tuned streams")
     arguments = parser.parse_args()
     path = RESULTS / f"signs_stream.{describe().fingerprint}.json"
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    report |= circumstances("python benchmarks/signs_stream.py --run DIR --data sign_digits.tar")
+    excluded = f" --exclude {arguments.exclude}" if arguments.exclude else ""
+    report |= circumstances(f"python benchmarks/signs_stream.py --run DIR --data sign_digits.tar{excluded}")
     if arguments.run is not None:
         report["quality"] = json.loads((arguments.run / "quality.json").read_text(encoding="utf-8"))
     if arguments.data is not None:
         with tempfile.TemporaryDirectory(prefix="whet-signs-") as scratch:
             common = ["--steps", "4", "--sampler", "lcm", "--data", str(arguments.data), "--budget", arguments.budget]
+            common += ["--exclude", arguments.exclude] if arguments.exclude else []
             searches: dict[str, list[str]] = {"fps": [], "quality": ["--frame-budget", arguments.frame_budget]}
-            report["tuned"] = {
-                name: _tuned([*common, *options], Path(scratch) / name) for name, options in searches.items()
-            }
+            for name in arguments.searches.split(","):
+                found = _tuned([*common, *searches[name]], (arguments.out or Path(scratch)) / name)
+                report["tuned"] = report.get("tuned", {}) | {name: found}
     write_whole(path, json.dumps(report, indent=1) + "\n")
     print("\n".join(signs_lines(report)))
 

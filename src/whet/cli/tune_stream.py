@@ -28,7 +28,7 @@ from whet.tuner.listener import Listener
 from whet.workloads import BUILTIN_STREAMS
 
 _STYLES = {"gain": "green", "no-gain": "yellow", "inconclusive": "yellow", "failed": "red"}
-BUDGET = "10m"
+BUDGET = "15m"
 
 
 class StreamProgress(StreamListener):

@@ -14,7 +14,7 @@ from whet.workloads.signs_classifier import load_classifier
 from whet.workloads.signs_clip import SignClip, recognised, sign_clips
 
 _SIGN_CLIPS = 16
-_SIGN_FRAMES = 6
+_SIGN_FRAMES = 4
 
 Judge = Callable[[Sequence[Image]], Sequence[float]]
 """Score a clip's answers, one number from 0 to 1 for each; higher is better."""

@@ -42,9 +42,9 @@ from whet.tuner.listener import Listener
 from whet.tuner.preparation import checked_directory
 from whet.tuner.tuning import check_excluded
 
-DEFAULT_BUDGET_S = 600.0
-_MODELS_SHARE = 0.45  # of the budget, for the models
-_FINALS_SHARE = 0.35  # of the budget, kept for the proof
+DEFAULT_BUDGET_S = 900.0
+_MODELS_SHARE = 0.5  # of the budget, for the models
+_FINALS_SHARE = 0.25  # of the budget, kept for the proof
 _CLIP_FRAMES = 48
 _MODELS = "models"
 _SEARCHES = "searches"
