@@ -14,7 +14,7 @@ from whet.cli import COMMANDS, completion_table
 from whet.cli.completion import join_at_colons, techniques
 from whet.techniques import TABLE
 from whet.techniques.training import TRAINING_TABLE
-from whet.workloads import BUILTIN, BUILTIN_TRAINING
+from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING
 
 WHET = [sys.executable, "-P", "-m", "whet"]
 
@@ -58,7 +58,10 @@ def test_commands_options_and_values(shell: str) -> None:
 
 @SHELLS
 def test_targets(shell: str) -> None:
-    assert asked(shell, "tune", "digits-cnn", "") == [*BUILTIN, *BUILTIN_TRAINING, "hf:", "mine.py:", "models/"]
+    rest = ["hf:", "mine.py:", "models/"]
+    assert asked(shell, "tune", "digits-cnn", "") == [*BUILTIN, *BUILTIN_TRAINING, *BUILTIN_STREAMS, *rest]
+    assert asked(shell, "profile", "") == [*BUILTIN, *BUILTIN_TRAINING, *rest]
+    assert asked(shell, "stream", "") == [*BUILTIN_STREAMS, "mine.py:", "models/"]
     assert asked(shell, "bench", "m") == ["mine.py:", "models/"]
     assert asked(shell, "serve", "docs-gpt", "--draft", "models/") == ["models/small/"]
     if shell != "bash":  # bash splits words at colons

@@ -9,7 +9,7 @@ import inspect
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,7 +67,7 @@ def join_at_colons(environment: MutableMapping[str, str]) -> str:
     return words[-1][: words[-1].rfind(":") + 1] if words else ""
 
 
-def targets(incomplete: str) -> Iterator[str]:
+def targets(incomplete: str, names: tuple[str, ...] = (*BUILTIN, *BUILTIN_TRAINING)) -> Iterator[str]:
     """Yield built-in workloads, "hf:" and directories after it, Python files, and functions after a file's colon."""
     if incomplete.startswith("hf:"):
         yield from (f"hf:{path}" for path in _paths(incomplete.removeprefix("hf:"), suffix=None))
@@ -76,9 +76,16 @@ def targets(incomplete: str) -> Iterator[str]:
     if colon:
         yield from (f"{file}:{name}" for name in _functions(Path(file)))
         return
-    yield from (*BUILTIN, *BUILTIN_TRAINING, *BUILTIN_STREAMS)
+    yield from names
     yield "hf:"
     yield from (path if path.endswith("/") else f"{path}:" for path in _paths(incomplete, suffix=".py"))
+
+
+def streams(incomplete: str) -> Iterator[str]:
+    """Yield built-in streams, directories, Python files, and functions after a file's colon."""
+    if ":" not in incomplete:
+        yield from BUILTIN_STREAMS
+    yield from (value for value in targets(incomplete, ()) if not value.startswith("hf:"))
 
 
 def models(incomplete: str) -> Iterator[str]:
@@ -103,6 +110,10 @@ _VALUES: dict[str, Values] = {
     "draft": models,
     "exclude": techniques,
 }  # by the name of the parameter
+_VALUES_OF: dict[str, dict[str, Values]] = {
+    "tune": {"targets": partial(targets, names=(*BUILTIN, *BUILTIN_TRAINING, *BUILTIN_STREAMS))},
+    "stream": {"target": streams},
+}  # of single commands, instead of those
 
 
 def _app() -> typer.Typer:
@@ -110,24 +121,27 @@ def _app() -> typer.Typer:
     app = typer.Typer(pretty_exceptions_enable=False)
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
     for command, (_, text) in COMMANDS.items():
-        app.command(name=command, help=text)(_function(table.get(command, [])))
+        values = _VALUES | _VALUES_OF.get(command, {})
+        app.command(name=command, help=text)(_function(table.get(command, []), values))
     return app
 
 
-def _function(parameters: list[dict[str, Any]]) -> Callable[..., None]:
+def _function(parameters: list[dict[str, Any]], values: Mapping[str, Values]) -> Callable[..., None]:
     """Return a function that does nothing, with the parameters that typer is to complete."""
 
     def nothing(**_: Any) -> None:
         return
 
-    made = [_parameter(**parameter) for parameter in parameters]
+    made = [_parameter(values.get(parameter["name"]), **parameter) for parameter in parameters]
     nothing.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
     nothing.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
     return nothing
 
 
-def _parameter(name: str, options: list[str], help: str, is_flag: bool, choices: list[str]) -> inspect.Parameter:
-    values = _VALUES.get(name) or partial(_chosen, choices)
+def _parameter(
+    values: Values | None, name: str, options: list[str], help: str, is_flag: bool, choices: list[str]
+) -> inspect.Parameter:
+    values = values or partial(_chosen, choices)
     if options and is_flag:
         kind: Any = Annotated[bool, typer.Option(*options, help=help)]
     elif options:

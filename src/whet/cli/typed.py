@@ -4,6 +4,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -88,11 +89,18 @@ def _kind(param: Any) -> type:
     return kind
 
 
+def _near(error: typer.TyperException) -> list[str]:
+    """Return the options that are near a misspelt one. The dashes that all of them begin with do not count."""
+    given = str(getattr(error, "option_name", "")).lstrip("-")
+    possible = getattr(error, "possibilities", None) or ()
+    return [option for option in possible if get_close_matches(given, [option.lstrip("-")])]
+
+
 def _message(error: typer.TyperException, program: str) -> str:
     """Return what was wrong with the arguments in one line, which names the option and what it takes."""
     param: Any = getattr(error, "param", None)
     if not isinstance(error, typer.BadParameter) or param is None:
-        return said(error.format_message(), program, getattr(error, "possibilities", None) or ())
+        return said(error.format_message(), program, _near(error))
     name = max(param.opts, key=len) if isinstance(param, TyperOption) else param.metavar
     found: Any = error.__cause__
     if not hasattr(found, "errors"):  # not from pydantic: nothing was given

@@ -1,12 +1,13 @@
 """Open what a stream runs: a directory of diffusers, or a function of the user's own that returns a StreamWorkload."""
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from whet.streamer.model import FrameModel
 from whet.streamer.replaced import Replacements
 from whet.streamer.tuned import is_tuned, load_model, read_tuned, with_settings
 from whet.workload import StreamWorkload
-from whet.workloads import BUILTIN_STREAMS, signs_stream
+from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING, signs_stream
 from whet.workloads.target import resolve_any
 
 DEFAULT_STEPS = 4
@@ -143,14 +144,24 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
     if directory.is_dir():
         return _of_directory(directory, options)
     if ":" not in target:
-        raise TargetError(
-            f"{target!r} is neither a directory nor FILE.py:FUNCTION; give a directory of diffusers, a function "
-            f"that returns a whet.StreamWorkload, or {', '.join(BUILTIN_STREAMS)}"
-        )
+        _reject(target)
     workload = resolve_any(target)
     if not isinstance(workload, StreamWorkload):
         raise TargetError(f"{target} is a {type(workload).__name__}; whet stream runs a StreamWorkload")
     return _of_workload(workload, options)
+
+
+def _reject(target: str) -> NoReturn:
+    """Raise TargetError with a hint for a target that is neither built in, nor a directory, nor a function."""
+    forms = "a directory of diffusers, a function that returns a whet.StreamWorkload, or " + ", ".join(BUILTIN_STREAMS)
+    name = target.partition("?")[0]
+    if name in BUILTIN_STREAMS:
+        raise TargetError(f"{target!r}: give {name} alone; --device says where a stream runs")
+    if name in (*BUILTIN, *BUILTIN_TRAINING):
+        raise TargetError(f"{name} is no stream; whet stream takes {forms}")
+    close = difflib.get_close_matches(name, BUILTIN_STREAMS, n=1)
+    hint = f"did you mean {close[0]}? If not, " if close else ""
+    raise TargetError(f"{target!r} is neither a directory nor FILE.py:FUNCTION; {hint}give {forms}")
 
 
 def names_a_stream(target: str) -> bool:
@@ -209,15 +220,14 @@ def _of_directory(directory: Path, options: ModelOptions) -> Opened:
 
 def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:
     """Open whet's own U-Net, which draws frames from noise, sees the last frame that came out, and takes a digit."""
+    name = directory.resolve().name
     if options.strength is not None or options.negative or options.prompt_embeds is not None:
-        raise OptionError(
-            f"{directory} draws each frame from noise, and takes no strength, negative prompt or embeddings"
-        )
+        raise OptionError(f"{name} draws each frame from noise, and takes no strength, negative prompt or embeddings")
     placement = Placement.of(options)
     unet = load_unet(directory)
     side = unet.config.frame_size
     if options.size not in (None, (side, side)):
-        raise OptionError(f"{directory} has frames of {side} x {side}; leave --size out")
+        raise OptionError(f"{name} has frames of {side} x {side}; leave --size out")
     unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     placement.move(unet)
     frames = UNetFrames(unet, _digit(options.prompt))
@@ -238,7 +248,7 @@ def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:
         return lambda: setattr(frames, "digit", digit)
 
     return Opened(
-        directory.resolve().name,
+        name,
         FrameModel(step, channels=frames.channels, device=str(placement.device)),
         (side, side),
         sampler=sampler,

@@ -75,12 +75,15 @@ def check_name(target: str) -> None:
 
     Raises:
         TargetError: The name is of no known form, or its file or directory is not there or cannot be read.
+        StreamTarget: The name is that of a built-in stream.
         MissingExtra: A package that a built-in workload needs is not installed.
     """
     target, training = split_training(target)
     if training:
         check_name(training)
     address = target.partition("?")[0]
+    if address in BUILTIN_STREAMS:
+        raise StreamTarget(f"{address} is a stream of frames; whet stream runs it, and whet tune makes it faster")
     if address in _NAMES:
         _check_extra(address)
         return
@@ -131,6 +134,8 @@ def _resolved(target: str, sizes: Mapping[str, int], device: str) -> AnyWorkload
     """Return the workload that `target` names, without moving it to a device."""
     if target in _NAMES:
         built = import_module(f"whet.workloads.{target.replace('-', '_')}").build()
+        if device == "cuda" and isinstance(built, StreamWorkload):
+            raise TargetError(f"{target}?device=cuda: a built-in stream runs on a GPU by whet stream --device cuda")
         return resized(built, **sizes) if isinstance(built, InferenceWorkload) else _unsized(built, target, sizes)
     if target.startswith("hf:") and huggingface_training.is_asked_for(target.partition("?")[2]):
         return _unsized(huggingface_training.build(target.removeprefix("hf:")), target, sizes)
