@@ -182,6 +182,26 @@ def test_a_tuned_stream_is_not_tuned_again(unet, tmp_path, without_processes):
         tuning.tune_stream(str(tmp_path / "out"))
 
 
+def test_where_unseen_frames_are_worse_the_models_go_on_with_the_original_steps(unet, tmp_path, monkeypatch):
+    # On the frames to choose on, one step is right. On the others, two steps are.
+    frames = clip().frames
+    one, two = (list(whet_answers(unet, frames, StreamOptions(steps=n, rolling=False))) for n in (1, 2))
+    clips = Clips([Clip(frames, one)], [Clip(frames, two)])
+    module = open_target(str(unet), StreamOptions()).model.step.call_modules["U-Net"]
+    monkeypatch.setattr(tuning, "compared", lambda *args, **kwargs: [claim(Verdict.PASS)])
+
+    def tuned_models(self, bench, setting, directory):
+        bench.models["U-Net"] = (module, (("0", (1, 3, 16, 16)),))
+        return []
+
+    monkeypatch.setattr(tuning._Run, "_tuned_models", tuned_models)
+    options = StreamOptions(steps=2, rolling=False)
+    result = tuning.tune_stream(str(unet), "synthetic:20", options, clips=clips, out=tmp_path / "out")
+    assert any("is not as good" in note for note in result.notes), result.notes
+    assert result.verdict == "gain" and result.best.label.startswith("2 steps of lcm, one by one")
+    assert result.best.figures.ssim == 1.0
+
+
 def test_nothing_is_left_of_a_search_that_came_to_nothing(unet, tmp_path, without_processes):
     goal = tuning.StreamGoal(frame_budget_s=1e-6)
     with pytest.raises(whet.WhetError, match="no setting keeps the budget"):

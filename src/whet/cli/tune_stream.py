@@ -37,6 +37,7 @@ class StreamProgress(StreamListener):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._inner: TuningProgress | None = None
+        self._rounds_shown = 0
 
     def says(self, sentence: str) -> None:
         """Print a sentence."""
@@ -59,7 +60,8 @@ class StreamProgress(StreamListener):
 
     def measured(self, rounds_done: int, rounds: int) -> None:
         """Print how far the final comparison is."""
-        if rounds_done in (1, rounds):
+        if rounds_done > self._rounds_shown:
+            self._rounds_shown = rounds_done
             self._console.print(f"final comparison: {rounds_done} of {rounds} rounds", style="dim", highlight=False)
 
     def end_search(self) -> None:
