@@ -8,11 +8,12 @@ import torch
 from written_unets import write_unet
 
 import whet
+from whet.artefact import load, read_manifest
 from whet.comparison.claim import Claim, Verdict
 from whet.models.diffusion.unet import UNetConfig
 from whet.stream_tuner import tuning
 from whet.stream_tuner.clips import Clip, Clips
-from whet.stream_tuner.denoiser import JudgedStream, capture
+from whet.stream_tuner.denoiser import JudgedStream, capture, shapes_taken
 from whet.stream_tuner.outcome import by_budget, by_speed
 from whet.stream_tuner.quality import Change, Figures
 from whet.stream_tuner.result import Point
@@ -21,6 +22,9 @@ from whet.streamer.report import Spread, StreamReport
 from whet.streamer.sources.synthetic import SyntheticClip
 from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.targets import open_target
+from whet.technique import Candidate
+from whet.tuner.batch import with_free_batch
+from whet.workload import examine
 
 CONFIG = UNetConfig(frame_size=16, grey_size=8, widths=(8, 8), embedding=16)
 FIGURES = Figures(30.0, 0.9, 1.0, 0.0, 0.0, ssim_by_frame=(0.9, 0.91))
@@ -60,6 +64,20 @@ def test_a_variant_is_judged_by_the_whole_stream(unet):
     assert own == score(found.module)  # nothing is left of the variant before
     half = score(lambda *args: found.module(*args) / 2)
     assert half != own and len(half) == len(own) == 6
+
+
+def test_an_artefact_takes_any_batch_where_it_was_saved_so(unet, tmp_path):
+    options = StreamOptions(steps=1)
+    opened = open_target(str(unet), options)
+    (found,) = capture(opened, Replacements(opened.model.step), [clip()], options)
+    (args, _) = found.inputs[0]
+    examined, _ = with_free_batch(examine(whet.Workload(model=found.module, inputs=[args])))
+    Candidate.original(examined).save(tmp_path / "free")
+    taken = dict(shapes_taken(found.shapes, read_manifest(tmp_path / "free")))
+    assert taken["0"] == (None, 3, 16, 16) and taken["1"] == (None,)
+    assert load(tmp_path / "free")(*(x.repeat(3, *[1] * (x.dim() - 1)) for x in args)).shape == (3, 3, 16, 16)
+    Candidate.original(examine(whet.Workload(model=found.module, inputs=[args]))).save(tmp_path / "fixed")
+    assert shapes_taken(found.shapes, read_manifest(tmp_path / "fixed")) == found.shapes
 
 
 def claim(verdict: Verdict, ratio: float = 2.0) -> Claim:
@@ -188,7 +206,7 @@ def test_where_unseen_frames_are_worse_the_models_go_on_with_the_original_steps(
     one, two = (list(whet_answers(unet, frames, StreamOptions(steps=n, rolling=False))) for n in (1, 2))
     clips = Clips([Clip(frames, one)], [Clip(frames, two)])
     module = open_target(str(unet), StreamOptions()).model.step.call_modules["U-Net"]
-    monkeypatch.setattr(tuning, "compared", lambda *args, **kwargs: [claim(Verdict.PASS)])
+    monkeypatch.setattr(tuning._Run, "_claim", lambda *args: claim(Verdict.PASS))
 
     def tuned_models(self, bench, setting, directory):
         bench.models["U-Net"] = (module, (("0", (1, 3, 16, 16)),))

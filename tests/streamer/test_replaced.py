@@ -2,7 +2,7 @@
 
 import torch
 
-from whet.streamer.replaced import Replacements, shapes_of
+from whet.streamer.replaced import Replacements, fits, shapes_of
 
 
 class Doubling:
@@ -55,3 +55,13 @@ def test_shapes_do_not_depend_on_the_order_of_names():
     x, y = torch.zeros(1), torch.zeros(2, 3)
     assert shapes_of((x,), {"a": x, "b": y}) == shapes_of((x,), {"b": y, "a": x})
     assert shapes_of((x, y), {}) != shapes_of((y, x), {})
+
+
+def test_none_stands_for_any_size():
+    taken = (("0", (None, 3)), ("shift", (1,)))
+    x, shift = torch.zeros(5, 3), torch.zeros(1)
+    assert fits(taken, shapes_of((x,), {"shift": shift}))
+    assert not fits(taken, shapes_of((torch.zeros(5, 4),), {"shift": shift}))
+    assert not fits(taken, shapes_of((torch.zeros(3),), {"shift": shift}))
+    assert not fits(taken, shapes_of((x,), {}))
+    assert not fits(taken, shapes_of((x,), {"scale": shift}))

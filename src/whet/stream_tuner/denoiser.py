@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whet.artefact import load
+from whet.artefact import Manifest, load, read_manifest
+from whet.artefact.runtime import MODEL
 from whet.errors import WhetError
 from whet.measure.frames import ssim
 from whet.stream_tuner.clips import Clip
@@ -180,7 +181,25 @@ def tune_call(
     if not result.has_model or result.libraries:
         why = result.unsaved or "its artefact needs operators of the user's own"
         return TunedCall(captured.name, captured.shapes, result, None, why)
-    return TunedCall(captured.name, captured.shapes, result, result.directory / "model")
+    directory = result.directory / MODEL
+    return TunedCall(captured.name, shapes_taken(captured.shapes, read_manifest(directory)), result, directory)
+
+
+def shapes_taken(captured: Shapes, manifest: Manifest) -> Shapes:
+    """Return the shapes that an artefact takes: those of the captured calls, with any size where it takes any.
+
+    Args:
+        captured: The shapes of the calls that it was made for.
+        manifest: The artefact's manifest.
+    """
+    inputs = manifest.read_signature().inputs
+    by_place = [argument for argument in inputs if argument.name is None]
+    known = {str(place): argument.shape for place, argument in enumerate(by_place)}
+    known |= {argument.name: argument.shape for argument in inputs if argument.name is not None}
+    return tuple(
+        (name, tuple(None if free is None else size for size, free in zip(shape, known[name], strict=True)))
+        for name, shape in captured
+    )
 
 
 @dataclass(frozen=True)

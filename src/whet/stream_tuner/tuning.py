@@ -320,7 +320,8 @@ class _Run:
     ) -> tuple[Setting, Figures, Figures, Change]:
         """Judge the best on clips that the search has not seen, beside the original.
 
-        Where it does not keep the quality there, its models with the original's steps and sampler may.
+        Where it does not keep the quality there, its models with the original's steps and sampler may; and with its
+        batch, where they take a batch of any size.
 
         Returns:
             The setting that goes to the proof, the original's quality, its own, and how they compare.
@@ -335,7 +336,9 @@ class _Run:
 
         figures, moved = judge(best)
         options = original.options
-        slower = best.changed(steps=options.steps, sampler=options.sampler, rolling=False)
+        takes_any_batch = all(shape[0] is None for _, shapes in bench.models.values() for _, shape in shapes)
+        rolling = options.rolling and takes_any_batch
+        slower = best.changed(steps=options.steps, sampler=options.sampler, rolling=rolling)
         if moved.is_same or self.goal.frame_budget_s is not None or not bench.models or slower == best:
             return best, old, figures, moved
         self.says(f"on unseen frames, {best.label} is not as good: {'; '.join(moved.reasons)}")

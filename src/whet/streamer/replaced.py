@@ -9,8 +9,16 @@ from torch import Tensor
 
 from whet.models.diffusion.frame_diffusion import Call
 
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""The shapes of a call's tensors, each with its place or its name."""
+Shapes = tuple[tuple[str, tuple[int | None, ...]], ...]
+"""The shapes of a call's tensors, each with its place or its name. None stands for any size."""
+
+
+def fits(shapes: Shapes, found: Shapes) -> bool:
+    """Return whether the shapes of a call are those that something takes."""
+    return len(shapes) == len(found) and all(
+        name == other and len(shape) == len(sizes) and all(a in (None, b) for a, b in zip(shape, sizes, strict=True))
+        for (name, shape), (other, sizes) in zip(shapes, found, strict=True)
+    )
 
 
 def shapes_of(args: Sequence[Tensor], named: Mapping[str, Tensor]) -> Shapes:
@@ -31,7 +39,7 @@ class _Replaceable:
     def __call__(self, *args: Tensor, **named: Tensor) -> Tensor:
         if self.replacement is None:
             return self.original(*args, **named)
-        if self.shapes is not None and shapes_of(args, named) != self.shapes:
+        if self.shapes is not None and not fits(self.shapes, shapes_of(args, named)):
             self.num_others += 1
             return self.original(*args, **named)
         answer: Tensor = self.replacement(*args, **named)

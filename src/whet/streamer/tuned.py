@@ -24,7 +24,7 @@ class TunedModel(BaseModel):
 
     Attributes:
         directory: Its artefact, below the tuned stream's directory.
-        shapes: The shapes of the tensors that it takes, each with its place or name.
+        shapes: The shapes of the tensors that it takes, each with its place or name; None for any size.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
