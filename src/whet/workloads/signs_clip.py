@@ -52,7 +52,7 @@ def sign_clips(archive: Path, split: str, num_clips: int, num_frames: int) -> li
 
 
 def recognised(frames: Sequence[Tensor], digit: int) -> list[float]:
-    """Return for each frame whether the classifier recognises its digit: 1 or 0.
+    """Return for each frame 1 if the classifier recognises its digit, and 0 otherwise.
 
     Args:
         frames: The frames, [3, 64, 64] each, from 0 to 1.
