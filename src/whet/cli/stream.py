@@ -57,7 +57,7 @@ _Source = Annotated[
 _Sink = Annotated[
     str, typer.Option(metavar="SINK", help="where answers go: a video file, a folder (ends with /), or null")
 ]
-_Steps = Annotated[int | None, typer.Option(help="steps of the sampler a frame", show_default="4")]
+_Steps = Annotated[int | None, typer.Option(help="steps of the sampler a frame", show_default="4; 1 for signs-stream")]
 _Sampler = Annotated[
     str | None, typer.Option(metavar="NAME", help=", ".join(SAMPLERS), show_default="that of the scheduler's settings")
 ]

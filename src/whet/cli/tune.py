@@ -101,7 +101,7 @@ _Steps = Annotated[
     typer.Option(
         metavar="N",
         help="for a script: the most optimiser steps of each run; for a stream: the sampler's steps a frame",
-        show_default=f"{tune_script.NUM_STEPS} and 4",
+        show_default=f"{tune_script.NUM_STEPS}; a stream's own",
     ),
 ]
 _Source = Annotated[

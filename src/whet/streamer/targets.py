@@ -33,6 +33,7 @@ from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING, signs_str
 from whet.workloads.target import resolve_any
 
 DEFAULT_STEPS = 4
+DEFAULT_UNET_STEPS = 1  # of whet's own U-Net, whose frames are best after one
 DEFAULT_STRENGTH = 0.5
 _PIXEL_SIDE, _LATENT_SIDE = 64, 512  # of frames, where the U-Net's config does not say
 
@@ -45,7 +46,7 @@ class ModelOptions:
 
     Attributes:
         size: Height and width of the frames; None for the model's own.
-        steps: Steps of the sampler a frame; None for 4.
+        steps: Steps of the sampler a frame; None for 4, and for 1 with whet's own U-Net.
         sampler: The sampler's name, as `whet.models.diffusion.few_steps.SAMPLERS`; None for the scheduler's own.
         strength: The share of all timesteps that a frame goes back by; None for 0.5.
         guidance: How the output follows the prompt.
@@ -236,7 +237,7 @@ def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:
     step = DiffusionStep(
         frames,
         few_steps(sampler, frames.schedule, frames.prediction, 1.0),
-        DEFAULT_STEPS if options.steps is None else options.steps,
+        DEFAULT_UNET_STEPS if options.steps is None else options.steps,
         guidance=options.guidance,
         is_rolling=options.rolling,
         feeds_back=True,

@@ -28,7 +28,7 @@ BUILTIN_TRAINING: dict[str, str] = {
 """Name each built-in training run with a description, in the same way."""
 
 BUILTIN_STREAMS: dict[str, str] = {
-    "signs-stream": "U-Net draws a coloured hand of 64 x 64 pixels from 16 x 16 grey ones and a digit, in 1 to 4 steps",
+    "signs-stream": "U-Net draws a coloured hand of 64 x 64 pixels from 16 x 16 grey ones and a digit, in one step",
 }
 """Name each built-in stream with a description, in the same way. `whet stream` takes its weights as a directory."""
 
