@@ -80,6 +80,7 @@ def test_a_model_with_a_custom_operator_of_its_own_is_applied_and_loaded(tmp_pat
     assert total == pytest.approx(float(torch.nn.Linear(3, 3)(torch.ones(2, 3)).sum().detach()) / 2, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_children")
 def test_mixtral_with_random_weights_is_tuned_and_its_model_loads(tmp_path: Path) -> None:
     """transformers registers an operator for its experts. What is saved loads once the caller names the module."""

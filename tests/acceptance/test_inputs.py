@@ -26,6 +26,7 @@ def tune(target: str, out: Path) -> None:
     assert left.value.code in (0, 3)  # 3: a busy machine gives no verdict, and the original is saved
 
 
+@pytest.mark.slow
 def test_a_decoder_with_constants_and_a_mask_is_loaded_for_any_batch(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     tune("decoder", tmp_path / "out")

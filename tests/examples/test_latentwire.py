@@ -69,6 +69,7 @@ for folder, script, samples, batches in runs:
 """
 
 
+@pytest.mark.slow
 def test_all_train_alike(tmp_path: Path) -> None:
     """Three optimiser steps of four samples each, at the same printed losses, the last ones with an exact recipe."""
     pytest.importorskip("transformers")
