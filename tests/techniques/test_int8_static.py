@@ -12,7 +12,9 @@ from torch import nn
 
 from whet.artefact import inductor as runtimes
 from whet.errors import OptionError, TargetError
+from whet.machine import describe
 from whet.quantisation.pt2e import shield_residuals
+from whet.quantisation.quantisable import has_int8_products
 from whet.rewriting.graph import relative_error
 from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.backend import inductor
@@ -31,12 +33,16 @@ def operators(candidate) -> list[str]:
 
 
 def rounded_linear(x, weight, bias):
-    """The same layer by numpy, in float64: uint8 activations over their range, int8 weights over their rows' ranges."""
+    """The same layer by numpy, in float64: uint8 activations over their range, int8 weights over their rows' ranges.
+
+    Processors without int8 products sum pairs of them in 16 bits, so that activations have 7 bits there.
+    """
+    most = 255 if has_int8_products(describe()) else 127
     x, weight = x.double().numpy(), weight.detach().double().numpy()
     low, high = min(x.min(), 0.0), max(x.max(), 0.0)
-    scale = (high - low) / 255
-    zero = np.clip(np.round(-low / scale), 0, 255)
-    x = (np.clip(np.round(x / scale) + zero, 0, 255) - zero) * scale
+    scale = (high - low) / most
+    zero = np.clip(np.round(-low / scale), 0, most)
+    x = (np.clip(np.round(x / scale) + zero, 0, most) - zero) * scale
     scales = np.abs(weight).max(axis=1, keepdims=True) / 127.5
     weight = np.clip(np.round(weight / scales), -128, 127) * scales
     return torch.from_numpy(x @ weight.T) + (0 if bias is None else bias.detach().double())
@@ -122,9 +128,10 @@ def test_outliers_are_clipped_where_asked(examined_of) -> None:
         tuned = quantised(examined, int8_static.Options(calibration=calibration, rest="float32"))
         return relative_error((tuned.call(x)[0][1:],), (examined.outputs[0][0][1:],))
 
+    coarser = 1 if has_int8_products(describe()) else 2  # half the levels, see `rounded_linear`
     assert error("minmax") > 0.2
-    assert error("percentile") < 0.05
-    assert error("entropy") < 0.1  # a histogram with such a reach is coarse
+    assert error("percentile") < 0.05 * coarser
+    assert error("entropy") < 0.1 * coarser  # a histogram with such a reach is coarse
 
 
 def test_masks_survive_bfloat16() -> None:
