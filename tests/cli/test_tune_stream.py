@@ -39,7 +39,7 @@ def here(tmp_path, monkeypatch) -> Path:
         (["unet", "--steps", "0"], "--steps"),
         (["unet", "--exclude", "magic"], "magic"),
         (["digits-cnn", "--frame-budget", "40ms"], "--frame-budget goes with a stream, and digits-cnn is none"),
-        (["digits-cnn", "--steps", "3"], "--steps goes with a stream"),
+        (["digits-cnn", "--steps", "3"], "--steps goes with a script or a stream, and digits-cnn is neither"),
     ],
 )
 def test_mistakes_are_refused_in_one_line_before_anything_is_written(here, capsys, arguments, said):

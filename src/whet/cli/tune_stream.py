@@ -107,6 +107,8 @@ class ForStreams:
         if ":" in target and not target.startswith("hf:"):
             return  # only building it tells
         if given := self._given():
+            if given[0] == "--steps":
+                raise OptionError(f"--steps goes with a script or a stream, and {target} is neither")
             raise OptionError(f"{given[0]} goes with a stream, and {target} is none")
 
     def _given(self) -> list[str]:
