@@ -228,9 +228,9 @@ class _Run:
         if not self._is_late():
             best, why = search.choose_filter(bench, best)
             self.says(why)
-        if not self._is_late():
-            has_codec = bool(self.sink_suffix) or Path(self.source).is_file()
-            best = search.choose_threads(bench, best, has_codec)
+        # Never left out: PyTorch's threads that wait can take half of the speed of a model in another runtime.
+        has_codec = bool(self.sink_suffix) or Path(self.source).is_file()
+        best = search.choose_threads(bench, best, has_codec)
         self.says(f"chosen: {best.label}")
         return best, calls
 
