@@ -106,7 +106,7 @@ def _path() -> Path:
 
 def _start_of_report(arguments: argparse.Namespace) -> Report:
     options = f" --hold {arguments.hold:g}" + (f" --model {arguments.model}" if arguments.model else "")
-    options += f" --tuned {arguments.tuned}" if arguments.tuned else ""
+    options += f" --tuned {arguments.tuned.name}" if arguments.tuned else ""
     weights = "random, from seed 0" if arguments.model is None else arguments.model.resolve().name
     report = {**circumstances(f"python benchmarks/stream_peers.py{options}"), "weights": weights}
     if arguments.quick or not _path().exists():
