@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -59,11 +60,7 @@ def clips_of_source(text: str, size: Size, num_frames: int) -> Clips:
     with open_source(text, size=size) as source:
         if source.is_live:
             raise TargetError(f"{source.name} is live; a stream is tuned on a video, a folder or a synthetic clip")
-        frames: list[Image] = []
-        for frame in source:
-            frames.append(frame.image)
-            if len(frames) == 2 * num_frames:
-                break
+        frames = [frame.image for frame in islice(source, 2 * num_frames)]
     if len(frames) < 2:
         raise TargetError(f"{text} has {len(frames)} frames; a stream is tuned on at least 2")
     half = len(frames) // 2

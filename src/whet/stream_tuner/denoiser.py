@@ -73,7 +73,8 @@ def capture(
 
     def noting(name: str) -> Callable[..., Any]:
         def call(*args: Tensor, **named: Tensor) -> Any:
-            seen[name].append((tuple(x.clone() for x in args), {key: x.clone() for key, x in named.items()}))
+            with torch.inference_mode(False):  # tensors of inference mode cannot be traced
+                seen[name].append((tuple(x.clone() for x in args), {key: x.clone() for key, x in named.items()}))
             began = time.perf_counter()
             answer = modules[name](*args, **named)
             seconds[name] += time.perf_counter() - began
@@ -95,16 +96,10 @@ def capture(
             usual = max(set(shapes), key=shapes.count)
             inputs = [call for call, shape in zip(calls, shapes, strict=True) if shape == usual]
             places = np.linspace(0, len(inputs) - 1, min(_MOST_CALLS, len(inputs))).astype(int)
-            kept = [_outside_of_inference(inputs[place]) for place in places]
+            kept = [inputs[place] for place in places]
             found.append(Captured(name, modules[name], usual, kept, seconds[name]))
     whole = sum(one.seconds for one in found)
     return [one for one in found if one.seconds >= _LEAST_SHARE * whole]
-
-
-def _outside_of_inference(call: _Inputs) -> _Inputs:
-    """Return a call whose tensors can be traced. Tensors of inference mode cannot."""
-    args, named = call
-    return tuple(x.clone() for x in args), {key: x.clone() for key, x in named.items()}
 
 
 @dataclass(frozen=True)

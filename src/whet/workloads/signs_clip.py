@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from whet.errors import OptionError
+from whet.models.resnet import ResNet
 from whet.workloads.signs_classifier import is_recognised, load_classifier
 from whet.workloads.signs_data import SPLITS, ClipMaker, read_photos, split_photos
 
@@ -59,4 +61,10 @@ def recognised(frames: Sequence[Tensor], digit: int) -> list[float]:
         digit: The digit.
     """
     batch_BCHW = torch.stack(list(frames)).float() * 2 - 1
-    return is_recognised(load_classifier(), batch_BCHW, torch.full((len(frames),), digit)).double().tolist()
+    return is_recognised(_classifier(), batch_BCHW, torch.full((len(frames),), digit)).double().tolist()
+
+
+@cache
+def _classifier() -> ResNet:
+    """Return the trained classifier, which is read from the disk once."""
+    return load_classifier()

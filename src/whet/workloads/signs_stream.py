@@ -13,6 +13,7 @@ from whet.models.diffusion.unet import load_unet
 from whet.models.diffusion.unet_frames import UNetFrames
 from whet.workload import StreamWorkload
 from whet.workloads import WEIGHTS
+from whet.workloads.signs_data import FRAME
 from whet.workloads.weights import FILE
 
 NAME = "signs-stream"
@@ -52,8 +53,7 @@ def build(weights: Path = WEIGHTS) -> StreamWorkload:
             frames, few_steps("lcm", frames.schedule, frames.prediction, 1.0), STEPS, is_rolling=False, feeds_back=True
         )
 
-    side = load_unet(place).config.frame_size
-    return StreamWorkload(open=open_step, frames=[_disc(i, side) for i in range(_NUM_FRAMES)], name=NAME)
+    return StreamWorkload(open=open_step, frames=[_disc(i, FRAME) for i in range(_NUM_FRAMES)], name=NAME)
 
 
 def _disc(index: int, side: int) -> Tensor:
