@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whet.artefact import Manifest, load, read_manifest
+from whet.artefact import Manifest, read_manifest
 from whet.artefact.runtime import MODEL
 from whet.errors import WhetError
 from whet.measure.frames import ssim
@@ -238,9 +238,3 @@ def _first_frames(clips: Sequence[Clip], num_frames: int) -> list[Clip]:
         Clip(list(clip.frames[:each]), None if clip.truth is None else list(clip.truth[:each]), clip.prompt)
         for clip in kept
     ]
-
-
-def load_call(tuned: TunedCall) -> Any:
-    """Return the artefact of a tuned model, loaded."""
-    assert tuned.directory is not None
-    return load(tuned.directory)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -47,14 +47,9 @@ class Figures:
 
     def summary(self) -> dict[str, float | None]:
         """Return the figures without those of each frame."""
-        return {
-            "psnr_db": self.psnr_db,
-            "ssim": self.ssim,
-            "sharpness": self.sharpness,
-            "flicker": self.flicker,
-            "warp_error": self.warp_error,
-            "accuracy": self.accuracy,
-        }
+        fields = asdict(self)
+        del fields["ssim_by_frame"]
+        return fields
 
 
 def answers(opened: Opened, clips: Sequence[Clip], options: StreamOptions) -> list[list[Image]]:

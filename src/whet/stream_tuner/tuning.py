@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from whet.artefact import load
 from whet.comparison.claim import Claim
 from whet.comparison.compare import TimeLimit
 from whet.errors import OptionError, TargetError, WhetError
@@ -20,7 +21,7 @@ from whet.files import write_whole
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.stream_tuner import search
 from whet.stream_tuner.clips import Clip, Clips, clips_of_source
-from whet.stream_tuner.denoiser import JudgedStream, TunedCall, capture, load_call, tune_call
+from whet.stream_tuner.denoiser import JudgedStream, TunedCall, capture, tune_call
 from whet.stream_tuner.finals import (
     Finalist,
     budget_run,
@@ -271,7 +272,7 @@ class _Run:
             found.append(call)
             self.says(f"{one.name}: {call.recipe}" + (f" ({call.reason})" if call.reason else ""))
             if call.directory is not None:
-                bench.models[one.name] = (load_call(call), call.shapes)
+                bench.models[one.name] = (load(call.directory), call.shapes)
         return found
 
     def _proved(
