@@ -88,8 +88,9 @@ def _native(name: str, bits: str, given: dict[str, Any], bandwidth: float, repea
     per_second, of_limit = {}, {}
     for step, (num_seqs, num_tokens) in STEPS.items():
         model.step(_batch(num_seqs, num_tokens, 0))
-        batch = _batch(num_seqs, num_tokens, num_tokens)
-        seconds = _median(lambda batch=batch: model.step(batch), repeats if num_tokens == 1 else 3)  # type: ignore[misc]
+        timed = repeats if num_tokens == 1 else 3
+        following = iter([_batch(num_seqs, num_tokens, num_tokens * (1 + i)) for i in range(1 + timed)])
+        seconds = _median(lambda following=following: model.step(next(following)), timed)  # type: ignore[misc]
         per_second[step] = num_seqs * num_tokens / seconds
         if num_tokens == 1:
             of_limit[step] = (model.weight_bytes + 2 * num_seqs * model.bytes_per_state) / bandwidth / seconds
@@ -148,6 +149,7 @@ def _transformers(name: str, given: dict[str, Any], dtype: torch.dtype) -> dict[
 
 
 def _median(call: Callable[[], object], repeats: int) -> float:
+    """Return the median of the seconds of calls, after one that does not count."""
     call()
     times = []
     for _ in range(repeats):
