@@ -61,6 +61,7 @@ class RecurrentModel:
 
     can_rewind = True
     bytes_per_block = 0
+    bytes_to_rewind = 0
     block_size = 1
 
     def __init__(

@@ -93,7 +93,8 @@ def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedM
     bytes_per_block = model.bytes_per_block
     if draft is not None:
         bytes_per_block += draft.bytes_per_block * model.block_size // draft.block_size
-    of_states = 7 * (model.bytes_per_state + 4 * model.bytes_per_draft) + 9 * model.bytes_per_state
+    of_drafts = model.bytes_to_rewind + 4 * model.bytes_per_draft
+    of_states = 7 * (model.bytes_per_state + of_drafts) + 9 * model.bytes_per_state
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     with Engine(
         model,

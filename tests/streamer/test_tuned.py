@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from written_unets import write_unet
@@ -72,7 +73,9 @@ def test_an_artefact_stands_for_the_model_of_one_row(unet, tmp_path):
     shapes = shapes_of(call, {})
     one_by_one = StreamOptions(steps=2, rolling=False)
     written(tuned, unet, one_by_one, {"U-Net": TunedModel(directory="models/u-net", shapes=shapes)})
-    assert images(str(tuned), StreamOptions()) == images(str(unet), one_by_one)
+    # The exported program rounds other sums than the model: a value between two levels may become either.
+    found, wanted = np.array(images(str(tuned), StreamOptions())), np.array(images(str(unet), one_by_one))
+    assert np.abs(found - wanted).max() <= 1
     # The artefact's own weights are used: without them, the stream cannot be opened.
     assert load(tuned / "models" / "u-net")(*call).shape == (1, 3, 16, 16)
     # A rolling batch of two has other shapes: the model itself runs.

@@ -31,6 +31,7 @@ def test_a_function_of_a_module() -> None:
     ("target", "message"),
     [
         ("digits-cnn", "is a model to run, with no training loop to watch"),
+        ("signs-stream", "is a stream of frames, with no training loop to watch"),
         ("hf:there", "is a model to run"),
         ("train.py", "names no function; give FILE.py:FUNCTION"),
         (":train", "names no function"),

@@ -20,7 +20,7 @@ from whet.stream_tuner.clips import Clips, clips_of_signs
 from whet.stream_tuner.quality import Figures
 from whet.stream_tuner.result import Point, StreamTuning
 from whet.stream_tuner.search import Trial
-from whet.stream_tuner.tuning import StreamGoal, StreamListener, tune_stream
+from whet.stream_tuner.tuning import DEFAULT_BUDGET_S, StreamGoal, StreamListener, tune_stream
 from whet.streamer.sinks import open_sink
 from whet.streamer.stream import StreamOptions
 from whet.streamer.targets import names_a_stream
@@ -28,7 +28,7 @@ from whet.tuner.listener import Listener
 from whet.workloads import BUILTIN_STREAMS
 
 _STYLES = {"gain": "green", "no-gain": "yellow", "inconclusive": "yellow", "failed": "red"}
-BUDGET = "15m"
+BUDGET = f"{DEFAULT_BUDGET_S / 60:g}m"
 
 
 class StreamProgress(StreamListener):

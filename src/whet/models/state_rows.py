@@ -90,6 +90,7 @@ class ServedInRows(Generic[State]):
 
     can_rewind = True
     bytes_per_block = 0
+    bytes_to_rewind = 0
     block_size = 16
 
     def __init__(
@@ -122,7 +123,8 @@ class ServedInRows(Generic[State]):
         """Read the tokens of a step, and return the logits, float32 [R, V]."""
         assert self._rows is not None, "allocate comes first"
         ids = torch.from_numpy(batch.token_ids).long()
-        found = torch.empty(len(ids), self.vocab_size)
+        logit_rows = torch.from_numpy(batch.logit_rows).long()
+        found = torch.empty(len(logit_rows), self.vocab_size)
         starts, rows, settled = batch.query_start.tolist(), batch.state_rows.tolist(), batch.settled_len.tolist()
         for s, (first, end) in enumerate(pairwise(starts)):
             if first == end:
@@ -133,8 +135,10 @@ class ServedInRows(Generic[State]):
             ends = [place for place in range(first + 1, end + 1) if begin + place - first >= settled[s]]
             for part_end in ends:
                 state = self._share(state)
-                found[first:part_end] = self.model(ids[None, first:part_end], state)[0].float()
+                logits = self.model(ids[None, first:part_end], state)[0]
+                asked = (logit_rows >= first) & (logit_rows < part_end)
+                found[asked] = logits[logit_rows[asked] - first].float()
                 after[state.num_tokens] = state
                 first = part_end
             self._rows.keep(rows[s], begin, after, settled[s])
-        return found[torch.from_numpy(batch.logit_rows).long()]
+        return found

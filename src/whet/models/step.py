@@ -102,6 +102,10 @@ class ServedModel(Protocol):
     def bytes_per_draft(self) -> int:
         """Return the bytes that a running sequence's state of fixed size takes more for each draft; often 0."""
 
+    @property
+    def bytes_to_rewind(self) -> int:
+        """Return the bytes that a running sequence's state takes more, once, where there are drafts; often 0."""
+
     def allocate(self, room: Allocation) -> None:
         """Allocate the memory of blocks and states. It is called once, before the first step."""
 
@@ -125,6 +129,7 @@ class WithoutStates:
 
     bytes_per_state = 0
     bytes_per_draft = 0
+    bytes_to_rewind = 0
     can_rewind = True
 
     def copy_state(self, source_row: int, target_row: int) -> None:

@@ -73,6 +73,8 @@ def sizes(
     """
     both = [model] if draft is None else [model, draft]
     state_bytes = sum(one.bytes_per_state + num_drafts * one.bytes_per_draft for one in both) * max_num_seqs
+    if num_drafts:
+        state_bytes += sum(one.bytes_to_rewind for one in both) * max_num_seqs
     has = f"and the memory for them is {num_bytes(memory)}"
     if state_bytes > memory:
         raise OptionError(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -10,10 +9,11 @@ import torch
 from whet.errors import TargetError
 from whet.streamer.frames import Image, Size
 from whet.streamer.model import as_image
-from whet.streamer.sources import open_source
+from whet.streamer.sources import first_frames, open_source
 from whet.workloads.signs_classifier import load_classifier
 from whet.workloads.signs_clip import SignClip, recognised, sign_clips
 
+TUNING = "the tuning of a stream"  # in messages
 _SIGN_CLIPS = 16
 _SIGN_FRAMES = 4
 
@@ -57,10 +57,7 @@ def clips_of_source(text: str, size: Size, num_frames: int) -> Clips:
     Raises:
         TargetError: The source is live, or has too few frames.
     """
-    with open_source(text, size=size) as source:
-        if source.is_live:
-            raise TargetError(f"{source.name} is live; a stream is tuned on a video, a folder or a synthetic clip")
-        frames = [frame.image for frame in islice(source, 2 * num_frames)]
+    frames = first_frames(open_source(text, size=size), 2 * num_frames, TUNING)
     if len(frames) < 2:
         raise TargetError(f"{text} has {len(frames)} frames; a stream is tuned on at least 2")
     half = len(frames) // 2

@@ -20,7 +20,7 @@ from whet.errors import OptionError, TargetError, WhetError
 from whet.files import write_whole
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.stream_tuner import search
-from whet.stream_tuner.clips import Clip, Clips, clips_of_source
+from whet.stream_tuner.clips import TUNING, Clip, Clips, clips_of_source
 from whet.stream_tuner.denoiser import JudgedStream, TunedCall, capture, tune_call
 from whet.stream_tuner.finals import (
     Finalist,
@@ -34,6 +34,7 @@ from whet.stream_tuner.quality import Change, Figures, answers, change, measured
 from whet.stream_tuner.result import RESULT, Point, StreamTuning
 from whet.stream_tuner.search import Bench, Setting, Trial
 from whet.streamer.replaced import Replacements
+from whet.streamer.sources import open_source, refuse_live
 from whet.streamer.stream import StreamOptions
 from whet.streamer.targets import open_target
 from whet.streamer.tuned import TunedModel, is_tuned, read_tuned
@@ -172,9 +173,9 @@ class _Run:
         """Search, prove and write."""
         opened = open_target(self.target, self.options)
         original = Setting(replace(self.options, steps=opened.model.steps, sampler=opened.sampler))
+        with open_source(self.source, size=opened.size) as source:
+            refuse_live(source, TUNING)
         clips = given or clips_of_source(self.source, opened.size, _CLIP_FRAMES)
-        if self.source.startswith("camera"):
-            raise TargetError(f"{self.source} is live; times are measured on a video, a folder or a synthetic clip")
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-stream-"))
         was_there = directory.exists()
         directory.mkdir(parents=True, exist_ok=True)

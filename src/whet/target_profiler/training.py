@@ -15,7 +15,7 @@ from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.step_profiler.report import StepReport
 from whet.step_profiler.run import run_training
 from whet.target_profiler.profiled_process import Seen, note, profiled
-from whet.workloads.training_target import training_function
+from whet.workloads.training_target import check_training_name, training_function
 from whet.workloads.user_code import what_and_where
 
 NUM_STEPS = 100
@@ -56,6 +56,7 @@ def profile_step(
     """
     if num_steps < 1:
         raise OptionError(f"the number of steps must be 1 or more, not {num_steps}")
+    check_training_name(target)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch:

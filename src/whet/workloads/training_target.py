@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from whet.errors import TargetError
-from whet.workloads import BUILTIN
-from whet.workloads.user_code import load_function, parameters_of
+from whet.workloads import BUILTIN, BUILTIN_STREAMS
+from whet.workloads.user_code import check_file, load_function, parameters_of
 
 _FORMS = "FILE.py:FUNCTION or package.module:FUNCTION, a function that trains"
 
@@ -16,11 +16,8 @@ def training_function(target: str) -> Callable[[], Any]:
     Raises:
         TargetError: There is no such function, or it needs arguments; the message says what to do.
     """
-    place, colon, name = target.rpartition(":")
-    if target.partition("?")[0] in BUILTIN or target.startswith("hf:"):
-        raise TargetError(f"{target} is a model to run, with no training loop to watch; give {_FORMS}")
-    if not colon or not place or not name:
-        raise TargetError(f"{target!r} names no function; give {_FORMS}")
+    check_training_name(target)
+    place, _, name = target.rpartition(":")
     function = load_function(place, name, "one that trains")
     parameters = parameters_of(function).values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -30,3 +27,20 @@ def training_function(target: str) -> Callable[[], Any]:
             "a function that calls it"
         )
     return function
+
+
+def check_training_name(target: str) -> None:
+    """Raise TargetError where a name alone shows that it is no training loop; nothing is imported or built.
+
+    A command calls it before it waits for a quiet machine.
+    """
+    place, colon, name = target.rpartition(":")
+    address = target.partition("?")[0]
+    if address in BUILTIN or target.startswith("hf:"):
+        raise TargetError(f"{target} is a model to run, with no training loop to watch; give {_FORMS}")
+    if address in BUILTIN_STREAMS:
+        raise TargetError(f"{target} is a stream of frames, with no training loop to watch; give {_FORMS}")
+    if not colon or not place or not name:
+        raise TargetError(f"{target!r} names no function; give {_FORMS}")
+    if place.endswith(".py"):
+        check_file(place)

@@ -14,8 +14,8 @@ from native_steps import Read, assert_cuts_do_not_show, assert_drafts_do_not_sho
 from whet.errors import InputsError
 from whet.kernels.build import Isa, library, supported
 from whet.kernels.decoder.structs import Kv
-from whet.kernels.linear.packed import Kind
-from whet.models.memory_bank import Ltm, LtmConfig, LtmState
+from whet.kernels.linear.packed import Kind, large_pages
+from whet.models.memory_bank import Ltm, LtmConfig, LtmState, native_states
 from whet.models.memory_bank.native import NativeLtm
 from whet.models.step import Allocation
 from whet.server.sampling_params import SamplingParams
@@ -226,3 +226,21 @@ def test_an_engine_serves_it() -> None:
     stepper = make_stepper(model, max_num_seqs=4, max_batch_tokens=7)
     done = outputs(stepper, [make_request(prompt, params) for prompt in prompts])
     assert [one.token_ids for one in done] == expected
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 4])
+def test_drafts_take_the_memory_that_the_model_says(num_drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(num_bytes: int) -> Tensor:
+        asked.append(num_bytes)
+        return large_pages(num_bytes)
+
+    model = native(readable("bank and MLP"))
+    monkeypatch.setattr(native_states, "large_pages", counted)
+    model.allocate(Allocation(num_states=3))
+    without, _ = asked
+    asked.clear()
+    model.allocate(Allocation(num_states=3, num_drafts=num_drafts))
+    more = num_drafts * model.bytes_per_draft + (model.bytes_to_rewind if num_drafts else 0)
+    assert asked[0] - without == 3 * more

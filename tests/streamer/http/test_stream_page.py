@@ -107,6 +107,8 @@ def test_answers_change_and_figures_are_updated(page):
         arrived = page.locator("#frames dt:text-is('arrived') + dd")
         before = int(arrived.inner_text())
         wait_for(page, lambda: int(arrived.inner_text()) > before)
+        for measure in ("colours", "contrast", "sharpness"):
+            page.locator(f'#drift dd[data-measure^="{measure}"]', has_text=re.compile(r"\dx? → \d")).wait_for()
         for width in (1280, 800, 390):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width

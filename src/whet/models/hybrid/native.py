@@ -62,6 +62,7 @@ class NativeHybrid:
     """
 
     can_rewind = True
+    bytes_to_rewind = 0
     block_size = BLOCK_SIZE
 
     def __init__(

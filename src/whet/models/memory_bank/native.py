@@ -71,6 +71,7 @@ class NativeLtm:
         self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
         self._states = NativeStates(config, kv)
         self.bytes_per_state, self.bytes_per_draft = self._states.bytes_per_state, self._states.bytes_per_draft
+        self.bytes_to_rewind = self._states.bytes_to_rewind
         self._decoder_layers = (DecoderLayerStruct * config.num_hidden_layers)()
         self._layers = (MemoryLayerStruct * config.num_hidden_layers)()
         for index, (decoder_layer, layer) in enumerate(zip(self._decoder_layers, self._layers, strict=True)):

@@ -49,8 +49,8 @@ class NativeStates:
         of_segment = self._blocks * cache_bytes(config.decoder, kv) * config.num_hidden_layers
         self._snapshot = 4 * len(self._remembering) * self.layout.state_size + of_segment
         self.bytes_per_state = self._snapshot + (self.sets - 1) * of_segment
-        of_draft = self.layout.state_size + self.layout.draft_size
-        self.bytes_per_draft = 4 * len(self._remembering) * of_draft
+        self.bytes_per_draft = 4 * len(self._remembering) * self.layout.draft_size
+        self.bytes_to_rewind = 4 * len(self._remembering) * self.layout.state_size  # the states beyond the settled ones
 
     def allocate(
         self, room: Allocation, layers: Sequence[MemoryLayerStruct], decoder_layers: Sequence[DecoderLayerStruct]

@@ -45,6 +45,7 @@ class NativeSelective:
 
     can_rewind = True
     bytes_per_block = 0
+    bytes_to_rewind = 0
     block_size = 16
 
     def __init__(

@@ -1,17 +1,15 @@
 """Run the server: uvicorn on a socket, with an orderly shutdown."""
 
 import asyncio
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import cast
 
 import uvicorn
 
-from whet.network import http_url, listen
+from whet.asgi_server import AsgiServer, UvicornWithoutSignals
+from whet.network import http_url
 from whet.server.engine import Engine
 from whet.server.http.app import make_app
 from whet.server.http.connection import Connection
@@ -21,16 +19,15 @@ from whet.server.http.models import Models
 from whet.server.http.settings import Settings
 
 _BACKLOG = 1024
-_START_S = 10.0
 _CLOSE_S = 5  # how long slow clients may take to read the end of their answers
 _KEEP_ALIVE_S = 75
 _SWITCH_S = 0.0002  # how long a thread may keep Python's lock while another one wants it; Python's default is 5 ms
 
 
-class HttpServer:
+class HttpServer(AsgiServer):
     """Serve an engine, or several models, on a bound socket.
 
-    It serves in this thread (`run`), or in one of its own (`start`, `stop`).
+    At the end it drains: requests that run are answered. A second signal ends the server at once.
 
     Raises:
         OptionError: Another process has begun to listen on the port in the meantime.
@@ -39,8 +36,6 @@ class HttpServer:
     def __init__(self, served: Engine | Models, settings: Settings, bound: socket.socket) -> None:
         self._lifecycle = Lifecycle()
         self._settings = settings
-        self._socket = bound
-        self.host, self.port = bound.getsockname()[:2]
         app = make_app(served, settings, self._lifecycle)
         self._intake = app.state.intake
         config = uvicorn.Config(
@@ -54,11 +49,7 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_S,
         )
-        self._server = _Server(config, settings)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: asyncio.Task[None] | None = None
-        self._thread: threading.Thread | None = None
-        listen(bound, _BACKLOG)
+        super().__init__(_Server(config, settings), bound, backlog=_BACKLOG, name="whet-serve")
 
     @property
     def url(self) -> str:
@@ -76,35 +67,10 @@ class HttpServer:
             on_ready: Called once the server takes requests.
         """
         sys.setswitchinterval(_SWITCH_S)
-        asyncio.run(self._serve(on_ready, has_signals=True))
+        super().run(on_ready)
 
-    def start(self) -> None:
-        """Serve in a thread, and return once the server takes requests."""
-        is_ready = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(is_ready.set, has_signals=False)), name="whet-serve", daemon=True
-        )
-        self._thread.start()
-        is_ready.wait(_START_S)
-
-    def begin_end(self) -> None:
-        """Begin to drain; the server then ends. Any thread may call this."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._end)
-
-    def stop(self) -> None:
-        """Drain, wait for the thread to end, and close the socket."""
-        self.begin_end()
-        if self._thread is not None:
-            self._thread.join()
-        self._socket.close()
-
-    async def _serve(self, on_ready: Callable[[], None], *, has_signals: bool) -> None:
-        self._loop = asyncio.get_running_loop()
-        if has_signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.add_signal_handler(number, self._end)
-        self._loop.call_soon(self._ready, on_ready)
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(self._ready, on_ready)
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
@@ -114,22 +80,17 @@ class HttpServer:
         self._lifecycle.ready()
         on_ready()
 
-    def _end(self) -> None:
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._drain())
-        else:
-            self._server.force_exit = self._server.should_exit = True
-
-    async def _drain(self) -> None:
+    async def _finish(self) -> None:
         await self._lifecycle.drain(self._settings.shutdown_timeout_s)
-        self._server.should_exit = True
+
+    def _end_at_once(self) -> None:
+        self._server.force_exit = self._server.should_exit = True
 
 
-class _Server(uvicorn.Server):
-    """Run uvicorn with our own Listener and without uvicorn's signal handlers.
+class _Server(UvicornWithoutSignals):
+    """Run uvicorn with our own Listener.
 
-    asyncio's own listener logs a thousand tracebacks when file descriptors run out. uvicorn's signal handlers would
-    close the port at once, and the process would end by the signal instead of with exit code 0.
+    asyncio's own listener logs a thousand tracebacks when file descriptors run out.
     """
 
     def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
@@ -151,7 +112,3 @@ class _Server(uvicorn.Server):
     def _connection(self) -> Connection:
         state = self.lifespan.state
         return Connection(config=self.config, server_state=self.server_state, app_state=state, settings=self._settings)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -164,9 +164,8 @@ class DriftMeter:
         """Measure what one pair shows."""
         colours = histogram(made), histogram(shown)
         self._histograms.append((colours[0].astype(np.float32), colours[1].astype(np.float32)))
-        self._values["colour"].append(distance(*colours))
-        self._values["contrast"].append(_ratio(float(made.std()), float(shown.std())))
-        self._values["sharpness"].append(_ratio(sharpness(made), sharpness(shown)))
+        for name, value in appearance(made, shown, colours).items():
+            self._values[name].append(value)
 
     def _move(self, index: int, made: Array, shown: Array) -> None:
         """Measure how the pair follows those before it."""
@@ -185,6 +184,21 @@ class DriftMeter:
                 flow = input_flow(then[1], now[1])
                 error = warp_error(then[0], now[0], flow) - warp_error(then[1], now[1], flow)
         self._values["warp_error"].append(error)
+
+
+def appearance(made: Array, shown: Array, colours: tuple[Array, Array]) -> dict[str, float]:
+    """Return the measures of `MEASURES` that one pair shows by itself; NaN for ratios to a flat input.
+
+    Args:
+        made: The output, float64 [H, W, C].
+        shown: The input, likewise.
+        colours: The histograms of both.
+    """
+    return {
+        "colour": distance(*colours),
+        "contrast": _ratio(float(made.std()), float(shown.std())),
+        "sharpness": _ratio(sharpness(made), sharpness(shown)),
+    }
 
 
 def fitted(frame: Array, shape: tuple[int, ...]) -> Array:

@@ -2,17 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
-from itertools import islice
 
 import numpy as np
 
-from whet.errors import OptionError, TargetError
+from whet.errors import OptionError
 from whet.streamer.drift.calibration import LATE, MIN_FRAMES, calibrate
 from whet.streamer.drift.clip import there_and_back
 from whet.streamer.drift.meter import DriftMeter
 from whet.streamer.drift.report import DriftReport, report
 from whet.streamer.frames import Image, Size
-from whet.streamer.sources import Source
+from whet.streamer.sources import Source, first_frames
 from whet.streamer.sources.memory import MemoryClip
 from whet.streamer.stream import Stream, StreamOptions
 from whet.workload import StreamWorkload
@@ -51,13 +50,9 @@ def drift_test(
     names: list[str] = []
 
     def clip(size: Size) -> Source:
-        with source(size) as opened:
-            if opened.is_live:
-                raise TargetError(f"{opened.name} is live; a drift test takes a video, a folder or a synthetic clip")
-            frames.extend(frame.image for frame in islice(opened, num_frames // 2))
-            names.append(opened.name)
-        if not frames:
-            raise TargetError(f"{opened.name} has no frames")
+        opened = source(size)
+        frames.extend(first_frames(opened, num_frames // 2, "a drift test"))
+        names.append(opened.name)
         return MemoryClip(opened.name, list(there_and_back(frames, num_frames)), opened.rate)
 
     settings = dataclasses.replace(options or StreamOptions(), stillness=None, same_size=True)

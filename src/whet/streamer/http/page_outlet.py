@@ -5,6 +5,7 @@ from collections.abc import Callable
 from io import BytesIO
 
 from whet.errors import MissingExtra
+from whet.streamer.drift.live import LiveDrift
 from whet.streamer.frames import Image
 from whet.streamer.http.header import Header
 from whet.streamer.http.web_source import WebSource
@@ -25,13 +26,14 @@ class PageOutlet:
     Args:
         source: The browser's frames, whose headers the answers repeat. None where the server plays its own source: then
             the page gets the frames that came in too.
+        drift: Follows the answers that the model computed.
         send: Sends a binary message. Any thread may call it, and it never waits.
     """
 
     name = "the page"
 
-    def __init__(self, source: WebSource | None, send: Callable[[bytes], None]) -> None:
-        self._source, self._send = source, send
+    def __init__(self, source: WebSource | None, drift: LiveDrift, send: Callable[[bytes], None]) -> None:
+        self._source, self._drift, self._send = source, drift, send
         self._changed = threading.Condition()
         self._num_unshown = 0
         self._is_closed = False
@@ -45,6 +47,8 @@ class PageOutlet:
             return
         if self._source is None:
             self._send(came.pack() + as_jpeg(answer.frame.image))
+        if answer.kind == "computed":
+            self._drift.add(answer.image, answer.frame.image)
         with self._changed:
             self._num_unshown += 1
         self._send(Header(answer.kind, came.sequence, came.captured_ms).pack() + as_jpeg(answer.image))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from whet.errors import RequestError, WhetError, reason
 from whet.models.diffusion.guidance import KINDS, Guidance
+from whet.streamer.drift.live import LiveDrift
 from whet.streamer.frames import Frame, Size
 from whet.streamer.http.header import parse
 from whet.streamer.http.messages import GuidanceChange, Message, PromptChange, Shown
@@ -129,7 +130,8 @@ class Session:
     def __init__(self, served: Served, kind: Literal["camera", "server"], send: Send) -> None:
         self._served, self._send = served, send
         self._web = WebSource(served.opened.size, self._drop) if kind == "camera" else None
-        self._outlet = PageOutlet(self._web, send)
+        self._drift = LiveDrift()
+        self._outlet = PageOutlet(self._web, self._drift, send)
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._changing: set[str] = set()
@@ -199,9 +201,10 @@ class Session:
             stream = self._stream
         if stream is None:
             return None
-        report = stream.report()
+        report, drift = stream.report(), self._drift.figures()
         return _message(
             "figures",
+            drift=None if drift is None else {name: vars(moved) for name, moved in drift.items()},
             counts=report.counts,
             problems=report.problems,
             frame=None if report.frame is None else vars(report.frame),
@@ -259,6 +262,8 @@ class Session:
         """End a change: tell the page which prompt and guidance hold, and what was wrong with others."""
         with self._lock:
             self._changing.discard(what)
+        if not error:
+            self._drift.restart()  # the output is to look different
         facts = self._served.facts()
         held = {name: facts[name] for name in ("prompt", "negative", "guidance")}
         self._tell("settings", **held, error=error)

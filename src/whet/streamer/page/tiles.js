@@ -12,6 +12,13 @@ const COUNTS = [
   ["unwritten", "not sent, as a newer one was there"],
 ];
 
+/* How a measure of drift is called, and how its number is shown. */
+const MEASURES = [
+  ["colour", "colours, distance from the input's", (value) => value.toFixed(3)],
+  ["contrast", "contrast over the input's", (value) => `${digits(value)}x`],
+  ["sharpness", "sharpness over the input's", (value) => `${digits(value)}x`],
+];
+
 const LONGEST_FIGURE = 8; // longer words are set smaller
 
 function tile(label, value, unit, detail, isMain = false) {
@@ -48,6 +55,14 @@ export function showTiles(now) {
   );
   showFrames(counts, figures ? figures.problems : {}, now);
   showLevels(figures ? figures.levels : []);
+  showDrift(figures ? figures.drift : null);
+}
+
+/* drift is {name: {first, last}}, or null while there are too few answers. */
+function showDrift(drift) {
+  const cell = (moved, form) => (moved.first === null || moved.last === null ? DASH : `${form(moved.first)} → ${form(moved.last)}`);
+  const rows = MEASURES.map(([name, label, form]) => [label, drift ? cell(drift[name], form) : DASH]);
+  get("drift").replaceChildren(...rows.flatMap(([label, value]) => [element("dt", {}, label), element("dd", { "data-measure": label }, value)]));
 }
 
 function showFrames(counts, problems, now) {

@@ -2,6 +2,7 @@
 
 from whet.streamer.sources.opening import KINDS, open_source
 from whet.streamer.sources.pacing import paced
+from whet.streamer.sources.recorded import first_frames, refuse_live
 from whet.streamer.sources.source import Source
 
-__all__ = ["KINDS", "Source", "open_source", "paced"]
+__all__ = ["KINDS", "Source", "first_frames", "open_source", "paced", "refuse_live"]
