@@ -80,7 +80,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, help="directory of a trained U-Net of signs-stream; default: random weights"
     )
-    parser.add_argument("--tuned", type=Path, help="directory that whet tune made of it, measured beside it")
+    parser.add_argument(
+        "--tuned", type=Path, nargs="+", default=[], help="what whet tune made of it, for one step and others"
+    )
     parser.add_argument("--parts", default="pairs,holds,memory,shaped,guide", help="comma-separated: %(default)s")
     parser.add_argument("--sets", type=int, default=3, help="sets of fresh processes; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of a set; default: %(default)s")
@@ -106,7 +108,8 @@ def _path() -> Path:
 
 def _start_of_report(arguments: argparse.Namespace) -> Report:
     options = f" --hold {arguments.hold:g}" + (f" --model {arguments.model}" if arguments.model else "")
-    options += f" --tuned {arguments.tuned.name}" if arguments.tuned else ""
+    if arguments.tuned:
+        options += f" --tuned {' '.join(place.name for place in arguments.tuned)}"
     weights = "random, from seed 0" if arguments.model is None else arguments.model.resolve().name
     report = {**circumstances(f"python benchmarks/stream_peers.py{options}"), "weights": weights}
     if arguments.quick or not _path().exists():
@@ -134,8 +137,10 @@ def _prepared(directory: Path, arguments: argparse.Namespace) -> Path:
         directory.mkdir()
         for name in ("config.json", "model.safetensors"):
             (directory / name).symlink_to((arguments.model / name).resolve())
-    if arguments.tuned is not None:
-        (directory / TUNED_DIRECTORY).symlink_to(arguments.tuned.resolve())
+    if arguments.tuned:
+        (directory / TUNED_DIRECTORY).mkdir()
+    for place in arguments.tuned:
+        (directory / TUNED_DIRECTORY / place.name).symlink_to(place.resolve())
     if "pairs" in arguments.parts:
         write_int8(directory)
     return directory

@@ -30,7 +30,7 @@ from whet.streamer.loop import Answer
 from whet.streamer.sinks.sink import NullSink
 from whet.streamer.sources.synthetic import SyntheticClip
 from whet.streamer.stream import Stream, StreamOptions
-from whet.streamer.tuned import read_tuned, write_tuned
+from whet.streamer.tuned import TunedStream, read_tuned, write_tuned
 
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}  # of signs-stream
 INT8 = "unet_int8.xml"
@@ -99,9 +99,13 @@ class StreamSide:
         """Open a stream from a source that is made for the model's size of frames."""
         return Stream(str(self._target), source, StreamOptions(steps=steps, budget_s=budget_s, **self._options))
 
+    def is_rolling(self, steps: int) -> bool:
+        """Return whether frames take their steps in a rolling batch."""
+        return bool(self._options.get("rolling", True))
+
     def turn(self, steps: int, num_frames: int) -> Turn:
         # The last frames come out while the batch empties, and take less time each. They are not timed.
-        num_emptying = steps - 1 if self._options.get("rolling", True) else 0
+        num_emptying = steps - 1 if self.is_rolling(steps) else 0
         at: list[tuple[float, float, float]] = []  # the clock, and the sums of the frames' and the model's times
 
         def note(answer: Answer) -> None:
@@ -115,28 +119,43 @@ class StreamSide:
 
 
 class TunedSide(StreamSide):
-    """whet stream on what whet tune made of the directory, one frame after the other, with another number of steps.
+    """whet stream on what whet tune made of the directory.
+
+    A tuned stream with the steps that are asked for runs as it is, but for still frames, which are not skipped. Other
+    steps take the models that were tuned for one row, one frame after the other.
 
     Args:
-        tuned: The tuned stream. Its models take one row.
+        tuned: A directory of tuned streams.
     """
 
     def __init__(self, tuned: Path) -> None:
-        super().__init__(tuned, rolling=False)
+        super().__init__(tuned)
         self._scratch = tempfile.TemporaryDirectory(prefix="whet-tuned-")
-        self._tuned = tuned
+        self._found = {directory: read_tuned(directory) for directory in sorted(tuned.iterdir())}
 
     def open(self, steps: int, source: Callable[[tuple[int, int]], Any], budget_s: float | None = None) -> Stream:
         """Open the stream with so many steps and the models that tuning made."""
         directory = Path(self._scratch.name) / str(steps)
         if not directory.exists():
-            found = read_tuned(self._tuned)
-            settings = {**found.settings, "steps": steps, "rolling": False, "sampler": "lcm", "stillness": None}
+            place, found = self._for(steps)
+            settings = {**found.settings, "steps": steps, "rolling": self.is_rolling(steps), "stillness": None}
             directory.mkdir()
             for model in found.models.values():
-                shutil.copytree(self._tuned / model.directory, directory / model.directory)
-            write_tuned(directory, found.model_copy(update={"settings": settings}))
+                shutil.copytree(place / model.directory, directory / model.directory)
+            write_tuned(directory, found.model_copy(update={"settings": settings | {"sampler": "lcm"}}))
         return Stream(str(directory), source, StreamOptions(budget_s=budget_s))
+
+    def is_rolling(self, steps: int) -> bool:
+        """Return whether frames take their steps in a rolling batch."""
+        settings = self._for(steps)[1].settings
+        return settings["steps"] == steps and steps > 1 and bool(settings["rolling"])
+
+    def _for(self, steps: int) -> tuple[Path, TunedStream]:
+        """Return the tuned stream with so many steps, or else the one for a row."""
+        every = self._found.items()
+        exact = [one for one in every if one[1].settings["steps"] == steps]
+        single = [one for one in every if one[1].settings["steps"] == 1 or not one[1].settings["rolling"]]
+        return (exact or single)[0]
 
 
 class _FrameLoop:

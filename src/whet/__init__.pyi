@@ -30,7 +30,7 @@ from .server.sampling_params import SamplingParams as SamplingParams
 from .server.serving import serve as serve
 from .server.structure import Structure as Structure
 from .step_profiler.watch import watch as watch
-from .stream_tuner.tuning import StreamGoal as StreamGoal
+from .stream_tuner.goal import StreamGoal as StreamGoal
 from .stream_tuner.tuning import tune_stream as tune_stream
 from .streamer.stream import Stream as Stream
 from .streamer.stream import StreamOptions as StreamOptions

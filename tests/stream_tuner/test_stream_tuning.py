@@ -14,6 +14,7 @@ from whet.models.diffusion.unet import UNetConfig
 from whet.stream_tuner import tuning
 from whet.stream_tuner.clips import Clip, Clips
 from whet.stream_tuner.denoiser import JudgedStream, capture, shapes_taken
+from whet.stream_tuner.goal import StreamGoal
 from whet.stream_tuner.outcome import by_budget, by_speed
 from whet.stream_tuner.quality import Change, Figures
 from whet.stream_tuner.result import Point
@@ -160,7 +161,7 @@ def test_what_is_written_streams_again(unet, tmp_path, without_processes):
     one = StreamOptions(steps=1, sampler="lcm")
     truth = list(whet_answers(unet, frames, one))
     clips = Clips([Clip(frames, truth)], [Clip(frames, truth)])
-    goal = tuning.StreamGoal(budget_s=600.0, max_drop=0.0)
+    goal = StreamGoal(budget_s=600.0, max_drop=0.0)
     result = tuning.tune_stream(
         str(unet), "synthetic:20", StreamOptions(steps=3), goal, clips=clips, out=tmp_path / "out"
     )
@@ -200,28 +201,45 @@ def test_a_tuned_stream_is_not_tuned_again(unet, tmp_path, without_processes):
         tuning.tune_stream(str(tmp_path / "out"))
 
 
-def test_where_unseen_frames_are_worse_the_models_go_on_with_the_original_steps(unet, tmp_path, monkeypatch):
-    # On the frames to choose on, one step is right. On the others, two steps are.
+@pytest.mark.parametrize(("rolling", "budget_s"), [(False, 600.0), (True, 600.0), (True, 1e-3)])
+def test_where_unseen_frames_are_worse_the_models_go_on_with_the_original_steps(
+    unet, tmp_path, monkeypatch, rolling, budget_s
+):
+    # On the frames to choose on, one step is right. On the others, what the original makes is.
     frames = clip().frames
-    one, two = (list(whet_answers(unet, frames, StreamOptions(steps=n, rolling=False))) for n in (1, 2))
+    options = StreamOptions(steps=2, rolling=rolling)
+    one, two = (list(whet_answers(unet, frames, given)) for given in (StreamOptions(steps=1), options))
     clips = Clips([Clip(frames, one)], [Clip(frames, two)])
     module = open_target(str(unet), StreamOptions()).model.step.call_modules["U-Net"]
     monkeypatch.setattr(tuning._Run, "_claim", lambda *args: claim(Verdict.PASS))
+    monkeypatch.setattr(tuning.search, "choose_batch", lambda bench, start: start)
+    monkeypatch.setattr(tuning.search, "choose_fastest", lambda bench, start, *args: start.changed(steps=1))
+    searches = []
 
-    def tuned_models(self, bench, setting, directory):
-        bench.models["U-Net"] = (module, (("0", (1, 3, 16, 16)),))
+    def tuned_models(self, bench, setting, out, budget_s, max_drop):
+        rows = setting.options.steps if setting.options.rolling and out.name == "again" else 1
+        bench.models["U-Net"] = (module, (("0", (rows, 3, 16, 16)),))
+        searches.append((out.name, budget_s, max_drop))
         return []
 
     monkeypatch.setattr(tuning._Run, "_tuned_models", tuned_models)
-    options = StreamOptions(steps=2, rolling=False)
-    result = tuning.tune_stream(str(unet), "synthetic:20", options, clips=clips, out=tmp_path / "out")
+    goal = StreamGoal(budget_s=budget_s)
+    result = tuning.tune_stream(str(unet), "synthetic:20", options, goal, clips=clips, out=tmp_path / "out")
     assert any("is not as good" in note for note in result.notes), result.notes
-    assert result.verdict == "gain" and result.best.label.startswith("2 steps of lcm, one by one")
+    if budget_s < 1:  # the batch is not tuned, and two calls a frame are other sums than the batch's
+        assert any("no time is left to tune the models again" in note for note in result.notes)
+        assert [name for name, *_ in searches] == ["searches"]
+        return
+    assert [name for name, *_ in searches] == (["searches", "again"] if rolling else ["searches"])
+    assert all(0 < given <= 600 for _, given, _ in searches)
+    assert searches[-1][2] == (0.001 if rolling else 0.01)  # a second search allows less error
+    how = "rolling batch" if rolling else "one by one"
+    assert result.verdict == "gain" and result.best.label.startswith(f"2 steps of lcm, {how}")
     assert result.best.figures.ssim == 1.0
 
 
 def test_nothing_is_left_of_a_search_that_came_to_nothing(unet, tmp_path, without_processes):
-    goal = tuning.StreamGoal(frame_budget_s=1e-6)
+    goal = StreamGoal(frame_budget_s=1e-6)
     with pytest.raises(whet.WhetError, match="no setting keeps the budget"):
         tuning.tune_stream(str(unet), "synthetic:20", StreamOptions(steps=1), goal, out=tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -230,7 +248,7 @@ def test_nothing_is_left_of_a_search_that_came_to_nothing(unet, tmp_path, withou
 @pytest.mark.slow
 def test_the_model_inside_is_tuned_and_the_whole_proved(unet, tmp_path):
     """Nothing is faked. The verdict depends on the machine; what is written must stream in any case."""
-    goal = tuning.StreamGoal(budget_s=240.0, on_busy="go-on")
+    goal = StreamGoal(budget_s=240.0, on_busy="go-on")
     result = tuning.tune_stream(str(unet), "synthetic:60", StreamOptions(steps=2), goal, out=tmp_path / "out")
     assert result.verdict in ("gain", "no-gain", "inconclusive"), result.sentence
     assert any(note.startswith("U-Net: ") for note in result.notes), result.notes

@@ -17,10 +17,11 @@ from whet.cli.units import seconds
 from whet.errors import OptionError, StreamTarget
 from whet.figures import DASH, digits, duration, percent
 from whet.stream_tuner.clips import Clips, clips_of_signs
+from whet.stream_tuner.goal import DEFAULT_BUDGET_S, StreamGoal, StreamListener
 from whet.stream_tuner.quality import Figures
 from whet.stream_tuner.result import Point, StreamTuning
 from whet.stream_tuner.search import Trial
-from whet.stream_tuner.tuning import DEFAULT_BUDGET_S, StreamGoal, StreamListener, tune_stream
+from whet.stream_tuner.tuning import tune_stream
 from whet.streamer.sinks import open_sink
 from whet.streamer.stream import StreamOptions
 from whet.streamer.targets import names_a_stream

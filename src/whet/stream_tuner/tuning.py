@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from whet.comparison.claim import Claim
 from whet.comparison.compare import TimeLimit
 from whet.errors import OptionError, TargetError, WhetError
 from whet.files import write_whole
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import OnBusy, Patience
 from whet.stream_tuner import search
 from whet.stream_tuner.clips import TUNING, Clip, Clips, clips_of_source
 from whet.stream_tuner.denoiser import JudgedStream, TunedCall, capture, tune_call
@@ -29,81 +29,27 @@ from whet.stream_tuner.finals import (
     others_of,
     write_finalist,
 )
+from whet.stream_tuner.goal import StreamGoal, StreamListener
 from whet.stream_tuner.outcome import by_budget, by_speed
 from whet.stream_tuner.quality import Change, Figures, answers, change, measured, with_truth
 from whet.stream_tuner.result import RESULT, Point, StreamTuning
-from whet.stream_tuner.search import Bench, Setting, Trial
+from whet.stream_tuner.search import Bench, Setting
 from whet.streamer.replaced import Replacements
 from whet.streamer.sources import open_source, refuse_live
 from whet.streamer.stream import StreamOptions
 from whet.streamer.targets import open_target
 from whet.streamer.tuned import TunedModel, is_tuned, read_tuned
 from whet.techniques import TABLE
-from whet.tuner.goal import MAX_DROP
-from whet.tuner.listener import Listener
 from whet.tuner.preparation import checked_directory
 from whet.tuner.tuning import check_excluded
 
-DEFAULT_BUDGET_S = 900.0
 _MODELS_SHARE = 0.5  # of the budget, for the models
 _FINALS_SHARE = 0.25  # of the budget, kept for the proof
+_LEAST_S = 60.0  # of the budget, from which models are tuned a second time
 _CLIP_FRAMES = 48
+_STRICTER = 0.1  # of the allowed drop, for models that are tuned a second time
 _MODELS = "models"
 _SEARCHES = "searches"
-
-
-class StreamListener:
-    """Watch the progress. Each method does nothing here; the command line overrides them."""
-
-    def says(self, sentence: str) -> None:
-        """Note what was found or decided."""
-
-    def tried(self, trial: Trial) -> None:
-        """Note that a setting was judged or timed."""
-
-    def tuning(self, name: str, budget_s: float) -> Listener:
-        """Note that the search for one model begins, and return who watches it."""
-        return Listener()
-
-    def waiting(self, text: str) -> None:
-        """Note that the machine is busy and whet waits for quiet. The text is "" once it goes on."""
-
-    def measured(self, rounds_done: int, rounds: int) -> None:
-        """Note that a round of the final comparison has ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamGoal:
-    """Say what tuning a stream is to reach.
-
-    Attributes:
-        frame_budget_s: Seconds that a frame may take: then the best quality within them is looked for. None looks for
-            the most frames of the same quality.
-        max_drop: The allowed drop in quality, as a fraction of the original's.
-        budget_s: Seconds for the whole search. Waiting for a quiet machine comes on top.
-        exclude: Techniques that are not tried on the models.
-        on_busy: What to do on a busy machine; see `whet.tune`.
-        busy_wait_s: Seconds to wait for a quiet machine in all.
-
-    Raises:
-        OptionError: A number is out of its range.
-    """
-
-    frame_budget_s: float | None = None
-    max_drop: float = MAX_DROP
-    budget_s: float = DEFAULT_BUDGET_S
-    exclude: tuple[str, ...] = ()
-    on_busy: str = OnBusy.WAIT
-    busy_wait_s: float = WAIT_S
-
-    def __post_init__(self) -> None:
-        OnBusy.checked(self.on_busy)
-        if self.frame_budget_s is not None and not self.frame_budget_s > 0:
-            raise OptionError(f"--frame-budget is a time above 0, as 40ms; got {self.frame_budget_s:g} s")
-        if not 0 <= self.max_drop < 1:
-            raise OptionError(f"--max-drop is a fraction from 0 to below 1; got {self.max_drop:g}")
-        if not self.budget_s > 0:
-            raise OptionError(f"--budget is a time above 0, as 10m; got {self.budget_s:g} s")
 
 
 def tune_stream(
@@ -138,6 +84,17 @@ def tune_stream(
         raise TargetError(f"{target} is a tuned stream already; tune {read_tuned(Path(target)).target}")
     run = _Run(target, source, options or StreamOptions(), goal or StreamGoal(), sink_suffix, listener)
     return run.tuned(clips, checked_directory(out, resume=False, has_own_study=True))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Hold what goes to the proof, and its quality on clips that the search has not seen."""
+
+    setting: Setting
+    calls: Sequence[TunedCall]
+    old: Figures
+    new: Figures
+    moved: Change
 
 
 @dataclass
@@ -183,8 +140,8 @@ class _Run:
         try:
             with tempfile.TemporaryDirectory(prefix="whet-stream-") as scratch:
                 bench = self._bench(original, clips, Path(scratch))
-                best, calls = self._searched(bench, original, directory)
-                result = self._proved(bench, original, best, calls, clips, directory, Path(scratch))
+                found = self._found(bench, original, clips.reported_on, directory)
+                result = self._proved(bench, original, found, directory, Path(scratch))
         except WhetError:
             if not was_there or chosen is None:  # nothing is left of a search that came to nothing
                 shutil.rmtree(directory, ignore_errors=True)
@@ -221,20 +178,24 @@ class _Run:
         names = search.samplers(self.target, original.options)
         start = search.choose_batch(bench, original)
         self.says(f"the stream runs as {start.label}")
+        searches = directory / _SEARCHES, self.goal.budget_s * _MODELS_SHARE, self.goal.max_drop
         if not start.options.rolling or (start.options.steps or 1) == 1:
-            calls = self._tuned_models(bench, start, directory)
+            calls = self._tuned_models(bench, start, *searches)
             best = self._chosen(bench, start, names)
         else:
             best = self._chosen(bench, start, names)
-            calls = self._tuned_models(bench, best, directory)
+            calls = self._tuned_models(bench, best, *searches)
         if not self._is_late():
             best, why = search.choose_filter(bench, best)
             self.says(why)
         # Never left out: PyTorch's threads that wait can take half of the speed of a model in another runtime.
-        has_codec = bool(self.sink_suffix) or Path(self.source).is_file()
-        best = search.choose_threads(bench, best, has_codec)
+        best = search.choose_threads(bench, best, self._has_codec)
         self.says(f"chosen: {best.label}")
         return best, calls
+
+    @property
+    def _has_codec(self) -> bool:
+        return bool(self.sink_suffix) or Path(self.source).is_file()
 
     def _is_late(self) -> bool:
         return self.elapsed_s() > self.ends
@@ -245,8 +206,18 @@ class _Run:
             return search.choose_fastest(bench, start, names, self._is_late)
         return search.choose_best(bench, start, names, self.goal.frame_budget_s, self._is_late)
 
-    def _tuned_models(self, bench: Bench, setting: Setting, directory: Path) -> list[TunedCall]:
-        """Tune the models inside the stream, and let the artefacts stand for them from now on."""
+    def _tuned_models(
+        self, bench: Bench, setting: Setting, out: Path, budget_s: float, max_drop: float
+    ) -> list[TunedCall]:
+        """Tune the models inside the stream, and let the artefacts stand for them from now on.
+
+        Args:
+            bench: Holds the clips.
+            setting: How the stream runs.
+            out: A directory for the searches' results.
+            budget_s: Seconds for all models.
+            max_drop: The allowed drop of the structural similarity, as a fraction.
+        """
         opened = open_target(self.target, setting.options)
         replacements = Replacements(opened.model.step)
         if not replacements.names:
@@ -258,17 +229,17 @@ class _Run:
         judged = JudgedStream(open_target(self.target, setting.options), setting.options, bench.clips)
         found = []
         for one in captured:
-            budget_s = self.goal.budget_s * _MODELS_SHARE * one.seconds / whole
+            of_this_s = budget_s * one.seconds / whole
             call = tune_call(
                 one,
                 judged,
-                out=directory / _SEARCHES / _slug(one.name),
-                budget_s=budget_s,
-                max_drop=self.goal.max_drop,
+                out=out / _slug(one.name),
+                budget_s=of_this_s,
+                max_drop=max_drop,
                 exclude=self.goal.exclude,
                 on_busy=self.goal.on_busy,
                 busy_wait_s=max(0.0, self.patience.left_s),
-                listener=self.listener.tuning(one.name, budget_s),
+                listener=self.listener.tuning(one.name, of_this_s),
             )
             found.append(call)
             self.says(f"{one.name}: {call.recipe}" + (f" ({call.reason})" if call.reason else ""))
@@ -276,17 +247,9 @@ class _Run:
                 bench.models[one.name] = (load(call.directory), call.shapes)
         return found
 
-    def _proved(
-        self,
-        bench: Bench,
-        original: Setting,
-        best: Setting,
-        calls: Sequence[TunedCall],
-        clips: Clips,
-        directory: Path,
-        scratch: Path,
-    ) -> StreamTuning:
-        """Judge original and best on unseen clips, measure them in pairs, and write the one that is kept."""
+    def _proved(self, bench: Bench, original: Setting, found: "_Found", directory: Path, scratch: Path) -> StreamTuning:
+        """Measure original and best in pairs, and write the one that is kept."""
+        best, calls = found.setting, found.calls
         models = {
             call.name: TunedModel(directory=_place(call.name), shapes=call.shapes) for call in calls if call.directory
         }
@@ -294,14 +257,13 @@ class _Run:
         for call in calls:
             if call.directory is not None:
                 shutil.copytree(call.directory, directory / _place(call.name), dirs_exist_ok=True)
-        best, old_figures, new_figures, moved = self._on_unseen(bench, original, best, clips.reported_on)
         old, new = Finalist("original", original, {}), Finalist("best", best, models)
         claim = self._claim(old, new, directory, scratch)
-        original_point = Point(label=original.label, figures=old_figures)
-        best_point = Point(label=best.label, models=recipes, figures=new_figures)
+        original_point = Point(label=original.label, figures=found.old)
+        best_point = Point(label=best.label, models=recipes, figures=found.new)
         common = {"target": self.target, "source": self.source, "max_drop": self.goal.max_drop}
         if self.goal.frame_budget_s is None:
-            result = by_speed(original_point, best_point, claim, moved, self.patience, common)
+            result = by_speed(original_point, best_point, claim, found.moved, self.patience, common)
         else:
             runs = [
                 budget_run(opened, setting, self.source, self.goal.frame_budget_s)
@@ -317,38 +279,52 @@ class _Run:
             shutil.rmtree(directory / _MODELS, ignore_errors=True)
         return result
 
+    def _found(self, bench: Bench, original: Setting, unseen: Sequence[Clip], directory: Path) -> "_Found":
+        """Return the best that the search finds, judged on clips that it has not seen; or what is as good there."""
+        best, calls = self._searched(bench, original, directory)
+        found = self._on_unseen(bench, original, best, calls, unseen)
+        if found.moved.is_same or self.goal.frame_budget_s is not None or not bench.models:
+            return found
+        self.says(f"on unseen frames, {best.label} is not as good: {'; '.join(found.moved.reasons)}")
+        models = dict(bench.models)
+        for setting, tuned in self._instead(bench, original, best, calls, directory / _SEARCHES / "again"):
+            instead = self._on_unseen(bench, original, setting, tuned, unseen)
+            if instead.moved.is_same:
+                self.says(f"chosen instead: {setting.label}")
+                return instead
+            self.says(f"nor is {setting.label}: {'; '.join(instead.moved.reasons)}")
+        bench.models |= models
+        return found
+
+    def _instead(
+        self, bench: Bench, original: Setting, best: Setting, calls: Sequence[TunedCall], out: Path
+    ) -> Iterator[tuple[Setting, Sequence[TunedCall]]]:
+        """Yield what may be as good as the original: its steps with the tuned models, or with others of less error."""
+        own = original.options
+        slower = best.changed(steps=own.steps, sampler=own.sampler, stillness=own.stillness)
+        shapes = [shape for _, taken in bench.models.values() for _, shape in taken]
+        is_taken = not slower.options.rolling or all(shape[0] is None for shape in shapes)
+        if slower != best and is_taken:
+            yield slower, calls
+        left_s = self.ends - self.elapsed_s()
+        if left_s >= _LEAST_S:
+            bench.models.clear()
+            tuned = self._tuned_models(bench, slower, out, left_s, _STRICTER * self.goal.max_drop)
+            yield search.choose_threads(bench, slower.changed(threads=own.threads), self._has_codec), tuned
+            return
+        self.says("no time is left to tune the models again; a larger --budget has it")
+        if not is_taken:
+            yield slower.changed(rolling=False), calls
+
     def _on_unseen(
-        self, bench: Bench, original: Setting, best: Setting, clips: Sequence[Clip]
-    ) -> tuple[Setting, Figures, Figures, Change]:
-        """Judge the best on clips that the search has not seen, beside the original.
-
-        Where it does not keep the quality there, its models with the original's steps and sampler may; and with its
-        batch, where they take a batch of any size.
-
-        Returns:
-            The setting that goes to the proof, the original's quality, its own, and how they compare.
-        """
+        self, bench: Bench, original: Setting, best: Setting, calls: Sequence[TunedCall], clips: Sequence[Clip]
+    ) -> "_Found":
+        """Judge a setting on clips that the search has not seen, beside the original."""
         before = answers(open_target(self.target, original.options), clips, original.options)
         judged = with_truth(clips, before)
         old = measured(judged, before)
-
-        def judge(setting: Setting) -> tuple[Figures, Change]:
-            figures = measured(judged, answers(bench.open(setting), judged, setting.options))
-            return figures, change(old, figures, self.goal.max_drop)
-
-        figures, moved = judge(best)
-        options = original.options
-        takes_any_batch = all(shape[0] is None for _, shapes in bench.models.values() for _, shape in shapes)
-        rolling = options.rolling and takes_any_batch
-        slower = best.changed(steps=options.steps, sampler=options.sampler, rolling=rolling)
-        if moved.is_same or self.goal.frame_budget_s is not None or not bench.models or slower == best:
-            return best, old, figures, moved
-        self.says(f"on unseen frames, {best.label} is not as good: {'; '.join(moved.reasons)}")
-        others, instead = judge(slower)
-        if not instead.is_same:
-            return best, old, figures, moved
-        self.says(f"chosen instead: {slower.label}")
-        return slower, old, others, instead
+        new = measured(judged, answers(bench.open(best), judged, best.options))
+        return _Found(best, calls, old, new, change(old, new, self.goal.max_drop))
 
     def _claim(self, old: Finalist, new: Finalist, directory: Path, scratch: Path) -> Claim | None:
         """Compare the two in pairs; None where they are the same."""
