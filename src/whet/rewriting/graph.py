@@ -189,7 +189,7 @@ def _restore_linears(graph_module: fx.GraphModule) -> None:
 def _place_linear(graph_module: fx.GraphModule, weight: fx.Node, weight_tensor: Tensor, bias: Tensor | None) -> str:
     """Put an nn.Linear with these very tensors into the module; where one is already there, reuse it."""
     owner, _, attribute = str(weight.target).rpartition(".")
-    is_alone = attribute == "weight" and _is_read_once(graph_module, weight)
+    is_alone = attribute == "weight" and _is_read_once(graph_module, weight) and _has_bias(graph_module, owner, bias)
     for path in _names(owner if attribute == "weight" else str(weight.target).removesuffix("_weight")):
         there = _submodule(graph_module, path)
         if isinstance(there, nn.Linear) and there.weight is weight_tensor and there.bias is bias:
@@ -227,6 +227,15 @@ def _is_read_once(graph_module: fx.GraphModule, weight: fx.Node) -> bool:
     """A weight that something else reads too (a tied embedding) must keep a place of its own."""
     readers = [n for n in graph_module.graph.nodes if n.op == "get_attr" and n.target == weight.target]
     return sum(len(n.users) for n in readers) == 1
+
+
+def _has_bias(graph_module: fx.GraphModule, owner: str, bias: Tensor | None) -> bool:
+    """Return whether a layer with this bias can stand for the owner: nothing reads another tensor as its bias.
+
+    A state-space model's scan reads the bias of a layer whose product leaves it out.
+    """
+    there = getattr(_submodule(graph_module, owner), "bias", None)
+    return there is bias or all(n.op != "get_attr" or n.target != f"{owner}.bias" for n in graph_module.graph.nodes)
 
 
 def _as_parameter(tensor: Tensor) -> nn.Parameter:
