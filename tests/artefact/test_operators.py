@@ -227,3 +227,22 @@ def test_a_source_without_a_name_is_said_as_unknown(tmp_path: Path, directory: P
     (copied / MANIFEST).write_text(json.dumps(data | {"operators": [source.model_dump()]}))
     with pytest.raises(ArtefactError, match=r"whettest_none::f\. Name what .*libraries=\[PATH_OR_MODULE\]"):
         load(copied)
+
+
+_ALL = """
+import importlib, pkgutil, torch, whet.kernels
+from whet.artefact.operators import OWN_MODULES
+def own():
+    return {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("whet::")}
+for name in OWN_MODULES:
+    importlib.import_module(name)
+known = own()
+for module in pkgutil.iter_modules(whet.kernels.__path__):
+    importlib.import_module(f"whet.kernels.{module.name}")
+assert known, "no operator is registered"
+assert own() == known, sorted(own() - known)
+"""
+
+
+def test_what_loads_an_artefact_registers_every_operator_of_the_kernels() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _ALL], check=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder
+from whet.models.selective import Selective, SelectiveConfig
 from whet.workload import ExaminedWorkload, TrainingWorkload, Workload, examine
 from whet.workload.training import Loss, OutputLoss
 
@@ -155,10 +156,20 @@ def hugging_face_like() -> ExaminedWorkload:
     return examine(Workload(model=HuggingFaceLike().eval(), inputs=[batch], name="hugging_face_like"))
 
 
+def state_space() -> ExaminedWorkload:
+    torch.manual_seed(0)
+    config = SelectiveConfig.model_validate(
+        {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 50, "state_size": 4}
+    )
+    model = Selective(config).eval()
+    return examine(Workload(model=model, inputs=[torch.randint(0, 50, (2, 16))], name="state_space"))
+
+
 EXAMINED: dict[str, Callable[[], ExaminedWorkload]] = {
     "conv_net": conv_net,
     "encoder": encoder,
     "hugging_face_like": hugging_face_like,
+    "state_space": state_space,
 }
 
 

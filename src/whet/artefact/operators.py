@@ -29,8 +29,9 @@ from whet.kernels.register import BUILT_IN, OWN, origin
 Library = str | os.PathLike[str]
 """The path of a shared library or a Python file, or the import name of a Python module."""
 
-# The modules that register whet's own operators.
-_OWN_MODULES = tuple(f"whet.kernels.{name}" for name in ("linear", "gated_mlp", "paged_attention", "sample"))
+_KERNELS = ("causal_conv", "cross_entropy", "gated_mlp", "linear", "paged_attention", "sample", "selective_scan")
+OWN_MODULES = tuple(f"whet.kernels.{name}" for name in _KERNELS)
+"""The modules that register whet's own operators."""
 _SHARED = re.compile(r".+\.(so(\.\d+)*|dylib|dll|pyd)")
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _PLACE = re.compile(r"^debug: registered at (.+\.py):\d+", re.MULTILINE)
@@ -146,7 +147,7 @@ def _is_superfluous(path: Path, sources: Sequence[OperatorSource]) -> bool:
 def load_own(sources: Sequence[OperatorSource]) -> None:
     """Register whet's own operators where an artefact needs any of them."""
     if any(_is_own(name) for source in sources for name in source.operators):
-        for module in _OWN_MODULES:
+        for module in OWN_MODULES:
             importlib.import_module(module)
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.errors import WhetError
 from whet.kernels import dispatch
 from whet.kernels.build import Isa
 from whet.kernels.linear import linear_int4, linear_int8, pack_weights
@@ -225,7 +226,7 @@ def _runs(module: nn.Module, candidate: Candidate) -> bool:
     try:
         with torch.no_grad():
             module(*candidate.examined.flat_inputs[0])
-    except (AttributeError, RuntimeError, TypeError):  # of a weight that is not there, or not what it was
+    except (AttributeError, RuntimeError, TypeError, WhetError):  # of a weight that is not there, or not what it was
         return False
     return True
 
