@@ -75,8 +75,13 @@ def facts(report: StreamReport) -> list[str]:
     ]
     if others:
         lines.append("; ".join(others))
-    if report.overhead is not None:
-        lines.append(f"the stream adds {percent(max(0.0, report.overhead))} to the model's time")
+    if report.frame is not None and report.model is not None and report.overhead is not None:
+        added, model = report.frame.p50 - report.model.p50, report.model.p50
+        share = f"({percent(added / model)})" if added <= model else f"of {duration(model)}"
+        found = (
+            f"{duration(added)} to the model's time {share}" if added > 0 else "nothing measurable to the model's time"
+        )
+        lines.append(f"the stream adds {found}")
     if report.jitter_s is not None:
         lines.append(f"jitter {duration(report.jitter_s)} (standard deviation between frames)")
     lines += [f"from frame {frame:,}: {level}" for frame, level in report.levels[-5:]]
