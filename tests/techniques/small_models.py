@@ -169,7 +169,6 @@ EXAMINED: dict[str, Callable[[], ExaminedWorkload]] = {
     "conv_net": conv_net,
     "encoder": encoder,
     "hugging_face_like": hugging_face_like,
-    "state_space": state_space,
 }
 
 

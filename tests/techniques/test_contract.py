@@ -23,7 +23,7 @@ import pytest
 import torch
 from reloading import RELOAD
 from safetensors.torch import load_file, save_file
-from small_models import EXAMINED, TRAINED, branching
+from small_models import EXAMINED, TRAINED, branching, state_space
 from torch import Tensor
 
 import whet.techniques
@@ -207,7 +207,7 @@ def _cases(technique: Technique, device: str) -> Iterator[Case]:
         chosen += [{**defaults, name: value} for name, values in technique.space.items() for value in values[1:]]
     elif device != "cpu":
         chosen += [{**defaults, **options} for options in GPU_OPTIONS.get(technique.name, [])]
-    models = ["branching"] if technique.in_process else EXAMINED
+    models = ["branching"] if technique.in_process else [*EXAMINED, "state_space"]
     for options, model in itertools.product(chosen, models):
         yield Case(technique, technique.options(**options), _subject(model, device))
 
@@ -215,7 +215,7 @@ def _cases(technique: Technique, device: str) -> Iterator[Case]:
 @functools.cache
 def _subject(name: str, device: str) -> ExaminedWorkload:
     """Built once for all techniques: none may change it, which is tested."""
-    examined = branching() if name == "branching" else {**EXAMINED, **TRAINED}[name]()
+    examined = branching() if name == "branching" else {**EXAMINED, **TRAINED, "state_space": state_space}[name]()
     if device == "cpu":
         return examined
     workload, moved = examined.workload, on_device(examined.workload, device)

@@ -230,7 +230,7 @@ def _is_read_once(graph_module: fx.GraphModule, weight: fx.Node) -> bool:
 
 
 def _has_bias(graph_module: fx.GraphModule, owner: str, bias: Tensor | None) -> bool:
-    """Return whether a layer with this bias can stand for the owner: nothing reads another tensor as its bias.
+    """Return whether a layer with this bias can stand for the owner, whose bias is no other tensor that is read.
 
     A state-space model's scan reads the bias of a layer whose product leaves it out.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 from whet.errors import TargetError
 from whet.workloads import BUILTIN, BUILTIN_STREAMS
-from whet.workloads.user_code import check_file, load_function, parameters_of
+from whet.workloads.user_code import load_function, parameters_of
 
 _FORMS = "FILE.py:FUNCTION or package.module:FUNCTION, a function that trains"
 
@@ -42,5 +42,3 @@ def check_training_name(target: str) -> None:
         raise TargetError(f"{target} is a stream of frames, with no training loop to watch; give {_FORMS}")
     if not colon or not place or not name:
         raise TargetError(f"{target!r} names no function; give {_FORMS}")
-    if place.endswith(".py"):
-        check_file(place)

@@ -47,11 +47,11 @@ class PageOutlet:
             return
         if self._source is None:
             self._send(came.pack() + as_jpeg(answer.frame.image))
-        if answer.kind == "computed":
-            self._drift.add(answer.image, answer.frame.image)
         with self._changed:
             self._num_unshown += 1
         self._send(Header(answer.kind, came.sequence, came.captured_ms).pack() + as_jpeg(answer.image))
+        if answer.kind == "computed":
+            self._drift.add(answer.image, answer.frame.image)
 
     def _came(self, answer: Answer) -> Header | None:
         """Return the header of the frame that came in; None where the page has shown nothing for too long."""
