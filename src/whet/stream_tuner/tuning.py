@@ -319,7 +319,7 @@ class _Run:
     def _on_unseen(
         self, bench: Bench, original: Setting, best: Setting, calls: Sequence[TunedCall], clips: Sequence[Clip]
     ) -> "_Found":
-        """Judge a setting on clips that the search has not seen, beside the original."""
+        """Judge a setting on clips that the search has not seen, and how it stands to the stream as it was."""
         before = answers(open_target(self.target, original.options), clips, original.options)
         judged = with_truth(clips, before)
         old = measured(judged, before)
