@@ -299,7 +299,7 @@ class _Run:
     def _instead(
         self, bench: Bench, original: Setting, best: Setting, calls: Sequence[TunedCall], out: Path
     ) -> Iterator[tuple[Setting, Sequence[TunedCall]]]:
-        """Yield what may be as good as the stream as it was: its steps with these models, or with others of less error."""
+        """Yield what may be as good as the stream as it was: its steps with these models, or others of less error."""
         own = original.options
         slower = best.changed(steps=own.steps, sampler=own.sampler, stillness=own.stillness)
         shapes = [shape for _, taken in bench.models.values() for _, shape in taken]
