@@ -26,6 +26,7 @@ _START_S = 10.0  # a connection that does not say what it wants is closed
 _HANDOVER_S = 5.0  # how long a new viewer waits for one that is leaving
 _FIGURES_S = 0.5
 _MOST_UNSENT = 256  # messages; a page that reads none is disconnected
+_LAST_S = 1.0  # how long the last messages may take
 
 ENDED, GOING, MISUNDERSTOOD, NO_KEY, BUSY = 1000, 1012, 4400, 4401, 4409
 """The codes with which connections are closed."""
@@ -163,6 +164,7 @@ async def _send_all(socket: WebSocket, unsent: asyncio.Queue[str | bytes]) -> No
                 await socket.send_text(message)
             else:
                 await socket.send_bytes(message)
+            unsent.task_done()
 
 
 async def _receive_all(socket: WebSocket, session: Session, send: Send) -> None:
@@ -188,10 +190,10 @@ async def _send_figures(session: Session, send: Send) -> None:
 async def _say_goodbye(
     socket: WebSocket, unsent: asyncio.Queue[str | bytes], sender: asyncio.Future[None], code: int
 ) -> None:
-    """Send the last messages, and close the connection."""
-    deadline = asyncio.get_running_loop().time() + 1.0
-    while not sender.done() and not unsent.empty() and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.01)
+    """Wait until the last message has been sent, at most a second, and close the connection."""
+    all_sent = asyncio.ensure_future(unsent.join())
+    await asyncio.wait([sender, all_sent], timeout=_LAST_S, return_when=asyncio.FIRST_COMPLETED)
+    all_sent.cancel()
     sender.cancel()
     with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
         await socket.close(code)
