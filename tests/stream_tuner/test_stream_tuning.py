@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from stream_fakes import made_report, spread
 from written_unets import write_unet
 
 import whet
@@ -19,7 +20,7 @@ from whet.stream_tuner.outcome import by_budget, by_speed
 from whet.stream_tuner.quality import Change, Figures
 from whet.stream_tuner.result import Point
 from whet.streamer.replaced import Replacements
-from whet.streamer.report import Spread, StreamReport
+from whet.streamer.report import StreamReport
 from whet.streamer.sources.synthetic import SyntheticClip
 from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.targets import open_target
@@ -108,24 +109,8 @@ def test_a_gain_needs_a_proof_of_the_speed_and_the_same_quality(found, moved, ve
 
 
 def report(p99: float, *, busy: str = "", late: float = 0.0) -> StreamReport:
-    spread = Spread(p99 / 2, p99, p99, p99, 500)
-    times = {"frame": spread, "model": spread, "latency": None, "interval": None}
-    return StreamReport(
-        target="t",
-        source="s",
-        sink="null",
-        size=(16, 16),
-        steps=1,
-        sampler="lcm",
-        counts={},
-        wall_s=1.0,
-        final_fps=10.0,
-        jitter_s=None,
-        budget_s=0.04,
-        late_share=late,
-        busy=busy,
-        **times,
-    )
+    times = spread(p99, p99 / 2)
+    return made_report(frame=times, model=times, budget_s=0.04, late_share=late, busy=busy)
 
 
 BETTER = Figures(31.0, 0.95, 1.0, 0.0, 0.0, ssim_by_frame=(0.95, 0.96))

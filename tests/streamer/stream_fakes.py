@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import torch
 
+from whet.streamer.report import Spread, StreamReport
 from whet.streamer.sources import Source
 
 
@@ -91,3 +92,15 @@ class Delayed:
 def negative(frame: torch.Tensor) -> torch.Tensor:
     """Return a frame's negative."""
     return 1 - frame
+
+
+def made_report(**values) -> StreamReport:
+    """Return the report of a stream of one step of lcm, with other values where some are given."""
+    usual = {"target": "t", "source": "s", "sink": "null", "size": (16, 16), "steps": 1, "sampler": "lcm"}
+    usual |= {"counts": {}, "wall_s": 1.0, "final_fps": 10.0, "jitter_s": None, "latency": None, "interval": None}
+    return StreamReport(**{**usual, **values})
+
+
+def spread(p99: float, p50: float | None = None) -> Spread:
+    """Return the percentiles of times, in seconds."""
+    return Spread(p99 if p50 is None else p50, p99, p99, p99, 500)

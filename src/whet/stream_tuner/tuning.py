@@ -130,8 +130,9 @@ class _Run:
         """Search, prove and write."""
         opened = open_target(self.target, self.options)
         original = Setting(replace(self.options, steps=opened.model.steps, sampler=opened.sampler))
-        with open_source(self.source, size=opened.size) as source:
-            refuse_live(source, TUNING)
+        if given is not None:  # else the clips are read from the source, which is refused then
+            with open_source(self.source, size=opened.size) as source:
+                refuse_live(source, TUNING)
         clips = given or clips_of_source(self.source, opened.size, _CLIP_FRAMES)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-stream-"))
         was_there = directory.exists()
@@ -178,13 +179,12 @@ class _Run:
         names = search.samplers(self.target, original.options)
         start = search.choose_batch(bench, original)
         self.says(f"the stream runs as {start.label}")
-        searches = directory / _SEARCHES, self.goal.budget_s * _MODELS_SHARE, self.goal.max_drop
-        if not start.options.rolling or (start.options.steps or 1) == 1:
-            calls = self._tuned_models(bench, start, *searches)
+        takes_a_row = not start.options.rolling or (start.options.steps or 1) == 1
+        best = start if takes_a_row else self._chosen(bench, start, names)
+        budget_s = self.goal.budget_s * _MODELS_SHARE
+        calls = self._tuned_models(bench, best, directory / _SEARCHES, budget_s, self.goal.max_drop)
+        if takes_a_row:
             best = self._chosen(bench, start, names)
-        else:
-            best = self._chosen(bench, start, names)
-            calls = self._tuned_models(bench, best, *searches)
         if not self._is_late():
             best, why = search.choose_filter(bench, best)
             self.says(why)
@@ -286,14 +286,12 @@ class _Run:
         if found.moved.is_same or self.goal.frame_budget_s is not None or not bench.models:
             return found
         self.says(f"on unseen frames, {best.label} is not as good: {'; '.join(found.moved.reasons)}")
-        models = dict(bench.models)
         for setting, tuned in self._instead(bench, original, best, calls, directory / _SEARCHES / "again"):
             instead = self._on_unseen(bench, original, setting, tuned, unseen)
             if instead.moved.is_same:
                 self.says(f"chosen instead: {setting.label}")
                 return instead
             self.says(f"nor is {setting.label}: {'; '.join(instead.moved.reasons)}")
-        bench.models |= models
         return found
 
     def _instead(

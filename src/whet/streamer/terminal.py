@@ -78,10 +78,8 @@ def facts(report: StreamReport) -> list[str]:
     if report.frame is not None and report.model is not None and report.overhead is not None:
         added, model = report.frame.p50 - report.model.p50, report.model.p50
         share = f"({percent(added / model)})" if added <= model else f"of {duration(model)}"
-        found = (
-            f"{duration(added)} to the model's time {share}" if added > 0 else "nothing measurable to the model's time"
-        )
-        lines.append(f"the stream adds {found}")
+        found = f"{duration(added)} to the model's time {share}"
+        lines.append(f"the stream adds {found if added > 0 else 'nothing measurable'}")
     if report.jitter_s is not None:
         lines.append(f"jitter {duration(report.jitter_s)} (standard deviation between frames)")
     lines += [f"from frame {frame:,}: {level}" for frame, level in report.levels[-5:]]

@@ -55,10 +55,9 @@ class LiveDrift:
             reference: What it made it of, uint8 [H, W, 3].
         """
         now = self._clock()
-        with self._lock:
-            if now < self._next_s:
-                return
-            self._next_s = now + _PAUSE_S
+        if now < self._next_s:
+            return
+        self._next_s = now + _PAUSE_S
         made, shown = reduced(as_float(output), _SIDE), reduced(as_float(reference), _SIDE)
         shown = fitted(shown, made.shape)
         found = appearance(made, shown, (histogram(made), histogram(shown)))
