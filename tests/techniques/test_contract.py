@@ -153,6 +153,14 @@ def test_contract(name, machine, reload, tmp_path, monkeypatch) -> None:
     _hold_to_contract(name, machine, reload, tmp_path, "cpu")
 
 
+def test_a_state_space_model_is_compiled_saved_and_loaded_in_a_fresh_process(reload, tmp_path) -> None:
+    inductor = TABLE["inductor"]
+    case = Case(inductor, inductor.options(), _subject("state_space", "cpu"))
+    _apply_and_save(case, tmp_path / "saved")
+    assert reload(tmp_path / "saved") == "ok"
+    _compare_reloaded(case, tmp_path / "saved")
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(180)
 @TECHNIQUES

@@ -8,6 +8,7 @@ Shape suffixes: B batch, L tokens, D channels, N states, H heads, P channels of 
 """
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from whet.kernels.selective_scan.native import gradients_native, is_per_head, sa
 from whet.kernels.selective_scan.reference import ScanInputs, outputs_of, scan_gradients, scan_states
 
 _INF = math.inf
+_LARGEST = sys.float_info.max
 _GRADIENTS = ("u", "delta", "A", "B", "C", "D", "z", "bias", "initial")
 
 
@@ -114,8 +116,18 @@ def ssd(
 def _scan(*arguments: Any) -> tuple[Tensor, Tensor]:
     tensors = [x for x in arguments if isinstance(x, Tensor)]
     save = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    out, last, _, _ = scan_operator(*arguments, save)
+    *others, delta_min, delta_max = arguments
+    # torch's inductor cannot save a call with an infinite number.
+    limits = max(delta_min, -_LARGEST), min(delta_max, _LARGEST)
+    out, last, _, _ = scan_operator(*others, *limits, save)
     return out, last
+
+
+def _inputs(*arguments: Any) -> ScanInputs:
+    """Return the operator's arguments, with infinite limits where `_scan` has put the largest number for them."""
+    *others, delta_min, delta_max = arguments
+    limits = (-_INF if delta_min == -_LARGEST else delta_min), (_INF if delta_max == _LARGEST else delta_max)
+    return ScanInputs(*others, *limits)
 
 
 @torch.library.custom_op("whet::selective_scan", mutates_args=())
@@ -139,7 +151,7 @@ def scan_operator(
     With `save`, the third result is out before the gate (where there is one), and the fourth the states that the
     backward pass starts from; without it they are empty.
     """
-    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
+    x = _inputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
     _check(x)
     if _runs_in_triton(x):
         from whet.kernels.selective_scan.cuda import scan_in_triton
@@ -171,7 +183,7 @@ def _(
     delta_max: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
+    x = _inputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
     saved = save and u.dtype is not torch.float64
     last = u.new_empty((u.shape[0], *u.shape[2:], B.shape[-1]), dtype=x.wide)
     y = u.new_empty(u.shape if saved and z is not None else (0,), dtype=x.wide)
@@ -198,7 +210,7 @@ def scan_backward_operator(
     starts: Tensor,
 ) -> list[Tensor]:
     """Return the gradients of u, delta, A, B, C, D, z, bias and initial; an empty tensor for those that are None."""
-    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
+    x = _inputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
     if _runs_in_triton(x):
         from whet.kernels.selective_scan.cuda import gradients_in_triton
 
