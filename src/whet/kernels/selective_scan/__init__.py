@@ -123,11 +123,9 @@ def _scan(*arguments: Any) -> tuple[Tensor, Tensor]:
     return out, last
 
 
-def _inputs(*arguments: Any) -> ScanInputs:
-    """Return the operator's arguments, with infinite limits where `_scan` has put the largest number for them."""
-    *others, delta_min, delta_max = arguments
-    limits = (-_INF if delta_min == -_LARGEST else delta_min), (_INF if delta_max == _LARGEST else delta_max)
-    return ScanInputs(*others, *limits)
+def _limits(delta_min: float, delta_max: float) -> tuple[float, float]:
+    """Return the limits of the step size, infinite where `_scan` has put the largest number for them."""
+    return (-_INF if delta_min == -_LARGEST else delta_min), (_INF if delta_max == _LARGEST else delta_max)
 
 
 @torch.library.custom_op("whet::selective_scan", mutates_args=())
@@ -151,7 +149,7 @@ def scan_operator(
     With `save`, the third result is out before the gate (where there is one), and the fourth the states that the
     backward pass starts from; without it they are empty.
     """
-    x = _inputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
+    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, *_limits(delta_min, delta_max))
     _check(x)
     if _runs_in_triton(x):
         from whet.kernels.selective_scan.cuda import scan_in_triton
@@ -183,7 +181,7 @@ def _(
     delta_max: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = _inputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
+    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, *_limits(delta_min, delta_max))
     saved = save and u.dtype is not torch.float64
     last = u.new_empty((u.shape[0], *u.shape[2:], B.shape[-1]), dtype=x.wide)
     y = u.new_empty(u.shape if saved and z is not None else (0,), dtype=x.wide)
@@ -210,7 +208,7 @@ def scan_backward_operator(
     starts: Tensor,
 ) -> list[Tensor]:
     """Return the gradients of u, delta, A, B, C, D, z, bias and initial; an empty tensor for those that are None."""
-    x = _inputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
+    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, *_limits(delta_min, delta_max))
     if _runs_in_triton(x):
         from whet.kernels.selective_scan.cuda import gradients_in_triton
 
