@@ -244,7 +244,7 @@ def _tuned(
 
 
 def _show_rest(console: Console, result: Result, options: dict[str, Any], again: Callable[..., str]) -> None:
-    """One line where more can be found: how to get a verdict, or how many techniques are untried, and how to go on."""
+    """Say how to get a verdict, or how many techniques are untried and how to go on; nothing where all was found."""
     num_untried = out_of_reach(result.untried)
     if result.is_disturbed:
         command = again(**options, out=Path(result.out))
