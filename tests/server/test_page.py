@@ -46,6 +46,13 @@ def test_an_answer_streams_in_pieces_and_the_next_one_knows_the_first(page: Page
     assert len(server.asked[2][1]["messages"]) == 2
 
 
+def test_the_page_of_a_demo_model_says_that_it_is_one(page: Page, server: FakeServer) -> None:
+    page.goto(server.url)
+    wait_for_tile(page, "Running", "3")
+    assert page.locator("#demo").is_visible()
+    assert "tiny demo model" in page.locator("#demo").inner_text()
+
+
 def test_events_are_read_wherever_they_are_cut(page: Page, server: FakeServer) -> None:
     sent = ": ping\n\ndata: Grüße 😀\r\n\r\nevent: x\ndata:one\ndata:  two\n\n\ndata: [DONE]\n\ndata: cut off"
     page.goto(server.url)

@@ -42,6 +42,6 @@ def check(context: RuleContext) -> Iterator[Hit]:
         )
 
 
-def _as_views(context: RuleContext, call: ast.Call) -> Fix:
+def _as_views(context: RuleContext, call: ast.Call) -> Fix | None:
     title = "let gradients be views of the buckets"
     return context.set_keyword(call, "gradient_as_bucket_view", "True", title, safe=False)

@@ -47,7 +47,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
         )
 
 
-def _pinned(context: RuleContext, call: ast.Call) -> Fix:
+def _pinned(context: RuleContext, call: ast.Call) -> Fix | None:
     value = "torch.cuda.is_available()" if context.module.imports.get("torch") == "torch" else "True"
     return context.set_keyword(
         call, "pin_memory", value, "pin the loader's memory", safe=_is_moved_later(context, call)
