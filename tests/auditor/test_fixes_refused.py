@@ -94,6 +94,22 @@ REFUSED = {
         # every batch has another shape
         torch.backends.cudnn.benchmark = False
         """),
+    "no workers, for a reason": ("DAT102", """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        class Photos(Dataset):
+            def __len__(self):
+                return 9
+            def __getitem__(self, i):
+                return torch.load(f"{i}.pt")
+        def train(model, optimizer):
+            loader = DataLoader(Photos(), batch_size=8, num_workers=0)  # the file server takes one reader
+            for x in loader:
+                model(x).mean().backward()
+                optimizer.step()
+        if __name__ == "__main__":
+            train(make_model(), make_optimizer())
+        """),
     "a loss by the name of a prediction": ("MEM102", """
         import torch
         def predict_ahead(model, x, steps: int):

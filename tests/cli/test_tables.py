@@ -162,7 +162,8 @@ def test_a_fixed_batch_is_said_in_the_trial_and_in_the_table() -> None:
 
 def test_a_disturbed_run_shows_no_table() -> None:
     shown = console()
-    show_result(shown, gain().model_copy(update={"verdict": "inconclusive", "busy": "2 cores", "finalists": []}))
+    busy = {"verdict": "inconclusive", "busy": "2 cores", "sentence": "No verdict: 2 cores.", "finalists": []}
+    show_result(shown, gain().model_copy(update=busy))
     assert "ms" not in "\n".join(lines(shown)).split()
     assert lines(shown)[1].startswith("INCONCLUSIVE") or lines(shown)[1].startswith("Inconclusive")
 

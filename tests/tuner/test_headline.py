@@ -166,6 +166,8 @@ def test_a_disturbed_run_says_what_it_found_and_no_disturbed_figure() -> None:
     said = headline(result.model_copy(update={"trials": trials})).details
     assert "One trial ran undisturbed; the fastest, calm, was 1.50× as fast" in said
     assert "9.00" not in said
+    short = result.model_copy(update={"sentence": "autocast is better, but no pair of runs fitted into the budget."})
+    assert not short.is_disturbed, "the budget left it open, whatever else ran"
 
 
 @pytest.mark.parametrize(

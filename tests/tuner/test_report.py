@@ -329,6 +329,7 @@ def test_the_result_comes_before_the_recipe_and_is_said_once() -> None:
 def test_a_page_of_a_disturbed_run_has_no_figure_of_it_and_says_how_to_go_on() -> None:
     result = fake_results.gain()
     busy = {"verdict": "inconclusive", "busy": "the machine was busy: 2 cores", "best": result.baseline, "trials": []}
+    busy["sentence"] = f"No verdict: {busy['busy']}. The original stays."
     page = render(result.model_copy(update=busy), "")
     assert "56.1" not in page
     assert 'id="finals"' not in page

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from whet.tuner import figures
-from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.result import NO_VERDICT, MeasuredVariant, Result
 
 UNFAIR_MEMORY = "the original's memory holds what its own code builds beside the model, which cannot be saved without"
 CANNOT_BE_SAVED = "It cannot be saved: "
@@ -21,7 +21,7 @@ _FRACTIONS = {
     Fraction(3, 4): "three quarters", Fraction(2, 3): "two thirds", Fraction(1, 2): "half", Fraction(1, 3): "a third",
     Fraction(1, 4): "a quarter", Fraction(1, 5): "a fifth", Fraction(1, 8): "an eighth", Fraction(1, 10): "a tenth",
 }  # fmt: skip
-_PREFIXES = ("No gain: ", "No verdict: ", "Inconclusive: ", "the time was up before anything was proved; ")
+_PREFIXES = ("No gain: ", NO_VERDICT, "Inconclusive: ", "the time was up before anything was proved; ")
 _LEFT_OUT = " is left out: "  # of a training's recipe that is faster or smaller, but not proved or not allowed
 _STAYS = ("; the original stays", " The original stays.")
 _GO_ON = " On a quiet machine, --resume goes on from here."

@@ -22,6 +22,7 @@ FILE = RESULT
 Objective = Literal["latency", "throughput", "memory", "size"]
 Word = Literal["gain", "no-gain", "inconclusive", "failed"]
 """A verdict is "inconclusive" if the machine was too busy or the time too short, "failed" if nothing was measured."""
+NO_VERDICT = "No verdict: "  # begins the sentence of a run whose measurements do not count
 
 
 class MeasuredVariant(BaseModel):
@@ -238,7 +239,8 @@ class Result(BaseModel):
     @property
     def is_disturbed(self) -> bool:
         """Return whether other programs left no verdict, so that no figure of the original or the finals counts."""
-        return self.verdict == "inconclusive" and bool(self.busy) and self.needed_s is None
+        is_unknown = self.verdict == "inconclusive" and self.sentence.startswith(NO_VERDICT)
+        return is_unknown and bool(self.busy)  # else the budget, or a loss, is what left it open
 
     def _repr_html_(self) -> str:
         from whet.tuner.notebook import result_html

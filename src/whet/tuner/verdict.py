@@ -14,7 +14,7 @@ from whet.tuner.headline import CANNOT_BE_SAVED, UNFAIR_MEMORY
 from whet.tuner.in_process import ADVICE
 from whet.tuner.outlook import MIN_ROUNDS
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MeasuredVariant, UntriedTechnique
+from whet.tuner.result import NO_VERDICT, MeasuredVariant, UntriedTechnique
 from whet.tuner.space import Space
 
 TIME_UP = "the time was up before its turn"
@@ -78,7 +78,7 @@ def inconclusive(
         why = figures.spread(baseline.noise)
     else:
         return ""
-    return f"No verdict: {why}. The original stays. On a quiet machine, --resume goes on from here."
+    return f"{NO_VERDICT}{why}. The original stays. On a quiet machine, --resume goes on from here."
 
 
 def _is_thin(point: MeasuredVariant) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from whet.auditor.finding import AddImport, Confidence, Edit, Fix, Gain, Hit, Priority, SetKeyword
 from whet.auditor.loader_setup import Loader, is_in_memory, loaders
 from whet.auditor.map_style import is_fixed, is_unguarded
+from whet.auditor.reasons import has_comment
 from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "DAT102"
@@ -50,8 +51,12 @@ def check(context: RuleContext) -> Iterator[Hit]:
             confidence=Confidence.MEDIUM if loader.use and not is_default else Confidence.LOW,
             priority=Priority.LOW if loader.use == "evaluation" or is_default else None,
             gain=_GAIN,
-            fix=None if is_default else _with_workers(context, loader),
+            fix=None if is_default or _has_reason(context, workers) else _with_workers(context, loader),
         )
+
+
+def _has_reason(context: RuleContext, workers: ast.expr | None) -> bool:
+    return workers is not None and has_comment(context.module, workers)
 
 
 def _is_zero(value: object) -> bool:

@@ -7,7 +7,7 @@ from whet.figures import num_bytes
 from whet.measure.quiet import Patience
 from whet.tuner.goal import Goal
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MeasuredVariant
+from whet.tuner.result import NO_VERDICT, MeasuredVariant
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import MIN_ROUNDS, needs_losses
 from whet.tuner.training.words import gain_sentence, no_gain_sentence
@@ -53,7 +53,7 @@ def conclusion(
     if best is not baseline:
         return "gain", gain_sentence(goal, facts, baseline, best) + _smaller(goal, best, points), best
     if patience.has_run_out:
-        return "inconclusive", f"No verdict: {patience.sentence}. The original stays.", baseline
+        return "inconclusive", f"{NO_VERDICT}{patience.sentence}. The original stays.", baseline
     if goal.objective == "memory" and any(len(point.process_latencies_ms) < MIN_ROUNDS for point in points):
         return "inconclusive", "The budget ended before the finals had enough pairs; give a larger --budget.", baseline
     if any(point.verdict == Verdict.INCONCLUSIVE for point in points):
