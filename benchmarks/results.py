@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from families_tables import family_summary
+from gpu_results import lines as gpu_lines
 from operator_tables import operator_lines
 from serving_peers.section import serving_lines
 from technique_rows import machines_table, technique_rows
@@ -114,21 +115,7 @@ def _demo(report: dict[str, Any]) -> str:
 
 
 def _gpu(report: dict[str, Any]) -> str:
-    """Every step of the check on a GPU, those that failed too."""
-    versions = report["versions"]
-    lines = [
-        f"## On a GPU: {report['machine']['gpu']}",
-        "",
-        f"`{report['command']}`; torch {versions['torch']}, Python {versions['python']}, driver and runtime "
-        f"{report['machine']['gpu_driver']}.",
-        "",
-        "| step | outcome | what was found |",
-        "|---|---|---|",
-    ]
-    for step in report["steps"]:
-        found = " ".join(step["sentence"].split()).replace("|", "/")
-        lines.append(f"| {step['name']} | {step['status']} | {found} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(["## On a GPU", "", *gpu_lines(report)])
 
 
 def _compiled(point: dict[str, Any] | None) -> str:

@@ -298,7 +298,7 @@ def _facts(outcome: Outcome, budget_s: float) -> TargetFacts:
         raise outcome.failure.as_error()
     facts = outcome.answer(TargetFacts)
     assert facts is not None
-    return facts
+    return facts.model_copy(update={"start_s": max(0.0, outcome.seconds - facts.examined_s - facts.limits_s)})
 
 
 def check_excluded(names: Sequence[str], table: Iterable[str]) -> None:
