@@ -60,7 +60,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that is marked gpu where there is no GPU, unless it takes a fixture for which the CPU can stand in."""
+    """Skip a test marked gpu where there is no GPU, unless it takes a fixture for which the CPU can stand in."""
     if item.get_closest_marker("gpu") is None or {"gpu", "device"} & set(getattr(item, "fixturenames", ())):
         return
     if not torch.cuda.is_available():
