@@ -24,7 +24,7 @@ def plan(group: str, device: str, *, quick: bool) -> list[Step]:
     target = bf16 if quick else f"digits-cnn?device={device}"
     loop = {"device": device, "width": 64 if quick else 512, "num_steps": 12 if quick else 60}
     # A process takes 8 to 13 s to start on a GPU: with less than 70 s nothing can be proved.
-    budget_s = 3.0 if quick else 75.0
+    budget_s = 30.0 if quick else 75.0
     match group:
         case "tests":
             selection = ["tests/gpu"] if quick else []
@@ -49,7 +49,9 @@ def plan(group: str, device: str, *, quick: bool) -> list[Step]:
             tuned += [("bf16-transformer", bf16)] if group == "tune" else []
             return [
                 Step(f"tune {name}", "gpu_steps:tune", {"target": t, "budget_s": budget_s}, 90, 30) for name, t in tuned
-            ] or [Step("tune docs-gpt", "gpu_steps:tune", {"target": f"docs-gpt?device={device}", "budget_s": 3.0})]
+            ] or [
+                Step("tune docs-gpt", "gpu_steps:tune", {"target": f"docs-gpt?device={device}", "budget_s": 30.0}, 90)
+            ]
         case "train":
             return [Step("training steps", "gpu_steps:train_steps", {"device": device, "is_small": quick}, 175, 60)]
         case "kernels":
