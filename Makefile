@@ -60,6 +60,7 @@ gpu-wheels: $(STAMP)
 COMPILE := $(BIN)/python -m compileall -qq -x '/tests/|/torch/testing/_|/transformers/models/|/pip/|/setuptools/'
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip uninstall --quiet --yes whet 2>/dev/null # an earlier name of torch-whet, of the same files
 	$(BIN)/python -m pip install $(QUIETLY) torch
 	$(COMPILE) $(VENV)/lib & \
 	$(BIN)/python -m pip install $(QUIETLY) --editable '.[all,dev]' && { wait; $(COMPILE) -j 2 $(VENV)/lib || true; }

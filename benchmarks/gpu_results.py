@@ -55,27 +55,6 @@ def save(paths: Sequence[Path], run: Run) -> None:
         write_whole(path, json.dumps({"runs": runs}, indent=1) + "\n")
 
 
-def lines(report: Mapping[str, Any]) -> list[str]:
-    """Return the newest run of each group as Markdown: every step, those that failed too."""
-    found: list[str] = []
-    for run in newest(report["runs"]).values():
-        machine, versions = run["machine"], run["versions"]
-        found += [
-            f"### {run['group']}, {run['written_at'][:10]}, commit {run['commit'] or 'unknown'}",
-            "",
-            f"`{run['command']}` on {machine['gpu']}; torch {versions['torch']}, Python {versions['python']}, driver "
-            f"and runtime {machine['gpu_driver']}{'' if run['is_complete'] else '; the run was cut off'}.",
-            "",
-            "| step | outcome | what was found |",
-            "|---|---|---|",
-        ]
-        for step in run["steps"]:
-            sentence = " ".join(step["sentence"].split()).replace("|", "/")
-            found.append(f"| {step['name']} | {step['status']} | {sentence} |")
-        found.append("")
-    return found
-
-
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 

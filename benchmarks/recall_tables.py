@@ -94,13 +94,19 @@ def memory_lines(report: dict[str, Any]) -> list[str]:
             cells = [_memory_cell(row, str(length), report["is_timed"]) for length in lengths]
             low, high = row["exponent_ci95"]
             lines.append(f"| {row['arm']} | {' | '.join(cells)} | **{row['exponent']:.2f}** ({low:.2f}–{high:.2f}) |")
+    marked = {
+        (row["arm"], row["mode"]): {n for n, p in row["points"].items() if p.get("extrapolated")}
+        for row in report["rows"]
+    }
     lines += ["", f"The guide of the LTM Transformer claims {_claims(report)} of the standard's memory.", ""]
     lines += ["| arm | mode | over | tokens | times less memory | the guide | |", "|---" * 7 + "|"]
     for claim in report["claims"]:
         for length, ratio, holds in zip(claim["lengths"], claim["ratios"], claim["holds"], strict=True):
+            measured = str(length) not in marked[claim["over"], claim["mode"]] | marked[claim["arm"], claim["mode"]]
+            said = ("holds" if holds else "does not hold") if measured else "not measured at this length"
             lines.append(
-                f"| {claim['arm']} | {claim['mode']} | {claim['over']} | {length:,} | **{ratio:,.1f}x** "
-                f"| {report['claimed'][str(length)]:g}x | {'holds' if holds else 'does not hold'} |"
+                f"| {claim['arm']} | {claim['mode']} | {claim['over']} | {length:,} "
+                f"| {f'**{ratio:,.1f}x**' if measured else '—'} | {report['claimed'][str(length)]:g}x | {said} |"
             )
     return [*lines, "", *_remembered(report["recall"])]
 

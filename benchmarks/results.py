@@ -2,8 +2,9 @@
 
     python benchmarks/results.py
 
-Reads docs/results/*.json, each written by a script of this directory, and writes docs/results.md whole, and the rows of
-src/whet/techniques/measured.json. No figure in these files, nor between the markers of the others, is typed by hand.
+Reads docs/results/*.json, each written by a script of this directory, and writes docs/results.md and a page for each
+subject in docs/results/ whole, and the rows of src/whet/techniques/measured.json. No figure in these files, nor between
+the markers of the others, is typed by hand.
 """
 
 import json
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from families_tables import family_summary
-from gpu_results import lines as gpu_lines
+from gpu_table import gpu_lines
 from operator_tables import operator_lines
+from result_pages import write_pages
 from serving_peers.section import serving_lines
 from technique_rows import machines_table, technique_rows
 from training_tables import SECTIONS, ladder_plot, plot_of, training_summary
@@ -29,15 +31,7 @@ _BEGIN, _END = "<!-- measured: benchmarks/results.py -->", "<!-- end -->"
 _BEGIN_TRAINING = "<!-- measured: benchmarks/results.py, training -->"
 _BEGIN_FAMILIES = "<!-- measured: benchmarks/results.py, families -->"
 _BEGIN_BUSY = "<!-- measured: benchmarks/results.py, busy -->"
-_HEAD = """# Measured results
-
-`python benchmarks/results.py` wrote this page from the figures of the benchmark scripts; nothing here is typed by hand.
-Each table says where it was measured, and times of different machines cannot be compared
-([why two machines differ](machines.md)). Ratios are measured in pairs within one run and have 95% bootstrap intervals.
-
-Some tables name a goal. These goals are whet's own. A goal is *reached* if the whole interval reaches it, and *missed*
-if no part of it does. Otherwise it is *open*: the measurements do not decide it.
-"""
+_BEGIN_GPU = "<!-- measured: benchmarks/results.py, gpu -->"
 
 
 def main() -> None:
@@ -64,14 +58,17 @@ def main() -> None:
     for name, render in renderers.items():
         for path in sorted((DOCS / "results").glob(f"{name}.*json")):  # NAME.json, or NAME.MACHINE.json of several
             parts[path.stem] = render(json.loads(path.read_text(encoding="utf-8")))
-    write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
-    _put(README, parts["demo"])
+    write_pages(DOCS, parts)
+    demo = json.loads((DOCS / "results" / "demo.json").read_bytes())
+    _put(README, "\n".join(["", *_summary(demo)]))
     _put(README, _training_summary(), _BEGIN_TRAINING)
     peers = sorted((DOCS / "results").glob("families_peers.*json"))[0]
     _put(README, "\n".join(["", *family_summary(json.loads(peers.read_bytes()))]), _BEGIN_FAMILIES)
     _put(DOCS / "gate.md", parts["gate"])
     _put(DOCS / "machines.md", f"## Machines\n\n{machines_table(DOCS / 'results')}\n")
     write_whole(MEASURED, json.dumps(technique_rows(DOCS / "results"), indent=1, ensure_ascii=False) + "\n")
+    if "gpu" in parts:
+        _put(DOCS / "gpu.md", parts["gpu"], _BEGIN_GPU)
     if "busy" in parts:
         _put(DOCS / "gate.md", parts["busy"], _BEGIN_BUSY)
 
@@ -114,8 +111,35 @@ def _demo(report: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _summary(report: dict[str, Any]) -> list[str]:
+    """The README's table: beside torch.compile, and beside the best peer by hand where that ran on the same machine."""
+    machine, versions = report["machine"], report["versions"]
+    path = DOCS / "results" / f"peers-builtin.{machine['id']}.json"
+    peers = {row["name"]: row for row in json.loads(path.read_bytes())["models"]} if path.is_file() else {}
+    libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "openvino", "onnxruntime"))
+    lines = [
+        f"`{report['command']}` on {machine['chip']}, {machine['cores']} cores; {libraries}.",
+        "",
+        "| model | original | whet | times as fast as the original (95%) | torch.compile alone "
+        "| whet over the best peer by hand (95%) | quality | size on disk | what won |",
+        "|---" * 9 + "|",
+    ]
+    for row in report["workloads"]:
+        low, high = row["speedup_ci95"]
+        peer = peers.get(row["target"])
+        beside = "—" if peer is None else f"{_ratio(peer['over_best_peer'])}, {peer['best_peer']}"
+        lines.append(
+            f"| {row['target']} | {row['baseline']['latency_ms']:.2f} ms | {row['best']['latency_ms']:.2f} ms "
+            f"| **{row['speedup']:.2f}x** ({low:.2f}–{high:.2f}) | {_compiled(row['compile_only'])} | {beside} "
+            f"| {row['quality_name']}: {row['quality_baseline']:.4f} → {row['quality_best']:.4f} "
+            f"| {row['size_bytes_baseline'] / 1e6:.1f} → {row['size_bytes_best'] / 1e6:.1f} MB "
+            f"| {row['best']['label'].partition(',')[0]}{')' if ',' in row['best']['label'] else ''} |"
+        )
+    return lines
+
+
 def _gpu(report: dict[str, Any]) -> str:
-    return "\n".join(["## On a GPU", "", *gpu_lines(report)])
+    return "\n".join(gpu_lines(report))
 
 
 def _compiled(point: dict[str, Any] | None) -> str:

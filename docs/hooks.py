@@ -1,13 +1,17 @@
 """Build the pages of the site that are not files of docs/: mkdocs calls these functions (see mkdocs.yml).
 
 README.md, CONTRIBUTING.md and CHANGELOG.md become pages. Each technique and each rule gets a page from its docstring,
-so that a card exists once, in the code.
+so that a card exists once, in the code. The search also finds American spelling.
 """
 
+import importlib.util
+import json
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -20,6 +24,7 @@ from whet.techniques.catalogue import MeasuredRow, OptionCard, TechniqueCard, te
 
 ROOT = Path(__file__).parents[1]
 TOKENS = ROOT / "src" / "whet" / "look" / "tokens.css"  # the design tokens that whet's own pages use
+WORKING_ON_WHET = frozenset({"changelog.md", "contributing.md", "structure.md", "log.md", "mutants.md"})
 ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 STAGES = {
     "structure": "Another graph, the same numbers",
@@ -66,6 +71,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in the lists of techniques and rules; let links lead to pages of the site, and carry their titles."""
+    if page.file.src_uri in WORKING_ON_WHET:
+        page.meta.setdefault("search", {"boost": 0.3})
     markdown = _NAMED.sub(lambda found: _titled(found, page, files), markdown)
     if page.file.src_uri == "techniques.md":
         return f"{markdown}\n\n{_technique_list()}"
@@ -75,6 +82,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for name, target in ROOT_PAGES.items():
         markdown = markdown.replace(f"]({up}{name}", f"]({up.removesuffix('../')}{target}")
     return markdown
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Add the American spelling of its words to each entry of the search."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    found = json.loads(index.read_text(encoding="utf-8"))
+    for entry in found["docs"]:
+        if words := _spelling().added_words(f"{entry['title']} {entry['text']}"):
+            entry["text"] += f"<p>Also spelt {', '.join(words)}.</p>"
+    index.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _spelling() -> ModuleType:
+    """Load spelling.py, which lies beside this file and in no package."""
+    spec = importlib.util.spec_from_file_location("spelling", Path(__file__).with_name("spelling.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _titled(found: re.Match[str], page: Page, files: Files) -> str:

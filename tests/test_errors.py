@@ -24,11 +24,13 @@ def test_the_tree() -> None:
 
 
 def test_a_missing_extra_says_how_to_get_it() -> None:
-    with pytest.raises(WhetError, match=r"reading X needs xlib, which is not installed: pip install 'whet\[x\]'") as e:
+    with pytest.raises(
+        WhetError, match=r"reading X needs xlib, which is not installed: pip install 'torch-whet\[x\]'"
+    ) as e:
         raise MissingExtra("xlib", "x", "reading X")
     assert isinstance(e.value, MissingExtra)
     assert (e.value.package, e.value.extra) == ("xlib", "x")
-    assert str(e.value).endswith("pip install 'whet[x]', or in a clone of whet: pip install '.[x]'")
+    assert str(e.value).endswith("pip install 'torch-whet[x]', or in a clone of whet: pip install '.[x]'")
 
 
 @pytest.mark.parametrize(

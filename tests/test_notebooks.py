@@ -214,7 +214,7 @@ def test_traces(tmp_path: Path) -> None:
 
 
 def test_doctor() -> None:
-    advice = (Advice(concerns="whet serve", problem=EVIL, remedy="pip install 'whet[serve]'"),)
+    advice = (Advice(concerns="whet serve", problem=EVIL, remedy="pip install 'torch-whet[serve]'"),)
     found = Checkup(whet="1.2.3", python="3", system="Linux", required=(), extras=(), advice=advice)
-    assert {EVIL, "1.2.3", "pip install 'whet[serve]'"} <= set(shown(found))
+    assert {EVIL, "1.2.3", "pip install 'torch-whet[serve]'"} <= set(shown(found))
     assert json.loads(found.model_dump_json())["advice"][0]["problem"] == EVIL

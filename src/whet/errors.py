@@ -28,6 +28,8 @@ WhetError                     exit code 2
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+DISTRIBUTION = "torch-whet"  # what pip installs; `whet` on the package index belongs to somebody else
+
 
 class WhetError(Exception):
     """Report a mistake that the user can mend. The message says what was wrong and what to do."""
@@ -138,7 +140,7 @@ class MissingExtra(WhetError):
 
 def how_to_install(extra: str) -> str:
     """Return the commands that install one of whet's extras: from a package index, and in a clone of whet."""
-    return f"pip install 'whet[{extra}]', or in a clone of whet: pip install '.[{extra}]'"
+    return f"pip install '{DISTRIBUTION}[{extra}]', or in a clone of whet: pip install '.[{extra}]'"
 
 
 @contextmanager

@@ -138,5 +138,5 @@ def test_an_operator_it_lacks_is_not_called_damage(tmp_path) -> None:
 def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch) -> None:
     linear(4).save(tmp_path, signature(4))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'whet\[onnx\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'torch-whet\[onnx\]'"):
         load(tmp_path)

@@ -188,7 +188,7 @@ def test_damage_is_an_artefact_error(damage, tmp_path) -> None:
 def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch) -> None:
     linear(4).save(tmp_path, signature(4))
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'whet\[openvino\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'torch-whet\[openvino\]'"):
         load(tmp_path)
 
 

@@ -46,6 +46,71 @@ REFUSED = {
                 # without this we run out of memory
                 torch.cuda.empty_cache()
         """),
+    "a wait under a comment on its condition": ("SYN111", """
+        import torch
+        def train(model, loader, optimizer, device, extension):
+            for x in loader:
+                model(x.to(device)).mean().backward()
+                optimizer.step()
+                # the extension reads the gradients on a stream of its own
+
+                if extension is not None:
+                    torch.cuda.synchronize()
+        """),
+    "a wait with its reason below": ("SYN111", """
+        import torch
+        def train(model, loader, optimizer, device):
+            for x in loader:
+                model(x.to(device)).mean().backward()
+                optimizer.step()
+                torch.cuda.synchronize()
+                # else the driver of our card hangs
+        """),
+    "one kernel per parameter, by an option": ("CMP107", """
+        import argparse, torch
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--foreach", action="store_true")
+        args = parser.parse_args()
+        def clip(model):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=args.foreach)
+        """),
+    "one kernel per parameter, for a reason": ("CMP107", """
+        import torch
+        def clip(model):
+            # a list of all gradients does not fit
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        """),
+    "gradients that are zeros for a reason": ("MEM101", """
+        import torch
+        def train(model, loader, optimizer):
+            for x in loader:
+                model(x).mean().backward()
+                optimizer.step()
+                # weight decay has to reach parameters without gradients
+                optimizer.zero_grad(set_to_none=False)
+        """),
+    "kernels by rule, for a reason": ("CMP112", """
+        import torch
+        # every batch has another shape
+        torch.backends.cudnn.benchmark = False
+        """),
+    "a loss by the name of a prediction": ("MEM102", """
+        import torch
+        def predict_ahead(model, x, steps: int):
+            total = torch.zeros(())
+            with torch.autocast("cpu"):
+                for _ in range(steps):
+                    x = model(x)
+                    total += torch.relu(x).mean()
+            return total
+        """),
+    "predictions kept in an attribute": ("MEM102", """
+        import torch
+        class Rollout:
+            def predict(self, model, loader):
+                for x in loader:
+                    self.total += torch.relu(model(x)).mean()
+        """),
     "memory freed after something is deleted": ("SYN112", """
         import gc, torch
         def train(model, loader, optimizer, device):

@@ -169,7 +169,10 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     code = "import sys; sys.modules['uvicorn'] = None; from whet.cli import main; main(['serve', 'DIR'])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert "whet serve needs uvicorn, which is not installed: pip install 'whet[serve]', or in a clone" in ended.stderr
+    assert (
+        "whet serve needs uvicorn, which is not installed: pip install 'torch-whet[serve]', or in a clone"
+        in ended.stderr
+    )
 
 
 KEY = "the-key"

@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import whet
+from whet.errors import DISTRIBUTION
 from whet.installation import doctor as module
 from whet.installation.checkup import Advice, Checkup, Compiler, Extra, Package, Place, State
 from whet.installation.doctor import _on_compilers, _on_machine, _on_packages
@@ -112,7 +113,7 @@ def test_each_problem_comes_with_what_to_do() -> None:
     entries = list(_on_packages(found_with(required=(torch,), extras=(extra,))))
     assert [(entry.remedy, entry.is_essential) for entry in entries] == [
         ("pip install 'torch>=2.13'", True),
-        ("pip install 'whet[openvino]', or in a clone of whet: pip install '.[openvino]'", False),
+        ("pip install 'torch-whet[openvino]', or in a clone of whet: pip install '.[openvino]'", False),
         ("pip install --force-reinstall --no-deps 'openvino>=2026.4'", False),
     ]
     problem = "torch compiles with g++, which is not installed: install it (Debian: apt install g++)"
@@ -176,7 +177,7 @@ def test_secrets_in_the_environment_are_not_shown() -> None:
 @pytest.mark.parametrize("extra", ["", "docs", *EXTRAS])
 def test_each_installed_package_has_the_module_that_is_tried(extra: str) -> None:
     """The module is looked up, and not imported, which takes half a minute for all of them."""
-    needed = [Requirement(text) for text in importlib.metadata.requires("whet") or ()]
+    needed = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or ()]
     names = {one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})}
     there = {found.name for found in map(installed, map(Requirement, names)) if found.version}
     assert [name for name in sorted(there) if importlib.util.find_spec(module_of(name)) is None] == []

@@ -182,7 +182,7 @@ def test_what_was_hidden_before_is_left_out() -> None:
 
 def test_warp_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cv2", None)
-    with pytest.raises(MissingExtra, match=r"whet\[stream\]"):
+    with pytest.raises(MissingExtra, match=r"torch-whet\[stream\]"):
         frames.input_flow(np.zeros((32, 32)), np.zeros((32, 32)))
 
 

@@ -83,7 +83,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "pip install 'whet[nvidia]'" in GpuCollector().unavailable["GPU"]
+    assert "pip install 'torch-whet[nvidia]'" in GpuCollector().unavailable["GPU"]
 
 
 @pytest.mark.parametrize(

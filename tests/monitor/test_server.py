@@ -116,5 +116,5 @@ def test_the_port_is_free_after(run: Run) -> None:
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "prometheus_client"])
 def test_a_missing_extra_says_what_to_install(package: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=r"pip install 'whet\[monitor\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'torch-whet\[monitor\]'"):
         PageServer(run)

@@ -80,7 +80,8 @@ class FakeServer:
 def live(**changed: Any) -> dict[str, Any]:
     """What GET /live answers: the engine's figures, as the interface has them, with the server's limits."""
     figures = {
-        "model": "docs-gpt", "uptime_s": 75.0, "max_num_seqs": 64, "max_model_len": 2048, "phase": "ready",
+        "model": "docs-gpt", "is_demo": True, "uptime_s": 75.0, "max_num_seqs": 64, "max_model_len": 2048,
+        "phase": "ready",
         "num_running": 3, "num_waiting": 2, "kv_cache_usage": 0.25,
         "prompt_tokens_total": 12000, "generation_tokens_total": 4000, "tokens_per_s": 118.4,
         "prefix_cache_queries": 8000, "prefix_cache_hits": 6000, "num_preemptions": 4,

@@ -273,7 +273,7 @@ def test_a_structure_needs_a_tokenizer_and_the_library(monkeypatch: pytest.Monke
     with Engine(random_model()) as engine, pytest.raises(RequestError, match="needs a tokenizer"):
         engine.generate([1], params)
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    with random_engine() as engine, pytest.raises(RequestError, match=r"pip install 'whet\[serve\]'"):
+    with random_engine() as engine, pytest.raises(RequestError, match=r"pip install 'torch-whet\[serve\]'"):
         engine.generate("x", params)
 
 

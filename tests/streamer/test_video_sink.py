@@ -318,5 +318,7 @@ def test_a_missing_package_is_named(
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=r"needs (av|pillow), which is not installed: pip install 'whet\[stream\]'"):
+    with pytest.raises(
+        MissingExtra, match=r"needs (av|pillow), which is not installed: pip install 'torch-whet\[stream\]'"
+    ):
         open_sink(text)

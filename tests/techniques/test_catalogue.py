@@ -67,7 +67,7 @@ def test_a_technique_that_the_machine_refuses_says_why(monkeypatch: pytest.Monke
     monkeypatch.setattr(place, lambda name: None if name == "openvino" else real(name))
     without = whet.describe_technique("openvino")
     assert not without.can_run
-    assert "whet[openvino]" in without.reason
+    assert "torch-whet[openvino]" in without.reason
 
 
 def test_a_wrong_name_is_answered_by_the_nearest() -> None:

@@ -170,7 +170,7 @@ def test_it_needs_a_directory_and_peft(tmp_path: Path, monkeypatch: pytest.Monke
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(MissingExtra, match=r"whet\[lora\]"):
+    with pytest.raises(MissingExtra, match=r"torch-whet\[lora\]"):
         set_up(with_lora(tmp_path, base), lambda line: None)
 
 

@@ -156,7 +156,7 @@ def no_gain() -> Result:
                 number=3, steps=[LAST], status="refused", reason="channels_last: the model holds no convolution"
             ),
         ],
-        refused=[RefusedTechnique(technique="openvino", reason="needs openvino: pip install 'whet[openvino]'")],
+        refused=[RefusedTechnique(technique="openvino", reason="needs openvino: pip install 'torch-whet[openvino]'")],
         pareto=[1],
         diagnosis=Diagnosed(
             sentence="Overhead-bound: 91% of the time goes into calling 14 operators; arithmetic needs 2 µs of 41.",

@@ -317,3 +317,21 @@ def test_no_line_ends_within_an_option() -> None:
 def test_the_link_to_the_finals_has_their_heading(htmls: dict[str, str]) -> None:
     assert '<a href="#finals">Final comparison</a>' in htmls["gain"]
     assert "<h2>Final comparison</h2>" in htmls["gain"]
+
+
+def test_the_result_comes_before_the_recipe_and_is_said_once() -> None:
+    page = render(fake_results.gain(), "[[steps]]")
+    places = [page.index(text) for text in ("9.5x faster", 'class="tiles"', 'id="use"', "[[steps]]", 'id="finals"')]
+    assert places == sorted(places)
+    assert "is 9.49x as fast as the original" not in page
+
+
+def test_a_page_of_a_disturbed_run_has_no_figure_of_it_and_says_how_to_go_on() -> None:
+    result = fake_results.gain()
+    busy = {"verdict": "inconclusive", "busy": "the machine was busy: 2 cores", "best": result.baseline, "trials": []}
+    page = render(result.model_copy(update=busy), "")
+    assert "56.1" not in page
+    assert 'id="finals"' not in page
+    assert 'id="diagnosis"' not in page
+    assert "close other programs" in page
+    assert "--budget 300s --out whet-out/resnet-50 --resume" in re.sub(r"</?span[^>]*>", "", page)

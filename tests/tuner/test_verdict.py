@@ -242,7 +242,7 @@ def test_a_gain_in_a_sentence() -> None:
     memory = verdict.gain(Goal("memory"), baseline, best, None, "accuracy")
     assert memory == f"{fast} and holds 1.50x less memory at its peak."
     unfair = verdict.gain(Goal("memory"), baseline, best, None, "accuracy", is_fair=False)
-    assert unfair.startswith(f"{fast} and holds 1.50x less memory at its peak (the original's holds what its own code")
+    assert unfair.startswith(f"{fast} and holds 1.50x less memory at its peak (the original's memory holds what its")
     assert "its own code" not in verdict.gain(Goal(), baseline, best, None, "accuracy", is_fair=False)
     assert verdict.gain(Goal("size"), baseline, best, None, "accuracy") == f"{fast} and is 3.00x smaller on disk."
 

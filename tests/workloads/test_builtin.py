@@ -123,7 +123,7 @@ def test_labels_are_topics_with_passages_to_score():
 def test_missing_package_is_named(monkeypatch, package, name):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f"{package}.datasets", None)
-    with pytest.raises(MissingExtra, match=r"whet\[examples\]"):
+    with pytest.raises(MissingExtra, match=r"torch-whet\[examples\]"):
         resolve(name)
 
 

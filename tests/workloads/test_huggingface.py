@@ -186,7 +186,7 @@ def test_transformers_is_optional(bert, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingExtra, match=r"whet\[hf\]"):
+    with pytest.raises(MissingExtra, match=r"torch-whet\[hf\]"):
         resolve(f"hf:{bert}")
 
 

@@ -90,7 +90,12 @@ def names_in(expressions: Iterable[ast.AST | None]) -> set[str]:
 
 def feeds_backward(context: RuleContext, function: Function, name: str) -> bool:
     """Whether what a name holds is differentiated, through up to three assignments."""
-    known = names_in(differentiated(context, function))
+    return goes_into(function, name, differentiated(context, function))
+
+
+def goes_into(function: Function, name: str, expressions: Iterable[ast.AST | None]) -> bool:
+    """Whether expressions are computed from a name, through up to three assignments."""
+    known = names_in(expressions)
     for _ in range(3):
         if name in known:
             return True

@@ -11,6 +11,7 @@ from whet.auditor.constants import UNKNOWN_VALUE, Constants, Default
 from whet.auditor.finding import AddImport, Edit, Fix, HotPath, RemoveKeyword, ReplaceExpression, SetKeyword, Span
 from whet.auditor.hot_paths import HeatKind, HotPaths
 from whet.auditor.project import Project, name_of
+from whet.auditor.reasons import has_comment
 from whet.auditor.source import Class, Function, LoopNode, Module, Node
 from whet.auditor.type_inference import TypeInference
 
@@ -156,12 +157,27 @@ class RuleContext:
     def span(self, node: ast.AST) -> Span:
         return self.module.span(node)
 
-    def set_keyword(self, call: ast.Call, name: str, value: str, title: str, *, safe: bool) -> Fix:
-        """A fix that gives a call a keyword."""
+    def set_keyword(self, call: ast.Call, name: str, value: str, title: str, *, safe: bool) -> Fix | None:
+        """A fix that gives a call a keyword; None where it has a value by an option, or with a comment."""
+        if not self._is_written(call, name):
+            return None
         return Fix(title, safe, (SetKeyword(self.span(call), name, value),))
 
-    def remove_keyword(self, call: ast.Call, name: str, title: str, *, safe: bool) -> Fix:
+    def remove_keyword(self, call: ast.Call, name: str, title: str, *, safe: bool) -> Fix | None:
+        """A fix that takes a keyword from a call; None where its value is an option's, or has a comment."""
+        if not self._is_written(call, name):
+            return None
         return Fix(title, safe, (RemoveKeyword(self.span(call), name),))
+
+    def is_written(self, value: ast.expr) -> bool:
+        """Whether the code itself says a value: a literal or a name of torch, and no option, argument or variable."""
+        if isinstance(value, ast.UnaryOp):
+            return self.is_written(value.operand)
+        return isinstance(value, ast.Constant) or (self.dotted(value) or "").startswith("torch.")
+
+    def _is_written(self, call: ast.Call, name: str) -> bool:
+        given = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+        return given is None or (self.is_written(given) and not has_comment(self.module, given))
 
     def replace(self, node: ast.expr, source: str, title: str, *, safe: bool, imports: str = "") -> Fix:
         """A fix that puts another expression in place of one. imports: a module the new source needs, dotted."""

@@ -38,7 +38,17 @@ _STATUSES = {
 
 
 def show_result(console: Console, result: Result) -> None:
-    """Show the original, torch.compile alone and the finalists, the verdict, and the paths, within 80 columns."""
+    """Show the verdict, the original, torch.compile alone and the finalists, and the paths, within 80 columns."""
+    console.print()
+    show_headline(console, result)
+    console.print()
+    if not result.is_disturbed:
+        console.print(_table(result))
+        console.print()
+    _show_places(console, result)
+
+
+def _table(result: Result) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     table.add_column("variant", ratio=1, min_width=15, overflow="fold")
     table.add_column("latency", justify="right")
@@ -52,24 +62,17 @@ def show_result(console: Console, result: Result) -> None:
     table.add_column("memory", justify="right")
     for point in figures.final_points(result):
         table.add_row(*_cells(result, point), style="bold" if point.label == result.best.label else "")
-    console.print()
-    console.print(table)
-    console.print()
-    _show_headline(console, result)
-    console.print()
-    _show_places(console, result)
+    return table
 
 
-def _show_headline(console: Console, result: Result) -> None:
-    """Print the verdict in words, what is sure about it, and then the details."""
+def show_headline(console: Console, result: Result) -> None:
+    """Print the verdict in words, and then how it came about."""
     word, style = HEADLINES[result.verdict]
     if result.verdict == "gain" and result.best.change is not None and not result.best.change.is_shown:
         style = "bold yellow"
     said = headline(result)
     repeats = said.words.lower().startswith(word.lower())
     console.print(Text(said.words, style) if repeats else Text.assemble((word, style), "  ", (said.words, "bold")))
-    if said.sure:
-        console.print(Text(said.sure))
     if said.details:
         console.print(Text(figures.one_line(said.details), "dim" if result.verdict == "gain" else ""))
 
@@ -78,8 +81,8 @@ def show_trial(console: Console, record: TrialRecord) -> None:
     """Show one line for a trial that ended. Its figures are screening figures."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{record.status:<8}", _STATUSES[record.status])
-    line.append(f"{figures.ratio(record.speedup):>8}")
-    line.append(f"{figures.duration(record.latency_ms):>9}")
+    line.append(f"{figures.DASH if record.busy else figures.ratio(record.speedup):>8}")
+    line.append(f"{figures.DASH if record.busy else figures.duration(record.latency_ms):>9}")
     line.append(f"{'drop ' + figures.percent(record.drop) if record.drop is not None else figures.DASH:>13}", "dim")
     line.append("  ")
     names, options = names_of(record.steps), _options(record.steps)

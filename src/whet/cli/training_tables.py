@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.cli.tables import HEADLINES, VERDICTS, names_of
+from whet.cli.tables import VERDICTS, names_of, show_headline
 from whet.figures import num_bytes
 from whet.recipe import FILE as RECIPE
 from whet.training.memory import StepMemory
@@ -21,7 +21,22 @@ def memory_line(memory: StepMemory) -> str:
 
 
 def show_result(console: Console, result: Result) -> None:
-    """Show the original, torch.compile alone and the finalists, the verdict, and the recipe, within 80 columns."""
+    """Show the verdict, the original, torch.compile alone and the finalists, and the recipe, within 80 columns."""
+    console.print()
+    show_headline(console, result)
+    console.print()
+    if not result.is_disturbed:
+        console.print(_table(result))
+        console.print()
+        _show_rest(console, result)
+    if result.out:
+        for name, file in (("report", "report.html"), ("recipe", RECIPE)):
+            if (result.directory / file).exists():  # a script's run has no page
+                path = figures.one_line(str(figures.shortened(result.directory / file)))
+                console.print(Text.assemble((f"{name}  ", "dim"), path), overflow="fold")
+
+
+def _table(result: Result) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     table.add_column("training", ratio=1, min_width=18, overflow="fold")
     table.add_column("step", justify="right")
@@ -31,19 +46,15 @@ def show_result(console: Console, result: Result) -> None:
     table.add_column("memory", justify="right")
     for point in [result.baseline, *_others(result)]:
         table.add_row(*_cells(result, point), style="bold" if point.label == result.best.label else "")
-    console.print()
-    console.print(table)
-    console.print()
-    word, style = HEADLINES[result.verdict]
-    console.print(Text.assemble((word, style), "  ", figures.one_line(result.sentence)))
+    return table
+
+
+def _show_rest(console: Console, result: Result) -> None:
+    """Print what proves that the best recipe trains as the original does, and what it needs."""
     if result.best.steps and (proof := proof_of(result.best)):
         console.print(Text(figures.one_line(proof), "dim"))
     for line in [*_lines(result), *map(figures.one_line, batch_sentences(result))]:
         console.print(Text(line, "dim"))
-    if result.out:
-        for name, file in (("recipe", RECIPE), ("report", "report.html")):
-            path = figures.one_line(str(figures.shortened(result.directory / file)))
-            console.print(Text.assemble((f"{name}  ", "dim"), path), overflow="fold")
 
 
 def _lines(result: Result) -> list[str]:

@@ -244,8 +244,13 @@ def _tuned(
 
 
 def _show_rest(console: Console, result: Result, options: dict[str, Any], again: Callable[..., str]) -> None:
-    """One line where the time was up before every technique was tried: how many are untried, and how to go on."""
+    """Say how to get a verdict, or how many techniques are untried and how to go on; nothing where all was found."""
     num_untried = out_of_reach(result.untried)
+    if result.is_disturbed:
+        command = again(**options, out=Path(result.out))
+        line = f"For a verdict, close other programs and go on from here: {command}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
     if not num_untried and result.needed_s is None:
         return
     budget_s = max(options["budget_s"], result.needed_s or 0.0)

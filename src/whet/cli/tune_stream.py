@@ -207,9 +207,11 @@ def _suffix(sink: str) -> str:
 
 
 def show(console: Console, result: StreamTuning) -> None:
-    """Show the original and the best side by side, and the verdict."""
+    """Show the verdict, then the original and the best side by side."""
     console.print()
     console.print(Text.assemble(("whet tune  ", "bold"), result.target, ("  on ", "dim"), result.source))
+    console.print(Text(result.sentence, _STYLES[result.verdict]))
+    console.print()
     found = result.best if result.verdict == "gain" else next((point for point, _ in result.rejected), result.best)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     table.add_column("")
@@ -225,7 +227,6 @@ def show(console: Console, result: StreamTuning) -> None:
     console.print(Text(f"quality beside {truth}, on frames that the search has not seen"))
     for name, recipe in found.models.items():
         console.print(Text(f"{name}: {recipe}"))
-    console.print(Text(result.sentence, _STYLES[result.verdict]))
     console.print(Text(f"the stream that is kept: whet stream {result.out}"))
 
 

@@ -57,7 +57,8 @@ class TuningProgress(Listener):
 
     def looked(self, facts: TargetFacts) -> None:
         """Say what bounds the target, and what was refused."""
-        self._console.print(facts.diagnosis.sentence, markup=False)
+        disturbed = f"what bounds the model is not known, as {facts.busy}"
+        self._console.print(disturbed if facts.busy else facts.diagnosis.sentence, markup=False)
         if hint := _gpu_hint(self._target, facts):
             self._console.print(hint, markup=False, highlight=False, soft_wrap=True)
         if facts.no_graph:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from packaging.requirements import Requirement
 from pydantic import BaseModel
 
-from whet.errors import reason
+from whet.errors import DISTRIBUTION, reason
 
 _LIMIT_S = 90.0  # for the imports of all packages together
 _MODULES = {  # where a package's module has another name
@@ -87,7 +87,7 @@ class Extra(BaseModel):
     """Describe one extra of whet.
 
     Attributes:
-        name: The name between brackets in `pip install 'whet[NAME]'`.
+        name: The name between brackets in `pip install 'torch-whet[NAME]'`.
         gives: What needs it.
         packages: The packages that it installs.
     """
@@ -180,8 +180,8 @@ def requirements() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
     Raises:
         importlib.metadata.PackageNotFoundError: whet runs from its source and is not installed.
     """
-    every = [Requirement(text) for text in importlib.metadata.requires("whet") or ()]
-    names = importlib.metadata.metadata("whet").get_all("Provides-Extra") or []
+    every = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or ()]
+    names = importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
     base = [one for one in every if one.marker is None or one.marker.evaluate({"extra": ""})]
     extras = {}
     for name in names:

@@ -29,6 +29,7 @@ from whet.server.stats import Observer, Stats
 from whet.server.structure import Structure
 from whet.server.text import Tokenizer
 from whet.tokenizer_files.reading import FILE as TOKENIZER_FILE
+from whet.workloads import WEIGHTS
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -67,11 +68,13 @@ class Engine:
         """
         options = _with_fields(options or EngineOptions(), fields)
         self.name = type(model).__name__
+        self.is_demo = False
         identity = f"{self.name} {secrets.token_hex(8)}"
         load = partial(open_model, dtype=options.dtype, weights=options.weights, kv=options.kv)
         if isinstance(model, (str, Path)):
             directory = Path(model)
             self.name = directory.resolve().name
+            self.is_demo = directory.resolve().parent == WEIGHTS.resolve()  # a small model that comes with whet
             identity = f"{directory.resolve()} {options.dtype} {options.weights} {options.kv}"
             if tokenizer is None and (directory / TOKENIZER_FILE).exists():
                 tokenizer = Tokenizer(directory)

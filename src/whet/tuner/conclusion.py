@@ -70,7 +70,7 @@ def conclude(
         refused=list(facts.refused),
         untried=verdict.untried(goal, context.space, records),
         pareto=verdict.pareto(records),
-        diagnosis=facts.diagnosis,
+        diagnosis=facts.diagnosis if patience.goes_on or not facts.busy else None,
         machine=facts.machine.facts(),
         fingerprint=facts.fingerprint,
         limits=asdict(facts.limits),

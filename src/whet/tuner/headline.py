@@ -4,12 +4,14 @@ The terminal and report.html both take these words from `headline`. It uses noth
 also works for a result.json of an earlier version.
 """
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 
 from whet.tuner import figures
 from whet.tuner.result import MeasuredVariant, Result
+
+UNFAIR_MEMORY = "the original's memory holds what its own code builds beside the model, which cannot be saved without"
+CANNOT_BE_SAVED = "It cannot be saved: "
 
 _SAME = 0.0005  # a change of the quality below this fraction is called none, where its interval allows that
 _LESS = 0.01  # a size that differs by less than this fraction is called the same
@@ -20,7 +22,9 @@ _FRACTIONS = {
     Fraction(1, 4): "a quarter", Fraction(1, 5): "a fifth", Fraction(1, 8): "an eighth", Fraction(1, 10): "a tenth",
 }  # fmt: skip
 _PREFIXES = ("No gain: ", "No verdict: ", "Inconclusive: ", "the time was up before anything was proved; ")
+_LEFT_OUT = " is left out: "  # of a training's recipe that is faster or smaller, but not proved or not allowed
 _STAYS = ("; the original stays", " The original stays.")
+_GO_ON = " On a quiet machine, --resume goes on from here."
 
 
 @dataclass(frozen=True)
@@ -29,20 +33,48 @@ class Headline:
 
     Attributes:
         words: The headline, without a full stop.
-        sure: The lower end of the speedup's interval, as a sentence. "" without a proved speedup.
-        details: The figures of a gain, or the reason why there is none, as sentences.
+        details: By what a gain came and what it costs, or the reason why there is none, as sentences. The figures of a
+            gain stand beside it, in the table or the tiles.
     """
 
     words: str
-    sure: str
     details: str
 
 
 def headline(result: Result) -> Headline:
     """Say in words what a run found. Only the verdict "gain" is ever called one."""
     if result.verdict == "gain":
-        return Headline(", ".join(_gained(result)), _sure(result), result.sentence)
-    return Headline(_not_gained(result), "", _reason(result.sentence))
+        return Headline(", ".join(_gained(result)), _how(result))
+    reason = _reason(result.sentence)
+    if result.is_disturbed:  # how to go on is said last, with the whole command
+        reason = f"{reason.removesuffix(_GO_ON)} {_found_so_far(result)}"
+    return Headline(_not_gained(result), reason)
+
+
+def _how(result: Result) -> str:
+    """Return by which recipe a gain came, and what its figures do not say."""
+    told = [f"By {result.best.label}."]
+    if UNFAIR_MEMORY in result.sentence:
+        told.append(f"{figures.capital(UNFAIR_MEMORY)}.")
+    told += [f"{one}." for one in result.sentence.rstrip(".").split(". ") if _LEFT_OUT in one]
+    if result.best.fixed_batch is not None:
+        told.append(f"It takes batches of {result.best.fixed_batch} only.")
+    if CANNOT_BE_SAVED in result.sentence:
+        told.append(CANNOT_BE_SAVED + result.sentence.partition(CANNOT_BE_SAVED)[2])
+    return " ".join(told)
+
+
+def _found_so_far(result: Result) -> str:
+    """Say what a run that other programs disturbed has found all the same."""
+    quiet = [record for record in result.trials if record.status == "done" and not record.busy and record.speedup]
+    if not quiet:
+        return "No trial ran undisturbed, so nothing is known yet."
+    best = max(quiet, key=lambda record: record.speedup or 0.0)
+    trials = "One trial" if len(quiet) == 1 else f"{len(quiet)} trials"
+    return (
+        f"{trials} ran undisturbed; the fastest, {best.label}, was {figures.ratio(best.speedup)} as fast as the "
+        "original in the screening, which proves nothing yet."
+    )
 
 
 def _not_gained(result: Result) -> str:
@@ -99,16 +131,6 @@ def speed_words(point: MeasuredVariant, objective: str = "latency") -> str:
     return "not shown to be faster" if point.verdict in ("fail", "inconclusive") else ""
 
 
-def _sure(result: Result) -> str:
-    """Return the lower end of the speedup's interval as a sentence, rounded down; "" without a proved speedup."""
-    low, high = result.best.speedup_ci95
-    if result.best.verdict != "pass" or not (1 < low <= high < math.inf):
-        return ""
-    end = times(low, is_floor=True)
-    at_least = f"At least {end} as fast" if end != "1x" else "More than 1x as fast"
-    return f"{at_least} as the original: the 95% interval of the speedup is {end} to {times(high)}."
-
-
 def quality_words(result: Result) -> str:
     """Say how the quality compares with the original's: the same, or by how much it is worse or better.
 
@@ -153,15 +175,10 @@ def share_words(after: int, before: int, noun: str) -> str:
     return f"{_percent(share)} of the {noun}"
 
 
-def times(factor: float, *, is_floor: bool = False) -> str:
-    """Return a factor as people say it: 12x, 7.4x, 1.27x.
-
-    Args:
-        factor: At least 1.
-        is_floor: Whether to round down, as for a lower limit.
-    """
+def times(factor: float) -> str:
+    """Return a factor of at least 1 as people say it: 12x, 7.4x, 1.27x."""
     scale = 1 if factor >= 9.95 else 10 if factor >= 1.995 else 100
-    number = math.floor(factor * scale + 1e-9) if is_floor else round(factor * scale)
+    number = round(factor * scale)
     return f"{number / scale:,g}x" if number < 1000 * scale else f"{number // scale:,}x"
 
 

@@ -83,6 +83,7 @@ def render(result: Result, toml: str) -> str:
         verdict_word=VERDICTS[result.verdict],
         tone=TONES[result.verdict],
         said=headline(result),
+        go_on=go_on_command(result),
         day=day(result.started_at),
         noise=noise_in_words(result.baseline),
         tiles=key_figures(result),
@@ -117,6 +118,15 @@ def render(result: Result, toml: str) -> str:
         toml=toml,
         spread=spread(points),
     )  # fmt: skip
+
+
+def go_on_command(result: Result) -> str:
+    """Return the command that goes on with a search that other programs disturbed; "" for others."""
+    if not (result.is_disturbed and result.command and result.out):
+        return ""
+    words = [word for word in shlex.split(result.command) if word != "--resume"]
+    out = [] if "--out" in words else ["--out", result.out]
+    return shlex.join([*words, *out, "--resume"])
 
 
 def recipe_text(result: Result, directory: Path) -> str:

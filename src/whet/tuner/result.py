@@ -235,6 +235,11 @@ class Result(BaseModel):
         """Return the speedup of the best variant; 1.0 where the original stays."""
         return self.best.speedup
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Return whether other programs left no verdict, so that no figure of the original or the finals counts."""
+        return self.verdict == "inconclusive" and bool(self.busy) and self.needed_s is None
+
     def _repr_html_(self) -> str:
         from whet.tuner.notebook import result_html
 

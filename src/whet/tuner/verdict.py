@@ -10,6 +10,7 @@ from whet.tuner.build import is_in_process
 from whet.tuner.facts import TargetFacts
 from whet.tuner.final_comparison import is_gain
 from whet.tuner.goal import Goal, ranked
+from whet.tuner.headline import CANNOT_BE_SAVED, UNFAIR_MEMORY
 from whet.tuner.in_process import ADVICE
 from whet.tuner.outlook import MIN_ROUNDS
 from whet.tuner.records import TrialRecord
@@ -159,7 +160,7 @@ def gain(
     if goal.objective == "memory":
         text += f" and holds {baseline.peak_bytes / best.peak_bytes:.2f}x less memory at its peak"
         if not is_fair:
-            text += " (the original's holds what its own code builds beside the model, which cannot be saved without)"
+            text += f" ({UNFAIR_MEMORY})"
     if goal.objective == "size":
         text += f" and is {baseline.size_bytes / best.size_bytes:.2f}x smaller on disk"
     if compile_only is not None and best.steps != compile_only.steps:
@@ -173,7 +174,7 @@ def gain(
     if best.fixed_batch is not None:
         text += f"; fixed to batch {best.fixed_batch}"
     if is_in_process(best.steps):
-        text += f". It cannot be saved: {ADVICE}"
+        text += f". {CANNOT_BE_SAVED}{ADVICE}"
     return text + "."
 
 

@@ -42,6 +42,7 @@ class FakeEngine:
     """held: nothing is made until `step` or `let_go`. failing: after so many tokens. capacity: requests in all."""
 
     name = "fake"
+    is_demo = True
 
     def __init__(self) -> None:
         self.tokenizer = TOKENIZER

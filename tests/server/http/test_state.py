@@ -59,6 +59,7 @@ def test_the_figures_of_the_page(server: HttpServer) -> None:
     live = ask(server, "/live").json
     assert (live["model"], live["num_waiting"], live["tokens_per_s"], live["max_num_seqs"]) == ("fake", 3, 12.5, 64)
     assert live["request_success"].keys() == {"stop", "length", "abort", "error"}
+    assert live["is_demo"] is True
     assert 0 <= live["uptime_s"] < 3600
 
 

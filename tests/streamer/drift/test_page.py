@@ -59,5 +59,5 @@ def test_names_from_outside_are_escaped_and_few_frames_have_a_page(panning: list
 
 def test_without_pillow_the_page_says_what_to_install(drifting: DriftReport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(MissingExtra, match=r"whet\[stream\]"):
+    with pytest.raises(MissingExtra, match=r"torch-whet\[stream\]"):
         page.render(drifting)

@@ -18,6 +18,7 @@ from whet.auditor.dataflow import last_name
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.hot_paths import HeatKind
 from whet.auditor.project_words import has_convolutions, is_script, says
+from whet.auditor.reasons import has_comment
 from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP112"
@@ -36,13 +37,16 @@ def check(context: RuleContext) -> Iterator[Hit]:
         if not isinstance(target, ast.Attribute) or target.attr != "benchmark" or last_name(target.value) != "cudnn":
             continue
         is_set = True
-        if context.constant(assignment.value) is False and not _has_reason(context, assignment):
+        value = assignment.value
+        if context.is_written(value) and context.constant(value) is False and not _has_reason(context, assignment):
             yield Hit(
                 at=assignment,
                 message=f"{context.shown(assignment)}: cudnn takes a kernel by rule",
                 confidence=Confidence.MEDIUM,
                 gain=_GAIN,
-                fix=context.replace(assignment.value, "True", "let cudnn try its kernels", safe=False),
+                fix=None
+                if has_comment(context.module, assignment)
+                else context.replace(value, "True", "let cudnn try its kernels", safe=False),
             )
     if is_set or not is_script(context.module) or says(context.project, context.module, "cudnn", *_VARIABLE):
         return

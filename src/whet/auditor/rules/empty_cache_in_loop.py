@@ -65,7 +65,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
 
 def _removed(context: RuleContext, call: ast.Call) -> Fix | None:
     statement = context.parent(call)
-    if not isinstance(statement, ast.Expr) or has_comment(context, statement) or _is_meant(context, statement):
+    if not isinstance(statement, ast.Expr) or has_comment(context.module, statement) or _is_meant(context, statement):
         return None
     return Fix("leave memory to the allocator", False, (ReplaceStatement(context.span(statement), ""),))
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.project_words import says
-from whet.auditor.reasons import has_comment
 from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP107"
@@ -53,6 +52,6 @@ def check(context: RuleContext) -> Iterator[Hit]:
             else Confidence.HIGH,
             gain=_GAIN,
             fix=None
-            if has_comment(context, call) or says(context.project, context.module, "DTensor", "dtensor", "fully_shard")
+            if says(context.project, context.module, "DTensor", "dtensor", "fully_shard")
             else context.remove_keyword(call, "foreach", "let all parameters go together", safe=False),
         )

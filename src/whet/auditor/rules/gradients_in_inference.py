@@ -13,23 +13,20 @@ Source      PyTorch, "Autograd mechanics", on inference mode.
 """
 
 import ast
-import re
 from collections.abc import Iterator
 
-from whet.auditor.escapes import returns_tensors
+from whet.auditor.answers import is_for_answers
 from whet.auditor.finding import AddDecorator, AddImport, Confidence, Fix, Gain, Hit, HotPath, Priority
 from whet.auditor.gradients import is_off
 from whet.auditor.hot_paths import INFERS, HeatKind
 from whet.auditor.inference import is_hook, only_infers, runs_forward, takes_gradients
 from whet.auditor.placement import is_of_other_framework
-from whet.auditor.project_words import is_script, trains
 from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
 
 CODE = "INF101"
 NAME = "gradients-in-inference"
 PRIORITY = Priority.HIGH
-_EVALUATES = re.compile(r"^_?(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 _GAIN = Gain(0.02, 0.25, "small operators, bound by their launch; memory more than time for large ones")
 
 
@@ -74,15 +71,7 @@ def _decorated(context: RuleContext, function: Function) -> Fix | None:
         return None
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function.node)):
         return None
-    if context.module.imports.get("torch", "torch") != "torch" or not _is_for_answers(context, function):
+    if context.module.imports.get("torch", "torch") != "torch" or not is_for_answers(context, function):
         return None
     edits = (AddDecorator(context.span(function.node), "torch.no_grad()"), AddImport("torch"))
     return Fix("record no graph", False, edits)
-
-
-def _is_for_answers(context: RuleContext, function: Function) -> bool:
-    if not returns_tensors(context, function):
-        return True
-    if _EVALUATES.search(function.name) and any(loop in context.hot_paths.loops for loop in function.loops):
-        return True
-    return is_script(context.module) and not trains(context.project, context.module)

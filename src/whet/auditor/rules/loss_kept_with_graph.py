@@ -6,7 +6,8 @@ Why slow    Each step's graph stays: memory grows with every step. Without a bac
 Example     for x, y in loader: ...; loss.backward(); total += loss
 Instead     total += loss.detach()
 Gain        little time; memory that grows with the number of steps.
-Fix         safe where the loop has called backward by then, since that graph is of no more use; else unsafe.
+Fix         safe where the loop has called backward by then, since that graph is of no more use; else unsafe. None of
+            what another function may differentiate: results, attributes and arguments, evaluations apart.
 Source      PyTorch FAQ, "My model reports cuda runtime error(2): out of memory".
 """
 
@@ -14,10 +15,12 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.abstract_types import Kind
+from whet.auditor.answers import is_for_answers
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, HotPath, Priority
-from whet.auditor.gradients import carries_graph, differentiated, feeds_backward, is_off
+from whet.auditor.gradients import carries_graph, differentiated, feeds_backward, goes_into, is_off
 from whet.auditor.hot_paths import INFERS, TRAINS
+from whet.auditor.inference import is_hook, takes_gradients
 from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
 
@@ -54,6 +57,8 @@ def _hit(context: RuleContext, at: ast.stmt | ast.Call, kept: ast.expr, value: a
     if is_off(context, at):
         return
     trains = hot.kind in TRAINS
+    if not trains and (is_hook(context, function) or takes_gradients(context, function)):
+        return  # a loss that is named like a prediction
     yield Hit(
         at=at,
         hot=hot,
@@ -61,7 +66,7 @@ def _hit(context: RuleContext, at: ast.stmt | ast.Call, kept: ast.expr, value: a
         + ("" if trains else ", activations and all"),
         confidence=Confidence.HIGH if trains and context.is_tensor(value, surely=True) else Confidence.MEDIUM,
         gain=_GAIN,
-        fix=_detached(context, value, may_be_safe=trains and _has_backward(context, function)),
+        fix=_detached(context, kept, value, may_be_safe=trains and _has_backward(context, function)),
         priority=None if trains else Priority.HIGH,
     )
 
@@ -117,15 +122,24 @@ def _is_differentiated(context: RuleContext, kept: ast.expr, function: Function,
     return not in_loop and isinstance(kept, ast.Name) and kept.id in returned
 
 
+def _may_be_differentiated(context: RuleContext, kept: ast.expr, function: Function) -> bool:
+    """Whether what is kept reaches other functions, which may take its gradients."""
+    if not isinstance(kept, ast.Name) or kept.id not in function.bindings:
+        return True
+    results = [node.value for node in ast.walk(function.node) if isinstance(node, ast.Return | ast.Yield)]
+    return goes_into(function, kept.id, results) and not is_for_answers(context, function)
+
+
 def _has_backward(context: RuleContext, function: Function) -> bool:
     return any(context.call_kind(call) is CallKind.BACKWARD and not call.keywords for call in function.calls)
 
 
-def _detached(context: RuleContext, value: ast.expr, *, may_be_safe: bool) -> Fix | None:
+def _detached(context: RuleContext, kept: ast.expr, value: ast.expr, *, may_be_safe: bool) -> Fix | None:
     """Safe of what backward runs on in the same step: its graph is gone, so nothing can differentiate it again."""
-    losses = {e.id for e in differentiated(context, context.function_of(value)) if isinstance(e, ast.Name)}
+    function = context.function_of(value)
+    losses = {e.id for e in differentiated(context, function) if isinstance(e, ast.Name)}
     is_loss = isinstance(value, ast.Name) and value.id in losses
-    if not is_loss and context.kind(value) is not Kind.TENSOR:
+    if not is_loss and (context.kind(value) is not Kind.TENSOR or _may_be_differentiated(context, kept, function)):
         return None
     source = f"{context.operand(value)}.detach()"
     return context.replace(value, source, "keep the number without its graph", safe=may_be_safe and is_loss)

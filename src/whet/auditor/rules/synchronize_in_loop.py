@@ -58,7 +58,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
 
 def _removed(context: RuleContext, call: ast.Call) -> Fix | None:
     statement = context.parent(call)
-    if not isinstance(statement, ast.Expr) or has_comment(context, statement):
+    if not isinstance(statement, ast.Expr) or has_comment(context.module, statement):
         return None
     around = context.function_of(call).node
     if _RELIES.search(context.module.text if isinstance(around, ast.Module) else context.source(around)):

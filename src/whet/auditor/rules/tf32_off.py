@@ -53,29 +53,30 @@ def _turned_off(context: RuleContext) -> Iterator[Hit]:
             and context.constant(statement.value) is False
         ):
             dotted = context.dotted(target) or ""
-            if not dotted.startswith("torch.backends") or _is_switched(context, statement):
+            if not dotted.startswith("torch.backends") or not _is_chosen(context, statement, statement.value):
                 continue
             message = f"{context.shown(target)} is set to False"
             fix = None
-            if not has_comment(context, statement):
+            if not has_comment(context.module, statement):
                 fix = context.replace(statement.value, "True", "let products use TF32", safe=False)
             yield Hit(at=statement, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
     for call in context.calls_to("torch.set_float32_matmul_precision"):
         if (
             call.args
             and context.constant(call.args[0]) == "highest"
-            and not _is_switched(context, context.statement(call))
+            and _is_chosen(context, context.statement(call), call.args[0])
         ):
             fix = None
-            if not has_comment(context, call):
+            if not has_comment(context.module, call):
                 fix = context.replace(call.args[0], '"high"', "let products use TF32", safe=False)
             message = "float32 products at the highest precision leave the tensor cores unused"
             yield Hit(at=call, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
 
 
-def _is_switched(context: RuleContext, statement: ast.stmt) -> bool:
-    """Whether it is one branch of a choice, or a test's or context's restoring of what was."""
-    return any(isinstance(up, ast.If | ast.Try | ast.With) for up in context.ancestors(statement))
+def _is_chosen(context: RuleContext, statement: ast.stmt, value: ast.expr) -> bool:
+    """Whether the code has this one value: no option's, no branch's, nor what a test or a context restores."""
+    is_switched = any(isinstance(up, ast.If | ast.Try | ast.With) for up in context.ancestors(statement))
+    return context.is_written(value) and not is_switched
 
 
 def _entry(context: RuleContext) -> tuple[ast.AST, ast.stmt | None] | None:

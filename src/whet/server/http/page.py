@@ -42,6 +42,7 @@ def facts(service: Service) -> dict[str, Any]:
     engine = model.engine
     return {
         "model": model.model_name,
+        "is_demo": engine.is_demo,
         "uptime_s": time.monotonic() - service.started_s,
         "max_model_len": engine.max_model_len,
         "max_num_seqs": engine.options.max_num_seqs,

@@ -128,6 +128,7 @@ function showNames() {
   const name = stats.model || "a model";
   document.title = `${name} · whet serve`;
   get("model").textContent = name;
+  get("demo").hidden = !stats.is_demo;
   const requests = `${count(stats.num_running)} running · ${count(stats.num_waiting)} waiting`;
   const cache = `cache ${percent(100 * stats.kv_cache_usage)}`;
   get("strip").textContent = `${digits(stats.tokens_per_s)} tokens/s · ${requests} · ${cache}`;

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from whet.errors import TargetError
+from whet.errors import TargetError, how_to_install
 from whet.machine import Machine
 from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.techniques import pruned
@@ -61,7 +61,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     if why := pruned.refusal(examined):
         return NotApplicable(why)
     if find_spec("torch_pruning") is None:
-        return NotApplicable("torch-pruning is not installed; pip install 'whet[compress]'")
+        return NotApplicable(f"torch-pruning is not installed: {how_to_install('compress')}")
     model = examined.workload.model
     if not decoders.refusal(model):
         return NotApplicable("the model is a decoder, whose heads prune_decoder cuts whole")

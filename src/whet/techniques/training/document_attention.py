@@ -10,7 +10,7 @@ When it hurts   Hundreds of very short documents in a row: each is a call of a k
                 layer is looked at in every layer.
 Numerics        The same numbers in another order of sums: 1e-6 relative in float32.
 Composes        With everything. Beside product_attention each document is computed as products. In a compiled model it
-                is one operator on a CPU; on a GPU the graph breaks at each attention. Not yet run on a GPU.
+                is one operator on a CPU; on a GPU the graph breaks at each attention.
 Source          Krell et al., 2021, arXiv:2107.02027 (packing); Dao et al., 2022, arXiv:2205.14135 (the fused kernel);
                 Dong et al., 2024, arXiv:2412.05496 (FlexAttention).
 """
