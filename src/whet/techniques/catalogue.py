@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import difflib
 import inspect
 import json
 import re
@@ -25,6 +24,7 @@ from whet.models.decoder.fresh import fresh_decoder
 from whet.technique import Technique
 from whet.techniques import TABLE
 from whet.techniques.applicability import options_that_apply
+from whet.techniques.names import check_technique
 from whet.workload import ExaminedWorkload, InferenceWorkload, TrainingWorkload, examine
 
 MEASURED = Path(__file__).with_name("measured.json")  # written by benchmarks/results.py
@@ -130,10 +130,9 @@ def describe_technique(name: str) -> TechniqueHere:
     Raises:
         OptionError: There is no technique of that name. The message names the nearest ones.
     """
+    check_technique(name)
     if name not in TABLE:
-        near = difflib.get_close_matches(name, TABLE, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(TABLE)}"
-        raise OptionError(f"there is no technique {name!r}; {hint}")
+        raise OptionError(f"{name} is a technique for training; whet techniques shows those for models that are called")
     return _here(TABLE[name])
 
 
