@@ -43,6 +43,10 @@ NEEDS_ALL_GRADIENTS: Refuses = {
 }
 
 
+OWN_LOADER: Refuses = {
+    Use.TRAINER: "it makes its loader itself; set dataloader_num_workers in its arguments",
+    Use.LIGHTNING: "configure_optimizers does not see the loader; set num_workers in the DataLoader",
+}
 EXCHANGES = "an update exchanges the parameters' data, which undoes what DDP has registered to sum gradients"
 EXCHANGES_SHARDS = "an update exchanges the parameters' data, which fully_shard divides and joins itself"
 
