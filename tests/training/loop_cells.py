@@ -36,6 +36,7 @@ VOCAB, WIDTH, LENGTH, STEPS, RATE = 1024, 16, 8, 3, 0.5
 # Their checks ask for a GPU, or for what this loop does already; they are applied all the same, emulated on the CPU.
 UNCHECKED = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark", "aligned_dimensions", "set_to_none"}
 UNCHECKED |= {"threads"}
+LATE = ("optimizer_in_backward", "bf16_parameters", "checkpointing")  # recipes before processes, wrappers and shards
 OPTIONS = {"autocast_fp16": {"init_scale": 2.0**10}}
 MOST = {Exactness.EXACT: 1e-4, Exactness.ROUNDED: 5e-2, Exactness.OTHER: 2e-2}  # of the way that the parameters go
 
@@ -88,7 +89,9 @@ def rows(per_step: int) -> Tensor:
 
 
 def optimizer_for(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the loop's own optimiser: AdamW where a technique takes its place, else one that shows a gradient's size."""
+    """Return the loop's own optimiser: AdamW where a technique needs it, else one that shows a gradient's size."""
+    if name == "fused_optimizer":  # fully_shard has no fused SGD; a large eps lets the size of gradients show
+        return torch.optim.AdamW(parameters, lr=0.1, eps=1e-2)
     if TRAINING_TABLE[name].exactness is Exactness.OTHER:
         return torch.optim.AdamW(parameters, lr=0.01)
     return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
@@ -367,10 +370,40 @@ def in_two_processes(names: list[str]) -> dict[str, Any]:
             found[name] = {}
             for kind, (use, how) in kinds.items():
                 loop = partial(parallel_loop, use, name)
-                alone = partial(parallel_loop, use, "adafactor" if name == "adafactor" and use is Use.DDP else name)
                 with emulated():
                     found[name][kind] = cell(
-                        name, partial(loop, changed=True, **how), partial(alone, changed=False, **how)
+                        name, partial(loop, changed=True, **how), partial(loop, changed=False, **how)
                     )
                 distributed.barrier()
+        found["late"] = {f"{name} {kind}": what for name in LATE for kind, what in late(name).items()}
+    return found
+
+
+def late(name: str) -> dict[str, str]:
+    """Return what becomes of processes, wrappers and shards that come after a recipe was applied."""
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(model: nn.Module) -> nn.Module:
+        fully_shard(model)
+        return model
+
+    found = {}
+    for kind, wrap, is_new in (("DDP", DistributedDataParallel, False), ("FSDP2", shard, False), ("new", shard, True)):
+        with emulated():
+            model = net()
+            optimizer: Any = optimizer_for(name, model.parameters())
+            with mock.patch("whet.training.uses.num_processes", lambda: 1):  # none had been started then
+                model, optimizer, _ = prepared(name, model, optimizer, [rows(8)[:8]])  # type: ignore[assignment]
+            called: Any = wrap(model)
+            if is_new:
+                optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            try:
+                Net.loss(called(rows(8)[:8]), rows(8)[:8]).backward()
+                optimizer.step()
+                found[kind] = "went on"
+            except WhetError as error:
+                found[kind] = str(error)
+            except Exception as error:  # noqa: BLE001 - no word of whet's
+                found[kind] = f"wrong: {type(error).__name__}: {error}"
+        distributed.barrier()
     return found

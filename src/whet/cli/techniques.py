@@ -1,7 +1,7 @@
 """List the optimisations that whet knows, and say which of them can run on this machine: `whet techniques`."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,6 +15,9 @@ from whet.techniques import FOLLOWING
 from whet.techniques.catalogue import MeasuredRow, TechniqueHere, by_stage, describe_technique, list_techniques
 
 _STAGES = {
+    "memory": "what is kept from forward to backward",
+    "optimizer": "how parameters are updated",
+    "compiler": "generated code",
     "structure": "another graph, the same numbers",
     "precision": "fewer bits",
     "layout": "another order in memory",
@@ -27,29 +30,46 @@ def techniques(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="show one technique's card")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """List the techniques that whet tune chooses from, and say which of them can run on this machine.
+    """List the techniques that whet tune chooses from, for inference and training, and say which can run here.
 
     With NAME, show the technique's card: what it does, when it helps and hurts, its options, and what was measured.
     """
     console = Console(stderr=as_json, highlight=False)
     if name is not None:
-        technique = describe_technique(name)
-        if as_json:
-            print(json.dumps(asdict(technique)))
-        else:
-            _show_card(console, technique)
+        _show_named(console, name, as_json=as_json)
         return
     with console.status("asking every technique about this machine"):
-        found = list_techniques()
+        found, trained = list_techniques(), list_techniques(training=True)
     if as_json:
-        print(json.dumps({"techniques": [asdict(technique) for technique in found], "planned": FOLLOWING}))
-    else:
-        _show_list(console, found)
+        lists = {"techniques": [asdict(one) for one in found], "training": [asdict(one) for one in trained]}
+        print(json.dumps({**lists, "planned": FOLLOWING}))
+        return
+    _show_list(console, found)
+    console.print("[bold]planned[/bold]  [dim]for inference, not in this version of whet[/dim]")
+    table = _columns()
+    for planned, reason in FOLLOWING.items():
+        table.add_row(planned, "no", escape(reason))
+    console.print(Padding(table, (0, 0, 1, 2)))
+    _show_list(console, trained, of="training: ")
+    console.print("whet techniques NAME shows a card. whet tune says what applies to a model of yours.")
 
 
-def _show_list(console: Console, found: Iterable[TechniqueHere]) -> None:
+def _show_named(console: Console, name: str, *, as_json: bool) -> None:
+    """Show the card of a technique, and that of training too where both have one of this name."""
+    first, second = describe_technique(name), describe_technique(name, training=True)
+    is_both = bool(second.loops) and not first.loops
+    if as_json:
+        print(json.dumps({**asdict(first), **({"training": asdict(second)} if is_both else {})}))
+        return
+    _show_card(console, first)
+    if is_both:
+        console.print("\n[bold]The same name in a training recipe:[/bold]\n")
+        _show_card(console, second)
+
+
+def _show_list(console: Console, found: Iterable[TechniqueHere], *, of: str = "") -> None:
     for stage, members in by_stage(found).items():
-        console.print(f"[bold]{stage}[/bold]  [dim]{_STAGES[stage]}[/dim]")
+        console.print(f"[bold]{of}{stage}[/bold]  [dim]{_STAGES[stage]}[/dim]")
         table = _columns()
         for technique in members:
             text = escape(technique.title)
@@ -59,16 +79,10 @@ def _show_list(console: Console, found: Iterable[TechniqueHere]) -> None:
                 text += f"\n[dim]Not here: {escape(_refused(technique.refused))}[/dim]"
             table.add_row(technique.name, "yes" if technique.can_run else "[yellow]no[/yellow]", text)
         console.print(Padding(table, (0, 0, 1, 2)))
-    console.print("[bold]planned[/bold]  [dim]not in this version of whet[/dim]")
-    table = _columns()
-    for name, reason in FOLLOWING.items():
-        table.add_row(name, "no", escape(reason))
-    console.print(Padding(table, (0, 0, 1, 2)))
-    console.print("whet techniques NAME shows a card. whet tune says what applies to a model of yours.")
 
 
 def _show_card(console: Console, technique: TechniqueHere) -> None:
-    console.print(f"[bold]{technique.name}[/bold]  stage {technique.stage}")
+    console.print(f"[bold]{technique.name}[/bold]  {'training, ' if technique.loops else ''}stage {technique.stage}")
     console.print(escape(technique.title))
     where = "It can run on this machine." if technique.can_run else f"Cannot run here: {technique.reason}"
     console.print(where, style="" if technique.can_run else "yellow", markup=False)
@@ -80,7 +94,10 @@ def _show_card(console: Console, technique: TechniqueHere) -> None:
     console.print()
     _show_options(console, technique)
     console.print()
-    _show_measured(console, technique.measured)
+    if technique.loops:
+        _show_loops(console, technique.loops)
+    else:
+        _show_measured(console, technique.measured)
 
 
 def _show_options(console: Console, technique: TechniqueHere) -> None:
@@ -99,6 +116,13 @@ def _show_options(console: Console, technique: TechniqueHere) -> None:
         console.print(" ".join(paragraph.split()), markup=False)
     if technique.refused:
         console.print(f"Not here: {_refused(technique.refused)}", markup=False)
+
+
+def _show_loops(console: Console, loops: Mapping[str, str]) -> None:
+    console.print(f"It bears: {', '.join(use for use, why in loops.items() if not why)}.", markup=False)
+    for use, why in loops.items():
+        if why:
+            console.print(f"It refuses {use}: {why}.", markup=False)
 
 
 def _show_measured(console: Console, rows: tuple[MeasuredRow, ...]) -> None:

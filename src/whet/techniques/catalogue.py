@@ -8,7 +8,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,12 +22,16 @@ from whet.errors import OptionError
 from whet.machine import describe
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder
-from whet.technique import Technique
-from whet.techniques import TABLE
+from whet.technique import AnyTechnique, Technique
+from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.applicability import options_that_apply
+from whet.techniques.training import TRAINING_TABLE
+from whet.techniques.training_catalogue import loops_of, runs_here
+from whet.training.technique import TrainingTechnique
 from whet.workload import ExaminedWorkload, InferenceWorkload, TrainingWorkload, examine
 
 MEASURED = Path(__file__).with_name("measured.json")  # written by benchmarks/results.py
+_STEM = 6  # letters of a word that stand for its forms: quanti for quantise, quantised and quantisation
 _NUM_LINEAR = 16  # with fewer, keep_precision could not leave 16 layers in floating point and still quantise one
 _ATTRIBUTE = re.compile(r"^    (?P<name>\w+): (?P<text>.*(?:\n {8,}.*)*)", re.MULTILINE)
 
@@ -87,7 +91,8 @@ class TechniqueCard:
         sections: "What", "When it helps", "When it hurts", "Numerics", "Composes" and "Source".
         options: Its options.
         remarks: What is said about its options together.
-        measured: Every published measurement of a recipe that contains it.
+        measured: Every published measurement of a recipe that contains it; those of training are in the results.
+        loops: For a technique of training, what loops may do beside it, each with why not; "" where they may.
     """
 
     name: str
@@ -97,6 +102,7 @@ class TechniqueCard:
     options: tuple[OptionCard, ...]
     remarks: str
     measured: tuple[MeasuredRow, ...]
+    loops: dict[str, str] = dataclasses.field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -116,41 +122,89 @@ class TechniqueHere(TechniqueCard):
     refused: dict[str, tuple[Any, ...]]
 
 
-def list_techniques() -> list[TechniqueHere]:
+def list_techniques(*, training: bool = False) -> list[TechniqueHere]:
     """Return every technique in the order in which recipes apply them, and whether it can run on this machine.
 
     Each technique is asked about a small model that has a layer for every technique.
+
+    Args:
+        training: Whether to return those for training in place of those for inference.
     """
-    return [_here(technique) for technique in TABLE.values()]
+    return [_here(technique) for technique in _table(training=training).values()]
 
 
-def describe_technique(name: str) -> TechniqueHere:
+def describe_technique(name: str, *, training: bool = False) -> TechniqueHere:
     """Return one technique, and whether it can run on this machine.
+
+    Args:
+        name: Its name.
+        training: Whether that for training is meant, where inference has a technique of this name too.
 
     Raises:
         OptionError: There is no technique of that name. The message names the nearest ones.
     """
-    if name not in TABLE:
-        near = difflib.get_close_matches(name, TABLE, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(TABLE)}"
-        raise OptionError(f"there is no technique {name!r}; {hint}")
-    return _here(TABLE[name])
+    tables = [_table(training=kind) for kind in (training, not training)]
+    for table in tables:
+        if name in table:
+            return _here(table[name])
+    if name in FOLLOWING:
+        raise OptionError(f"{name} cannot be used yet: {FOLLOWING[name]}")
+    names = list(dict.fromkeys([*tables[0], *tables[1]]))
+    near = _nearest(name, names)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
+    raise OptionError(f"there is no technique {name!r}; {hint}")
 
 
-def technique_cards() -> list[TechniqueCard]:
-    """Return the card of every technique in the order in which recipes apply them, without a look at the machine."""
-    return [_card(technique) for technique in TABLE.values()]
+def _table(*, training: bool) -> Mapping[str, AnyTechnique]:
+    return TRAINING_TABLE if training else TABLE
 
 
-def _card(technique: Technique) -> TechniqueCard:
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Return up to three names that are near to what was asked for, or whose cards speak of it.
+
+    Names that hold the word, or are spelt nearly so, come first; then those that share a part of it.
+    """
+    asked = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    if len(asked) < 3:
+        return []
+    parts = [part for part in asked.split("_") if len(part) > 2]
+    stem = asked.replace("z", "s")[:_STEM]
+    cards = {card.name: card for training in (True, False) for card in technique_cards(training=training)}
+
+    def spoken(one: str) -> int:
+        """Return how often a card has the word."""
+        return f"{cards[one].title} {' '.join(cards[one].sections.values())}".lower().count(stem)
+
+    ways = (
+        [one for one in names if asked in one],
+        difflib.get_close_matches(asked, names, n=3, cutoff=0.75),
+        [one for one in names if any(part in one for part in parts)],
+        sorted((one for one in names if spoken(one)), key=lambda one: -spoken(one)),
+        difflib.get_close_matches(asked, names, n=2, cutoff=0.6),
+    )
+    return next((found[:3] for found in ways if found), [])
+
+
+def technique_cards(*, training: bool = False) -> list[TechniqueCard]:
+    """Return the card of every technique in the order in which recipes apply them, without a look at the machine.
+
+    Args:
+        training: Whether to return those for training in place of those for inference.
+    """
+    return [_card(technique) for technique in _table(training=training).values()]
+
+
+def _card(technique: AnyTechnique) -> TechniqueCard:
     title, sections = read_sections(inspect.cleandoc(technique.card or ""))
     texts, remarks = _option_texts(technique.options)
     options = tuple(
         OptionCard(field.name, field.default, technique.space.get(field.name, ()), texts.get(field.name, ""))
         for field in dataclasses.fields(technique.options)
     )
-    rows = tuple(row for name, row in _measured_rows() if name == technique.name)
-    return TechniqueCard(technique.name, technique.stage.value, title, sections, options, remarks, rows)
+    is_training = isinstance(technique, TrainingTechnique)
+    rows = tuple(row for name, row in _measured_rows() if name == technique.name and not is_training)
+    loops = loops_of(technique) if isinstance(technique, TrainingTechnique) else {}
+    return TechniqueCard(technique.name, technique.stage.value, title, sections, options, remarks, rows, loops=loops)
 
 
 def _option_texts(options: type[Any]) -> tuple[dict[str, str], str]:
@@ -174,11 +228,8 @@ def _measured_rows() -> tuple[tuple[str, MeasuredRow], ...]:
     )
 
 
-def _here(technique: Technique) -> TechniqueHere:
-    options, _, reason = options_that_apply(technique, _sample(has_graph=not technique.in_process), describe())
-    if options is None:
-        as_decoder, _, other = options_that_apply(technique, _decoder_sample(), describe())
-        options, reason = as_decoder, reason if as_decoder is None else other
+def _here(technique: AnyTechnique) -> TechniqueHere:
+    options, reason = runs_here(technique) if isinstance(technique, TrainingTechnique) else _accepted(technique)
     refused = {
         name: tuple(value for value in values if value not in (options or {}).get(name, ()))
         for name, values in technique.space.items()
@@ -190,6 +241,16 @@ def _here(technique: Technique) -> TechniqueHere:
         reason=reason if options is None else "",
         refused={} if options is None else {name: values for name, values in refused.items() if values},
     )
+
+
+def _accepted(technique: AnyTechnique) -> tuple[dict[str, list[Any]] | None, str]:
+    """Return the values of each option that a technique for inference accepts here, or None and why it accepts none."""
+    has_graph = not (isinstance(technique, Technique) and technique.in_process)
+    options, _, reason = options_that_apply(technique, _sample(has_graph=has_graph), describe())
+    if options is not None:
+        return options, reason
+    as_decoder, _, other = options_that_apply(technique, _decoder_sample(), describe())
+    return as_decoder, reason if as_decoder is None else other
 
 
 @cache

@@ -53,7 +53,8 @@ class UsedGradient(Tensor):
             made = UsedGradient(torch.empty_like(like, device=found[0].device), found[0]._technique)
             made._of = found[0]._of
             return made
-        raise RecipeError(_told(found[0]._technique, adds=name.rstrip("_") in _ADDS))
+        is_added_to = name.rstrip("_") in _ADDS and isinstance(tree_leaves(args)[0], UsedGradient)
+        raise RecipeError(_told(found[0]._technique, adds=is_added_to))
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"UsedGradient({self._technique}, shape={tuple(self.shape)})"
@@ -78,6 +79,7 @@ class UsedGradients:
         """Name the technique that uses the gradients."""
         self._technique = technique
         self._known: dict[int, UsedGradient] = {}
+        self._is_any = False
 
     def put(self, p: nn.Parameter) -> None:
         """Take a parameter's gradient away, and leave the stand-in."""
@@ -85,3 +87,9 @@ class UsedGradients:
         if known is None or known.dtype is not p.dtype or known.device != p.device or known.shape != p.shape:
             known = self._known[id(p)] = UsedGradient(p, self._technique)
         p.grad = known
+        self._is_any = True
+
+    def taken(self) -> bool:
+        """Return whether any gradient was taken away since the last call."""
+        was, self._is_any = self._is_any, False
+        return was

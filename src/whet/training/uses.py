@@ -40,6 +40,7 @@ NEEDS_ALL_GRADIENTS: Refuses = {
     Use.ACCUMULATION: "each gradient is used in backward, before the next batch could add to it",
     Use.SCALER: "each gradient is used in backward, before it could be unscaled",
     Use.DDP: "each gradient is used in backward, before the processes have summed it",
+    Use.TRAINER: "it takes the norm of all gradients in each step, for its log",
 }
 
 

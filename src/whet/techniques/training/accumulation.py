@@ -93,7 +93,8 @@ TECHNIQUE = TrainingTechnique(
     refuses={
         Use.DDP: "each process sees its own targets alone, and would weigh the parts by them",
         Use.FSDP2: "each process sees its own targets alone, and would weigh the parts by them",
-        Use.TRAINER: "it splits batches itself: multiply its gradient_accumulation_steps",
+        Use.TRAINER: "it splits batches itself: divide per_device_train_batch_size by num_parts, and multiply "
+        "gradient_accumulation_steps by it",
         Use.LIGHTNING: "it splits batches itself: multiply its accumulate_grad_batches",
     },
 )

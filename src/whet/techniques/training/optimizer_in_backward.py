@@ -60,7 +60,7 @@ def apply(parts: Parts, options: Options) -> Parts:
         for p in group["params"]:
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(partial(_update, optimizer, update, number, used))
-    step = partial(_step, optimizer)
+    step = partial(_step, optimizer, update, used)
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
     optimizer.step = step  # type: ignore[method-assign]
     return parts
@@ -87,13 +87,20 @@ def _update(optimizer: Optimizer, update: Any, number: int, used: UsedGradients,
     used.put(p)
 
 
-def _step(optimizer: Optimizer, closure: Any = None) -> Any:
-    """Do nothing: backward has made the update. A schedule sees a step."""
+def _step(optimizer: Optimizer, update: Any, used: UsedGradients, closure: Any = None) -> Any:
+    """Do nothing where backward has made the update; a schedule sees a step.
+
+    Where it has made none, as after fully_shard has put other parameters into the model, the optimiser's own step is
+    called, whose checks say so.
+    """
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    if not used.taken():
+        update()
     optimizer._opt_called = True  # type: ignore[attr-defined]
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
+    return loss
 
 
 TECHNIQUE = TrainingTechnique(
