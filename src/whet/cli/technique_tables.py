@@ -1,6 +1,6 @@
 """Show the techniques on a terminal: whet techniques."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +12,9 @@ from whet.techniques import FOLLOWING
 from whet.techniques.catalogue import MeasuredRow, TechniqueHere, by_stage
 
 _STAGES = {
+    "memory": "what is kept from forward to backward",
+    "optimizer": "how parameters are updated",
+    "compiler": "generated code",
     "structure": "another graph, the same numbers",
     "precision": "fewer bits",
     "layout": "another order in memory",
@@ -20,10 +23,21 @@ _STAGES = {
 }
 
 
-def show_list(console: Console, found: Iterable[TechniqueHere]) -> None:
-    """Show the techniques by stage, and which of them can run here."""
+def show_list(console: Console, found: Iterable[TechniqueHere], trained: Iterable[TechniqueHere]) -> None:
+    """Show the techniques for calls and for training by stage, and which of them can run here."""
+    _show_stages(console, found)
+    console.print("[bold]planned[/bold]  [dim]for inference, not in this version of whet[/dim]")
+    table = _columns()
+    for name, reason in FOLLOWING.items():
+        table.add_row(name, "no", escape(reason))
+    console.print(Padding(table, (0, 0, 1, 2)))
+    _show_stages(console, trained, of="training: ")
+    console.print("whet techniques NAME shows a card. whet tune says what applies to a model of yours.")
+
+
+def _show_stages(console: Console, found: Iterable[TechniqueHere], *, of: str = "") -> None:
     for stage, members in by_stage(found).items():
-        console.print(f"[bold]{stage}[/bold]  [dim]{_STAGES[stage]}[/dim]")
+        console.print(f"[bold]{of}{stage}[/bold]  [dim]{_STAGES[stage]}[/dim]")
         table = _columns()
         for technique in members:
             text = escape(technique.title)
@@ -33,17 +47,11 @@ def show_list(console: Console, found: Iterable[TechniqueHere]) -> None:
                 text += f"\n[dim]Not here: {escape(_refused(technique.refused))}[/dim]"
             table.add_row(technique.name, "yes" if technique.can_run else "[yellow]no[/yellow]", text)
         console.print(Padding(table, (0, 0, 1, 2)))
-    console.print("[bold]planned[/bold]  [dim]not in this version of whet[/dim]")
-    table = _columns()
-    for name, reason in FOLLOWING.items():
-        table.add_row(name, "no", escape(reason))
-    console.print(Padding(table, (0, 0, 1, 2)))
-    console.print("whet techniques NAME shows a card. whet tune says what applies to a model of yours.")
 
 
 def show_card(console: Console, technique: TechniqueHere) -> None:
     """Show what is known of one technique."""
-    console.print(f"[bold]{technique.name}[/bold]  stage {technique.stage}")
+    console.print(f"[bold]{technique.name}[/bold]  {'training, ' if technique.loops else ''}stage {technique.stage}")
     console.print(escape(technique.title))
     where = "It can run on this machine." if technique.can_run else f"Cannot run here: {technique.reason}"
     console.print(where, style="" if technique.can_run else "yellow", markup=False)
@@ -55,7 +63,17 @@ def show_card(console: Console, technique: TechniqueHere) -> None:
     console.print()
     _show_options(console, technique)
     console.print()
-    _show_measured(console, technique.measured)
+    if technique.loops:
+        _show_loops(console, technique.loops)
+    else:
+        _show_measured(console, technique.measured)
+
+
+def _show_loops(console: Console, loops: Mapping[str, str]) -> None:
+    console.print(f"It bears: {', '.join(use for use, why in loops.items() if not why)}.", markup=False)
+    for use, why in loops.items():
+        if why:
+            console.print(f"It refuses {use}: {why}.", markup=False)
 
 
 def _show_options(console: Console, technique: TechniqueHere) -> None:

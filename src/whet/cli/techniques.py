@@ -14,7 +14,7 @@ def techniques(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="show one technique's card")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """List the techniques that whet tune chooses from, and say which of them can run on this machine.
+    """List the techniques that whet tune chooses from, for inference and training, and say which can run here.
 
     With NAME, show the technique's card: what it does, when it helps and hurts, its options, and what was measured.
     """
@@ -28,15 +28,21 @@ def techniques(
         from whet.techniques.catalogue import describe_technique, list_techniques
     console = Console(stderr=as_json, highlight=False)
     if name is not None:
-        technique = describe_technique(name)
+        # Where inference and training have a technique of the same name, both cards are shown.
+        first, second = describe_technique(name), describe_technique(name, training=True)
+        has_both = bool(second.loops) and not first.loops
         if as_json:
-            print(json.dumps(asdict(technique)))
-        else:
-            show_card(console, technique)
+            print(json.dumps({**asdict(first), **({"training": asdict(second)} if has_both else {})}))
+            return
+        show_card(console, first)
+        if has_both:
+            console.print("\n[bold]The same name in a training recipe:[/bold]\n")
+            show_card(console, second)
         return
     with console.status("asking every technique about this machine"):
-        found = list_techniques()
+        found, trained = list_techniques(), list_techniques(training=True)
     if as_json:
-        print(json.dumps({"techniques": [asdict(technique) for technique in found], "planned": FOLLOWING}))
+        lists = {"techniques": [asdict(one) for one in found], "training": [asdict(one) for one in trained]}
+        print(json.dumps({**lists, "planned": FOLLOWING}))
     else:
-        show_list(console, found)
+        show_list(console, found, trained)

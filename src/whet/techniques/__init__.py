@@ -39,5 +39,5 @@ def __getattr__(name: str) -> Any:
 # Techniques that pay on other machines and are not in the table yet: name -> why, for the report.
 FOLLOWING: dict[str, str] = {
     "tensorrt": "needs a CUDA device and TensorRT, and is not in this version of whet",
-    "fp8": "needs a CUDA device with 8-bit floating-point products (sm_89), and is not in this version of whet",
+    "fp8": "for inference it is not in this version of whet, and needs a CUDA device with 8-bit products (sm_89)",
 }

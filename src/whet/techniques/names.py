@@ -6,9 +6,11 @@ from functools import cache
 from pathlib import Path
 
 from whet.errors import OptionError
+from whet.techniques import FOLLOWING
 
 _TRAINING = "training"  # the folder of those for a training loop
 _MOST_NEAR = 4
+_STEM = 6  # letters of a word that stand for its forms: quanti for quantise, quantised and quantisation
 
 
 @cache
@@ -27,9 +29,11 @@ def check_technique(name: str) -> None:
     """Check that there is a technique of a name.
 
     Raises:
-        OptionError: There is none. The message names the nearest ones.
+        OptionError: There is none, or not yet. The message names the nearest ones.
     """
     known = (*technique_names(), *(one for one in training_technique_names() if one not in technique_names()))
+    if name not in known and name in FOLLOWING:
+        raise OptionError(f"{name} cannot be used yet: {FOLLOWING[name]}")
     if name not in known:
         near = nearest(name, known)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
@@ -52,14 +56,25 @@ def check_excluded(names: Sequence[str], known: Sequence[str]) -> None:
 def nearest(name: str, known: Sequence[str]) -> list[str]:
     """Return the names that somebody may have meant: those that share whole words with what was typed, then close ones.
 
-    Short names of the field, such as "sdpa" or "int8", are far from every whole name by their letters.
+    Short names of the field, such as "sdpa" or "int8", are far from every whole name by their letters. Where no name is
+    near, those come whose cards speak most of the word, as of "quantization".
     """
     typed = name.strip().lower().replace("-", "_").replace(" ", "_")
     if len(typed) < 2:
         return []
     containing = [one for one in known if typed in one or one in typed]
     close = difflib.get_close_matches(typed, known, n=_MOST_NEAR, cutoff=0.6)
-    return list(dict.fromkeys([*[one for one in close if one in containing], *containing, *close]))[:_MOST_NEAR]
+    found = list(dict.fromkeys([*[one for one in close if one in containing], *containing, *close]))[:_MOST_NEAR]
+    return found or _spoken(typed.replace("z", "s")[:_STEM], known)
+
+
+def _spoken(stem: str, known: Sequence[str]) -> list[str]:
+    """Return the techniques whose cards have a part of a word, those that have it most often first."""
+    if len(stem) < _MOST_NEAR:
+        return []
+    cards = {path.stem: path.read_text(encoding="utf-8").partition('"""\n\n')[0].lower() for path in _files()}
+    counts = {one: cards[one].count(stem) for one in known if one in cards}
+    return sorted((one for one, count in counts.items() if count), key=lambda one: -counts[one])[:_MOST_NEAR]
 
 
 def _files() -> list[Path]:
