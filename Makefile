@@ -5,16 +5,23 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: demo test test-all check docs format mutants gpu gpu-wheels clean
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=25
+
+.PHONY: demo test test-thorough test-all check docs format mutants gpu gpu-wheels clean
 
 demo: $(STAMP)
 	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 2m --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
 
+# Each test's seconds are kept in build/, the slowest are printed. Workers that are done take over tests of the other.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --junitxml=build/tests.xml
+
+# The second tier: documents that tune, pages in a browser, techniques crossed with backends.
+test-thorough: $(STAMP)
+	$(PYTEST) --junitxml=build/tests-thorough.xml -m 'thorough and not slow and not gpu'
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -q -m ''
+	$(PYTEST) --junitxml=build/tests-all.xml -m ''
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -37,15 +44,15 @@ mutants: $(STAMP)
 	$(BIN)/python -m pip install $(QUIETLY) --editable '.[mutants]'
 	$(BIN)/python benchmarks/mutants.py
 
-# The check on a GPU, in whatever environment PYTHON has: torch with CUDA, NumPy and SciPy must be there. It runs
-# `python -m pytest -m gpu` as one of its steps. What whet needs besides comes from .wheels/, which `make gpu-wheels`
-# fills on a machine with a network, for the GPU machine's Python.
+# The check on a GPU, in whatever environment PYTHON has: torch with CUDA, NumPy and SciPy must be there. GROUP names
+# some of its groups, as `make gpu GROUP=tests,kernels`; OUT names a folder that gets the results too. What whet needs
+# besides comes from .wheels/, which `make gpu-wheels` fills on a machine with a network, for the GPU machine's Python.
 gpu:
-	$(PYTHON) benchmarks/gpu.py
+	$(PYTHON) benchmarks/gpu.py $(if $(GROUP),--group $(GROUP)) $(if $(OUT),--out "$(OUT)") $(if $(COMMIT),--commit $(COMMIT))
 
 GPU_PYTHON ?= 3.12
 gpu-wheels: $(STAMP)
-	$(BIN)/python benchmarks/gpu_wheels.py --python $(GPU_PYTHON)
+	$(BIN)/python benchmarks/gpu_wheels.py --python $(GPU_PYTHON) $(GPU_WHEELS)
 
 # torch goes first: asked for by another package, it would come with several GB of CUDA libraries. Bytecode is made
 # while pip, which uses one core, fetches the rest, and by two processes after that; not of what no test imports. Some

@@ -32,7 +32,7 @@ from whet.training.pruning.cost import cost_of
 from whet.tuner.build import build
 from whet.workload import ExaminedWorkload, examine, measure_score
 from whet.workloads import resolve
-from whet.workloads.fine_tuning import with_training
+from whet.workloads.target_name import with_training
 
 GOAL = {"flops": 0.5, "drop": 0.01}
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "compression.json"

@@ -3,7 +3,9 @@
 A step raises where something is wrong; the script makes a row of the table of it.
 """
 
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -11,6 +13,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,18 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_tests(selection: list[str]) -> dict[str, Any]:
-    """Run the tests that are marked gpu. selection: further arguments of pytest."""
+    """Run the tests that are marked gpu, beside each other. selection: further arguments of pytest."""
+    workers = str(min(12, os.cpu_count() or 1))
     with tempfile.TemporaryDirectory(prefix="whet-gpu-") as scratch:
         junit = Path(scratch) / "tests.xml"
         # Another torch than the one whet is tested with may warn of other things, which are errors in the suite.
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-W", "default", "-p", "no:cacheprovider"]
+        options = ["-q", "-n", workers, "--dist", "worksteal", "-W", "default", "-p", "no:cacheprovider"]
         done = subprocess.run(
-            [*command, f"--junitxml={junit}", *selection], cwd=ROOT, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "pytest", "-m", "gpu", *options, f"--junitxml={junit}", *selection],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if not junit.is_file():
             raise RuntimeError(f"pytest ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]}")
@@ -61,6 +69,7 @@ def tune(target: str, budget_s: float) -> dict[str, Any]:
     """Tune a target; the figures are the result's summary, its techniques and every trial."""
     from whet.tuner.tuning import tune as run_tune
 
+    # Its own time limit is longer than the budget: the last process may end a little after it.
     with tempfile.TemporaryDirectory(prefix="whet-gpu-") as scratch:
         result = run_tune(target, budget_s=budget_s, trial_limit_s=max(30.0, budget_s), out=Path(scratch) / "out")
         summary = result.summary()
@@ -210,3 +219,128 @@ def _train(device: str, width: int, num_steps: int) -> tuple[tuple[Any, Any, Any
             torch.cuda.synchronize()
 
     return (model, optimizer, batches), run
+
+
+TRAINED = {
+    "float32": [],
+    "autocast": ["autocast"],
+    "autocast, fused": ["autocast", "fused_optimizer"],
+    "autocast, fused, own loss": ["autocast", "fused_optimizer", "chunked_loss"],
+    "autocast, fused, compiled": ["autocast", "fused_optimizer", "compile"],
+    "fp8, fused, compiled": ["fp8", "fused_optimizer", "compile"],
+}
+_BURST_STEPS, _BURSTS = 5, 7
+
+
+def train_steps(device: str, is_small: bool) -> dict[str, Any]:
+    """Time steps of a transformer's training under recipes, in turns, beside the plain loop in float32."""
+    from whet.comparison.claim import claim_of
+    from whet.errors import RecipeError
+
+    bursts, peaks, refused, failed = {}, {}, {}, {}
+    for name, techniques in TRAINED.items():
+        try:
+            bursts[name] = _bursts_of(techniques, device, is_small)
+            bursts[name]()  # compiles
+            peaks[name] = _peak_of(bursts[name], device)
+        except RecipeError as error:
+            bursts.pop(name, None)
+            refused[name] = str(error)
+        except Exception as error:  # noqa: BLE001 - one recipe that fails does not hide the others
+            bursts.pop(name, None)
+            failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
+    times: dict[str, list[float]] = {name: [] for name in bursts}
+    for i in range(_BURSTS):
+        for name in sorted(bursts, key=lambda name: hash((i, name))):
+            times[name].append(bursts[name]())
+    plain = times.pop("float32")
+    claims = {name: claim_of(plain, found) for name, found in times.items()}
+    figures = {
+        "step_ms": {"float32": 1e3 * statistics.median(plain)}
+        | {name: 1e3 * statistics.median(found) for name, found in times.items()},
+        "over_float32": {name: {"ratio": claim.ratio, "ci95": claim.ci95} for name, claim in claims.items()},
+        "peak_bytes": peaks,
+        "refused": refused,
+        "failed": failed,
+    }
+    said = [f"float32 {1e3 * statistics.median(plain):.2f} ms"]
+    said += [
+        f"{name} {claim.ratio:.2f}x ({claim.ci95[0]:.2f} to {claim.ci95[1]:.2f})" for name, claim in claims.items()
+    ]
+    said += [f"{name} refused: {why}" for name, why in refused.items()]
+    said += [f"{name} failed: {why}" for name, why in failed.items()]
+    return {"sentence": "; ".join(said), "figures": figures, "ok": not failed}
+
+
+def _bursts_of(techniques: list[str], device: str, is_small: bool) -> Callable[[], float]:
+    """Return a function that trains for some steps and returns the seconds of one."""
+    from gpu_targets import TRAINING, training
+
+    import whet
+    from whet.recipe import Recipe, Step
+
+    width, layers, batch, tokens = TRAINING[is_small]
+    model, optimizer, batches = training(device, width, _BURST_STEPS, num_layers=layers, batch=batch, tokens=tokens)
+    loader = [ids_BT.to(device) for ids_BT in batches]
+    if techniques:
+        recipe = Recipe(steps=tuple(Step(technique=name) for name in techniques), kind="training")
+        model, optimizer, loader = whet.prepare(model, optimizer, loader, recipe=recipe)
+
+    def burst() -> float:
+        _wait(device)
+        began = time.perf_counter()
+        for ids_BT in loader:
+            optimizer.zero_grad()
+            logits_BTV = model(ids_BT[:, :-1])
+            F.cross_entropy(logits_BTV.flatten(0, 1), ids_BT[:, 1:].flatten()).backward()
+            optimizer.step()
+        _wait(device)
+        return (time.perf_counter() - began) / _BURST_STEPS
+
+    return burst
+
+
+def _peak_of(burst: Callable[[], float], device: str) -> int | None:
+    """Return the peak of CUDA's allocator over a burst; None on a CPU."""
+    if device != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    burst()
+    return torch.cuda.max_memory_allocated()
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def stream(device: str, num_frames: int) -> dict[str, Any]:
+    """Stream signs-stream with CUDA graphs and without, in turns, in two formats."""
+    from whet.comparison.claim import claim_of
+    from whet.streamer.sinks.sink import NullSink
+    from whet.streamer.sources.synthetic import SyntheticClip
+    from whet.streamer.stream import Stream, StreamOptions
+
+    graphs = (False, True) if device == "cuda" else (False,)
+    formats = ("float32", "fp16") if device == "cuda" else ("float32",)
+    times: dict[tuple[str, int, bool], list[float]] = {}
+    for _ in range(5):
+        for dtype in formats:
+            for steps in (1, 4):
+                for with_graphs in graphs:
+                    options = StreamOptions(device=device, dtype=dtype, steps=steps, graphs=with_graphs)
+                    clip = partial(SyntheticClip, num_frames)
+                    with Stream("signs-stream", lambda size, clip=clip: clip(size=size), options) as running:
+                        report = running.run(NullSink())
+                    times.setdefault((dtype, steps, with_graphs), []).append(report.wall_s / num_frames)
+    said, figures = [], {}
+    for (dtype, steps, with_graphs), found in times.items():
+        row: dict[str, Any] = {"frames_per_s": 1 / statistics.median(found)}
+        text = f"{dtype}, {steps} steps{', graphs' * with_graphs}: {row['frames_per_s']:.0f} frames/s"
+        if with_graphs:
+            claim = claim_of(times[dtype, steps, False], found)
+            row |= {"over_no_graphs": claim.ratio, "ci95": claim.ci95}
+            text += f", {claim.ratio:.2f}x ({claim.ci95[0]:.2f} to {claim.ci95[1]:.2f}) of those without"
+        said.append(text)
+        figures[f"{dtype}, {steps} steps, {'with' if with_graphs else 'without'} graphs"] = row
+    return {"sentence": "; ".join(said), "figures": figures}

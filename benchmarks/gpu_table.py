@@ -2,20 +2,25 @@
 
 from typing import Any
 
+from gpu_results import newest
+
 
 def gpu_lines(report: dict[str, Any]) -> list[str]:
-    """Return the heading and the lines that follow: every step of the check on a GPU, those that failed too."""
-    versions, machine = report["versions"], report["machine"]
-    lines = [
-        f"## On a GPU: {machine['gpu']}",
-        "",
-        f"`{report['command']}` on {report['written_at'][:10]}; torch {versions['torch']}, "
-        f"Python {versions['python']}, driver and runtime {machine['gpu_driver']}.",
-        "",
-        "| step | outcome | what was found |",
-        "|---|---|---|",
-    ]
-    for step in report["steps"]:
-        found = " ".join(step["sentence"].split()).replace("|", "/")
-        lines.append(f"| {step['name']} | {step['status']} | {found} |")
-    return [*lines, ""]
+    """Return the heading and the newest run of each group: every step, those that failed too."""
+    found = ["## On a GPU", ""]
+    for run in newest(report["runs"]).values():
+        machine, versions = run["machine"], run["versions"]
+        found += [
+            f"### {run['group']}, {run['written_at'][:10]}, commit {run['commit'] or 'unknown'}",
+            "",
+            f"`{run['command']}` on {machine['gpu']}; torch {versions['torch']}, Python {versions['python']}, driver "
+            f"and runtime {machine['gpu_driver']}{'' if run['is_complete'] else '; the run was cut off'}.",
+            "",
+            "| step | outcome | what was found |",
+            "|---|---|---|",
+        ]
+        for step in run["steps"]:
+            sentence = " ".join(step["sentence"].split()).replace("|", "/")
+            found.append(f"| {step['name']} | {step['status']} | {sentence} |")
+        found.append("")
+    return found

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _VOCABULARY = 8192
+TRAINING = {False: (768, 12, 8, 512), True: (64, 2, 2, 32)}
+"""Width, layers, batch and tokens of the training that is timed, by whether it is to be small."""
 
 
 class Block(nn.Module):
@@ -53,11 +55,13 @@ def small_transformer(device: str = "cpu") -> tuple[nn.Module, list[Tensor]]:
     return _made(device, width=64, num_layers=2, num_heads=4, batch=2, tokens=32)
 
 
-def training(device: str, width: int, num_steps: int) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[Tensor]]:
-    """A model, its optimiser, and batches of 8 x 128 tokens on the CPU."""
+def training(
+    device: str, width: int, num_steps: int, *, num_layers: int = 2, batch: int = 8, tokens: int = 128
+) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[Tensor]]:
+    """A model, its optimiser, and batches on the CPU."""
     torch.manual_seed(0)
-    model = Transformer(width, 2, 8).to(device)
-    batches = (torch.randint(_VOCABULARY, (8, 128)) for _ in range(num_steps))
+    model = Transformer(width, num_layers, 8).to(device)
+    batches = (torch.randint(_VOCABULARY, (batch, tokens)) for _ in range(num_steps))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), batches
 
 

@@ -34,6 +34,14 @@ settings.register_profile("whet", deadline=None, derandomize=True, database=None
 settings.load_profile("whet")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that take a browser as thorough: each starts one, and a server for its pages."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.thorough)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
@@ -49,6 +57,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "gpu" or not collection_path.name.startswith("test_"):
         return None
     return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked gpu where there is no GPU, unless it takes a fixture for which the CPU can stand in."""
+    if item.get_closest_marker("gpu") is None or {"gpu", "device"} & set(getattr(item, "fixturenames", ())):
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and nothing can stand in for it")
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,12 @@ def check_file(path: Path | None) -> None:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
 
 
+def check_new_directory(path: Path) -> None:
+    """Raise OutputError where a directory that is to be made exists already."""
+    if os.path.lexists(path):
+        raise OutputError(f"{path.absolute()} exists already; choose another --out")
+
+
 def usable_directory(directory: Path) -> Path:
     """Make a directory for results where there is none, and return it.
 

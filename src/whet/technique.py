@@ -80,6 +80,7 @@ class AnyTechnique:
         needs: Groups that it depends on. A recipe with it pays only if it contains a technique of each.
         restores_quality: Whether it wins back quality that other techniques of a recipe cost.
         reads_kept: Whether it leaves the layers in Candidate.kept in floating point.
+        favours: Returns the values of options that are tried first for a subject, where they are not the defaults.
     """
 
     name: str
@@ -93,6 +94,7 @@ class AnyTechnique:
     needs: frozenset[str] = frozenset()
     restores_quality: bool = False
     reads_kept: bool = False
+    favours: Callable[[Any], Mapping[str, Any]] | None = None
 
     @property
     def place(self) -> tuple[int, int]:

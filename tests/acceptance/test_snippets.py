@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forked import ForkedPython
@@ -72,7 +73,17 @@ def _parts(document: Path) -> list[list[str] | File]:
     return commands
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def _tunes(document: Path) -> bool:
+    """Return whether a document other than the README tunes, which takes up to minutes."""
+    text = "\n".join(body for _, _, body in _BLOCK.findall(document.read_text(encoding="utf-8")))
+    return document.name != "README.md" and re.search(r"^whet tune|whet\.tune\(", text, re.MULTILINE) is not None
+
+
+def _marked(document: Path) -> Any:
+    return pytest.param(document, marks=[pytest.mark.thorough] if _tunes(document) else [], id=document.name)
+
+
+@pytest.mark.parametrize("document", map(_marked, DOCUMENTS))
 @pytest.mark.timeout(420)
 def test_the_snippets_run(document: Path, tmp_path: Path, python: ForkedPython) -> None:
     for command in _parts(document):

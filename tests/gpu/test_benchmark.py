@@ -3,9 +3,11 @@
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +38,7 @@ def wheels(gpu: ModuleType) -> ModuleType:
 
 
 def _module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for known in ("gpu", "gpu_wheels"):
+    for known in ("gpu", "gpu_wheels", "gpu_plan", "gpu_results", "gpu_table"):
         monkeypatch.delitem(sys.modules, known, raising=False)
     spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
@@ -69,8 +71,10 @@ class Steps:
         return None, "RuntimeError: CUDA error: an illegal memory access was encountered", "RuntimeError"
 
 
-def test_a_step_that_fails_is_a_row_and_never_the_end(gpu: ModuleType, tmp_path: Path) -> None:
+def test_a_step_that_fails_is_a_row_and_never_the_end(gpu: ModuleType, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(gpu.gpu_results, "RESULTS", tmp_path / "none.json")
     fake, out = Steps(), tmp_path / "results" / "gpu.json"
+    known = {"group": "all", "commit": "c0ffee00", "written_at": "2026-11-26T00:00:00+00:00", **ABOUT}
     steps = [
         gpu.Step(name, function, {"takes": takes}, limit_s=50, least_s=10)
         for name, function, takes in (
@@ -86,8 +90,9 @@ def test_a_step_that_fails_is_a_row_and_never_the_end(gpu: ModuleType, tmp_path:
     seen = []
 
     def save(rows: Any) -> None:
-        gpu._save(out, ABOUT, rows, steps)
-        seen.append(json.loads(out.read_text())["is_complete"])
+        done = {"is_complete": len(rows) == len(steps), "steps": [asdict(row) for row in rows]}
+        gpu.gpu_results.save([out], {**known, **done})
+        seen.append(json.loads(out.read_text())["runs"][-1]["is_complete"])
 
     rows = gpu.run_steps(steps, 200.0, fake.run, save, clock=lambda: fake.now)
     assert [row.status for row in rows] == ["ok", "failed", "failed", "failed", "skipped", "failed", "not begun"]
@@ -96,7 +101,7 @@ def test_a_step_that_fails_is_a_row_and_never_the_end(gpu: ModuleType, tmp_path:
     assert "late" not in fake.limits
     assert fake.now == 200.0
     assert seen == [False] * 6 + [True]
-    report = json.loads(out.read_text())
+    report = json.loads(out.read_text())["runs"][-1]
     assert [row["name"] for row in report["steps"]] == [step.name for step in steps]
     assert report["steps"][0]["figures"] == {"x": 1}
     assert report["versions"]["torch"] == "2.13"
@@ -110,25 +115,103 @@ def test_a_step_that_fails_is_a_row_and_never_the_end(gpu: ModuleType, tmp_path:
     assert lines[-1] == "2 of 7 steps went well, in 100 s"
 
 
-def test_the_figures_become_a_table_of_the_results(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def _run(group: str, date: str, commit: str, found: str = "", **more: Any) -> dict[str, Any]:
     machine = {"chip": "a chip", "gpu": "H100 (sm_90)", "gpu_driver": "550, CUDA 12.8"}
-    rows = [{"name": "limits", "status": "ok", "sentence": "a | b"}, {"name": "x", "status": "failed", "sentence": "c"}]
-    report = {**ABOUT, "device": "cuda", "machine": machine, "command": "python benchmarks/gpu.py", "steps": rows}
-    lines = _module("results", monkeypatch)._gpu(report).splitlines()
-    assert lines[0] == "## On a GPU: H100 (sm_90)"
-    assert lines[-2:] == ["| limits | ok | a / b |", "| x | failed | c |"]
+    return {
+        **ABOUT,
+        "device": "cuda",
+        "machine": machine,
+        "command": f"python benchmarks/gpu.py --group {group}",
+        "group": group,
+        "commit": commit,
+        "written_at": f"{date}T10:00:00+00:00",
+        "is_complete": True,
+        "steps": [{"name": "limits", "status": "ok", "sentence": found}],
+        **more,
+    }
+
+
+def test_the_figures_become_a_table_of_the_results(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [_run("measure", "2026-11-25", "old", "before"), _run("measure", "2026-11-26", "new", "a | b")]
+    lines = _module("gpu_table", monkeypatch).gpu_lines(
+        {"runs": [*runs, _run("tests", "2026-11-25", "old", "c", is_complete=False)]}
+    )
+    assert [line for line in lines if line.startswith("###")] == [
+        "### tests, 2026-11-25, commit old",
+        "### measure, 2026-11-26, commit new",
+    ]
+    assert "| limits | ok | a / b |" in lines
+    assert not any("before" in line for line in lines)
+    assert sum("the run was cut off" in line for line in lines) == 1
+    assert any("H100 (sm_90); torch 2.13, Python 3.12, driver and runtime 550, CUDA 12.8" in line for line in lines)
+
+
+def test_runs_are_merged_by_group_date_and_commit(gpu: ModuleType, tmp_path: Path, monkeypatch) -> None:
+    results, out = gpu.gpu_results, tmp_path / "out" / "gpu.json"
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "published.json")
+    results.save([results.RESULTS], _run("tests", "2026-11-25", "a"))
+    for run in (
+        _run("tune", "2026-11-25", "a"),
+        _run("tests", "2026-11-26", "a"),
+        _run("tests", "2026-11-26", "b"),
+        _run("tests", "2026-11-26", "b", "again"),
+    ):
+        results.save([out], run)
+    runs = results.read(out)  # it began with the published ones
+    assert [results.key_of(run) for run in runs] == [
+        ("tests", "2026-11-25", "a"),
+        ("tune", "2026-11-25", "a"),
+        ("tests", "2026-11-26", "a"),
+        ("tests", "2026-11-26", "b"),
+    ]
+    assert runs[-1]["steps"][0]["sentence"] == "again"
+
+
+def test_the_published_runs_can_be_read(gpu: ModuleType) -> None:
+    runs = gpu.gpu_results.read()
+    assert {run["group"] for run in runs} <= set(gpu.GROUPS)
+    assert len({gpu.gpu_results.key_of(run) for run in runs}) == len(runs)
+    assert runs
+
+
+def test_the_group_that_was_run_longest_ago_comes_first(gpu: ModuleType) -> None:
+    runs = [_run("tune", "2026-11-26", "a"), _run("tests", "2026-11-27", "b"), _run("tests", "2026-11-20", "a")]
+    assert gpu.by_age(runs)[-2:] == ["tune", "tests"]
+    assert sorted(gpu.by_age(runs)) == sorted(gpu.GROUPS)
 
 
 def test_every_step_of_the_plan_is_a_function_with_its_arguments(gpu: ModuleType) -> None:
-    steps = _arguments_of(ROOT / "benchmarks" / "gpu_steps.py")
+    steps = {
+        f"{module}:{name}": given
+        for module in ("gpu_steps", "gpu_kernels")
+        for name, given in _arguments_of(ROOT / "benchmarks" / f"{module}.py").items()
+    }
     for quick in (True, False):
-        plan = gpu.plan("cuda", quick=quick)
-        for step in plan:
+        plans = {group: gpu.plan(group, "cuda", quick=quick) for group in gpu.GROUPS}
+        for step in (step for plan in plans.values() for step in plan):
             assert set(step.arguments) == steps[step.function], step.name
-        assert len({step.name for step in plan}) == len(plan)
-    names = [step.name for step in gpu.plan("cuda", quick=False)]
-    wanted = {"limits", "profile", "watch", "monitor", "bench", "gate", "tests", "tune docs-gpt"}
-    assert wanted <= set(names)
+        names = [step.name for plan in plans.values() for step in plan]
+        assert len(set(names)) == len(names)
+        assert all(plan and sum(step.least_s for step in plan) <= gpu.GROUP_S for plan in plans.values())
+    assert {"limits", "gate", "tests", "tune docs-gpt", "training steps", "kernels", "signs-stream"} <= set(names)
+    with pytest.raises(ValueError, match="no group 'other'"):
+        gpu.plan("other", "cuda", quick=True)
+
+
+def test_an_unknown_group_is_refused_before_anything(gpu: ModuleType, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--group", "tests,other"])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 2
+    assert "no group 'other'" in capsys.readouterr().err
+
+
+def test_what_travels_to_a_gpu_machine_stays_below_60_mb(wheels: ModuleType) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    tracked = sum((ROOT / name.decode()).lstat().st_size for name in listed if name and (ROOT / name.decode()).exists())
+    assert tracked + wheels.MOST_BYTES < 60e6, f"the tracked files weigh {tracked / 1e6:.1f} MB"
 
 
 def _arguments_of(path: Path) -> dict[str, set[str]]:
@@ -161,8 +244,9 @@ def test_what_is_missing_is_said_before_anything(gpu: ModuleType, wheels, monkey
 def test_the_wheels_are_all_that_core_and_the_tests_import(wheels: ModuleType) -> None:
     """Nothing that one of them requires on the GPU machine is left out but what it has."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    known = {*wheels.CORE, *wheels.TESTS, *wheels.LEFT_OUT}
-    queue = [*project["dependencies"], *wheels.TESTS]
+    brought = {*wheels.CARRIED, *wheels.PURE, *wheels.USUAL}
+    known = {*brought, *wheels.UNUSED, *wheels.LEFT_OUT}
+    queue = [*project["dependencies"], "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
     seen: set[str] = set()
     while queue:
         requirement = Requirement(queue.pop())
@@ -171,12 +255,12 @@ def test_the_wheels_are_all_that_core_and_the_tests_import(wheels: ModuleType) -
             continue
         seen.add(name)
         assert name in known, f"{name} is missing in benchmarks/gpu_wheels.py"
-        if name not in wheels.LEFT_OUT:
+        if name not in {*wheels.LEFT_OUT, *wheels.UNUSED}:
             try:
                 queue += requires(name) or []
             except PackageNotFoundError:
                 pytest.skip(f"{name} is not installed here")
-    assert seen >= {*wheels.CORE, *wheels.TESTS} - {"greenlet"}  # SQLAlchemy's, where it runs on asyncio
+    assert brought - seen <= {"pyyaml"}  # libcst's, which other packages of such a machine use too
 
 
 def test_wheels_are_unpacked_once_and_for_their_own_python(wheels: ModuleType, tmp_path: Path) -> None:
@@ -204,9 +288,9 @@ def test_a_step_runs_in_a_process_of_its_own(gpu: ModuleType, tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "gpu_steps", raising=False)
     run = gpu.isolated(tmp_path / "scratch")
-    assert run("good", {"x": 3}, 60.0) == ({"sentence": "3", "figures": {}}, "", "")
-    value, failed, kind = run("hangs", {}, 3.0)
+    assert run("gpu_steps:good", {"x": 3}, 60.0) == ({"sentence": "3", "figures": {}}, "", "")
+    value, failed, kind = run("gpu_steps:hangs", {}, 3.0)
     assert (value, kind) == (None, "")
     assert "took longer" in failed
     with pytest.raises(AttributeError, match="absent"):
-        run("absent", {}, 60.0)
+        run("gpu_steps:absent", {}, 60.0)

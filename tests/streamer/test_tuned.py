@@ -17,7 +17,8 @@ from whet.models.diffusion.unet_frames import UNetFrames
 from whet.streamer.replaced import Replacements, shapes_of
 from whet.streamer.sources.memory import MemoryClip
 from whet.streamer.stream import Stream, StreamOptions
-from whet.streamer.targets import Opened, names_a_stream, open_target
+from whet.streamer.target_name import names_a_stream
+from whet.streamer.targets import Opened, open_target
 from whet.streamer.tuned import FILE, TunedModel, TunedStream, read_tuned, settings_of, threads_of_codec, write_tuned
 from whet.technique import Candidate
 from whet.workload import examine

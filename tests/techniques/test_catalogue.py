@@ -73,8 +73,12 @@ def test_a_technique_that_the_machine_refuses_says_why(monkeypatch: pytest.Monke
 def test_a_wrong_name_is_answered_by_the_nearest() -> None:
     with pytest.raises(OptionError, match="did you mean openvino"):
         whet.describe_technique("openvin")
-    with pytest.raises(OptionError, match="there are: prune_channels"):
+    with pytest.raises(OptionError, match="there are: autocast"):
         whet.describe_technique("?")
+    with pytest.raises(OptionError, match="did you mean int8_dynamic"):  # the cards speak of it, no name does
+        whet.describe_technique("quantization")
+    with pytest.raises(OptionError, match="tensorrt cannot be used yet"):
+        whet.describe_technique("tensorrt")
 
 
 def test_the_measured_rows_are_those_of_the_published_figures(monkeypatch: pytest.MonkeyPatch) -> None:

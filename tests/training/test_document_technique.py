@@ -191,7 +191,7 @@ def llama_gradients(model: Any, batches: Sequence[TokenBatch]) -> tuple[float, d
     for batch in batches:
         if not batch.num_valid:
             continue
-        loss = model(**batch.for_transformers()).loss * batch.num_valid / total
+        loss = model(**batch.for_transformers(model)).loss * batch.num_valid / total
         loss.backward()
         sum_of_losses += float(loss.detach())
     return sum_of_losses, {name: p.grad.clone() for name, p in model.named_parameters()}

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from whet.machine import describe
 from whet.recipe import Step
 from whet.technique import Applies, NotApplicable
-from whet.techniques.training import TRAINING_TABLE, optimizer_offload
+from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training.activation_offload import chosen_blocks
-from whet.training import host_copies, offloaded_activations
+from whet.training import host_copies, offloaded_activations, uses
+from whet.training.applied import refusals
 from whet.training.buffer_pool import BufferPool
 from whet.training.exchanged_updates import ExchangedUpdates
 from whet.training.host_copies import HostCopy
@@ -129,10 +130,11 @@ def test_gradients_are_refused_where_several_processes_sum_them(monkeypatch: pyt
     for gradients, words in ((False, "state lies"), (True, "state and the gradients lie")):
         verdict = technique.check(parts, describe(), technique.options(gradients=gradients))
         assert isinstance(verdict, Applies) and words in verdict.detail
-    monkeypatch.setattr(optimizer_offload, "num_processes", lambda: 2)
-    assert isinstance(technique.check(parts, describe(), technique.options()), Applies)
-    verdict = technique.check(parts, describe(), technique.options(gradients=True))
-    assert isinstance(verdict, NotApplicable) and "several processes" in verdict.reason
+    monkeypatch.setattr(uses, "num_processes", lambda: 2)
+    for gradients in (False, True):
+        step = Step(technique="optimizer_offload", options={"gradients": gradients})
+        ((_, why),) = refusals(parts, [step], TRAINING_TABLE, describe())
+        assert "does not bear DDP" in why
     memory = StepMemory(peak_bytes=1000, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=200, other_bytes=600)
     least = [technique.predict_memory(memory, technique.options(gradients=moves)) for moves in (False, True)]
     assert least == [800, 702]

@@ -25,7 +25,7 @@ from whet.tuner.records import TrialRecord
 from whet.tuner.result import Result
 from whet.tuner.search import SearchTime, search
 from whet.tuner.study import Study, default_storage
-from whet.tuner.tuning import Listener, tune
+from whet.tuner.tuning import Listener, _facts, tune
 from whet.tuner.verdict import out_of_reach
 
 MINUTE = 60.0
@@ -266,6 +266,21 @@ def test_a_slow_model_is_known_to_be_slow_before_its_first_trial() -> None:
     assert slow.trial_s > 2 * MINUTE
     seen = TrialRecord(number=0, steps=[], status="done", seconds=30.0)
     assert Costs.estimate(facts(call_s=2.0), [seen]).trial_s == 30.0
+
+
+def test_costs_hold_what_a_process_took_to_start() -> None:
+    """With CUDA that is 8 to 13 s, where a fork takes nothing and a fresh process on a CPU about 2 s."""
+    fast, slow = (Costs.estimate(facts().model_copy(update={"start_s": start_s}), []) for start_s in (0.1, 13.0))
+    assert (fast.start_s, slow.start_s) == (2.0, 13.0)
+    assert slow.variant_s - fast.variant_s == pytest.approx(11.0)
+    assert slow.original_s - fast.original_s == pytest.approx(11.0)
+    assert slow.trial_s - fast.trial_s == pytest.approx(12.9)
+    assert slow.needed_s(20.0) >= fast.needed_s(20.0) + 12 * 11.0
+
+
+def test_what_the_first_process_took_to_start_is_measured() -> None:
+    found = facts(examined_s=18.0).model_copy(update={"limits_s": 3.0}).model_dump(mode="json")
+    assert _facts(Outcome(found, None, 30.0, 0), MINUTE).start_s == 9.0
 
 
 def test_sentences() -> None:

@@ -28,8 +28,8 @@ from whet.tuner.least_time import recipe_time_s
 from whet.tuner.recipe_replay import ReplayRequest, replay_recipe
 from whet.workload import ExaminedWorkload, examine
 from whet.workloads import resolve
-from whet.workloads.fine_tuning import split_training, with_training
 from whet.workloads.target import resolve_any
+from whet.workloads.target_name import split_training, with_training
 
 STEP = Step(technique="prune_decoder", options={"keep": 0.6, "steps": 5})
 

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_search import FakeRunner, applicable, context, techniques
@@ -16,6 +17,7 @@ from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
 from whet.technique import Applies, NotApplicable
+from whet.techniques import TABLE
 from whet.techniques.applicability import options_that_apply
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
@@ -106,10 +108,33 @@ def test_values_of_other_options_are_offered_beside_the_one_that_applies() -> No
         space={"calibration": ("minmax", "entropy"), "rest": ("bfloat16", "float32")},
         options=SimpleNamespace,
         check=check,
+        favours=None,
     )
     options, detail, _ = options_that_apply(technique, None, None)  # type: ignore[arg-type]
     assert options == {"calibration": ["minmax", "entropy"], "rest": ["float32"]}
     assert detail == "float32"
+
+
+def test_what_a_technique_favours_is_tried_first_where_it_applies() -> None:
+    """As CUDA graphs before packages on a GPU, unless Triton is missing."""
+
+    def options(device: str, has_triton: bool) -> dict[str, list[Any]] | None:
+        def check(subject: object, machine: object, options: SimpleNamespace) -> Applies | NotApplicable:
+            is_refused = options.engine != "package" and not has_triton
+            return NotApplicable("no Triton") if is_refused else Applies(options.engine)
+
+        technique = SimpleNamespace(
+            space={"engine": ("package", "jit", "cudagraphs"), "freezing": (True, False)},
+            options=SimpleNamespace,
+            check=check,
+            favours=TABLE["inductor"].favours,
+        )
+        subject = SimpleNamespace(device_type=device)
+        return options_that_apply(technique, subject, None)[0]  # type: ignore[arg-type]
+
+    assert options("cuda", True) == {"engine": ["cudagraphs", "package", "jit"], "freezing": [True, False]}
+    assert options("cuda", False) == {"engine": ["package"], "freezing": [True, False]}
+    assert options("cpu", True) == {"engine": ["package", "jit", "cudagraphs"], "freezing": [True, False]}
 
 
 def test_a_crash_is_a_failed_trial_and_the_search_goes_on(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from whet.tuner.training.steps_process import StepsRequest, time_steps
 from whet.tuner.training.trial import TrainingTrial, run_training_trial
 from whet.tuner.tuning import tune
 from whet.workload import TrainingWorkload
-from whet.workloads.target import is_training, resolve, resolve_any
+from whet.workloads.target import resolve, resolve_any
+from whet.workloads.target_name import is_training
 
 SCRIPT = """
 import os

@@ -9,13 +9,15 @@ import whet
 from whet.errors import OptionError, StreamTarget, TargetError
 from whet.models.diffusion.unet import load_unet
 from whet.streamer.stream import Stream, StreamOptions
-from whet.streamer.targets import names_a_stream, open_target
+from whet.streamer.target_name import names_a_stream
+from whet.streamer.targets import open_target
 from whet.workloads import BUILTIN_STREAMS, WEIGHTS, signs_stream
 from whet.workloads.signs_classifier import load_classifier
 from whet.workloads.signs_data import read_photos, split_photos
 from whet.workloads.signs_noise import student_steps
 from whet.workloads.signs_quality import UnseenClips, bicubic, drawn, measured
-from whet.workloads.target import check_name, resolve, resolve_any
+from whet.workloads.target import resolve, resolve_any
+from whet.workloads.target_name import check_name
 from whet.workloads.train.signs_stream import _by
 
 ARCHIVE = Path(__file__).parents[3] / "shared" / "data" / "images" / "sign_digits.tar"

@@ -7,7 +7,7 @@ import torch
 from whet.errors import MissingExtra, OptionError, TargetError
 from whet.workload import examine
 from whet.workloads import BUILTIN, resolve
-from whet.workloads.target import check_name
+from whet.workloads.target_name import check_name
 
 GOOD = """
 import torch

@@ -24,8 +24,6 @@ from whet.errors import BaselineError, OptionError
 from whet.machine import Machine, describe
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 
-BASELINE_PROCESSES = 5  # for each point: how processes scatter can be told from so many
-
 Benchmark = tuple[str, tuple[Side, Side]]
 """What people call a benchmark, and the same target at the same size in the old tree and in the new one."""
 
@@ -171,9 +169,14 @@ def read_baseline(path: str | Path) -> Sweep:
         BaselineError: There is none, it is damaged, or it is of another machine.
     """
     baseline = read_sweep(Path(path))
+    check_baseline(baseline)
+    return baseline
+
+
+def check_baseline(baseline: Sweep) -> None:
+    """Raise BaselineError where a baseline is of another machine."""
     machine = describe()
     check_machine(baseline, machine, machine.fingerprint)
-    return baseline
 
 
 def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = sequential.TOLERANCE) -> Gate:

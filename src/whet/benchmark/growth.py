@@ -7,8 +7,6 @@ intervals: they widen as the points deviate from a power law.
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import scipy
 from pydantic import BaseModel
 
 _CONFIDENCE = 0.95
@@ -35,6 +33,9 @@ def fit_growth(quantity: str, sizes: Sequence[Mapping[str, int]], costs: Sequenc
     Returns:
         One fit for each size. The list is empty where no size varies, or where the sizes only vary together.
     """
+    import numpy as np  # reading a saved sweep needs neither
+    import scipy
+
     names = [name for name in ("batch", "seq") if len({size.get(name) for size in sizes}) > 1]
     names = [name for name in names if all(size.get(name) for size in sizes)]
     if not names:

@@ -21,7 +21,7 @@ from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.load import Load, total
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.measure.stats import percentile
-from whet.workloads.target import check_name
+from whet.workloads.target_name import check_name
 
 _MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")
 _LEAST_BYTES = 2**20  # what calls hold below that is the allocator's rounding

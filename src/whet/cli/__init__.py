@@ -38,6 +38,7 @@ FUNCTIONS = {
     "watch": "whet.watch(model, optimizer, loader); see docs/watch.md",
 }
 
+_VERSION = ("--version", "-V", "-v", "version")
 USAGE_ERROR = 2
 INTERRUPTED = 130
 NO_READER = 141  # 128 and SIGPIPE, as of any command whose reader has left
@@ -73,7 +74,9 @@ def _run(arguments: Sequence[str] | None) -> None:
     if given[:1] in (["--install-completion"], ["--show-completion"]) or "_WHET_COMPLETE" in os.environ:
         importlib.import_module("whet.cli.completion").run(given)
         return
-    if given[:1] == ["--version"]:
+    if given[:1] == ["help"]:
+        given = [*given[1:2], "--help"]
+    if given[:1] and given[0] in _VERSION:
         print(f"whet {__version__}")
         return
     if not given or given[0] in ("--help", "-h"):
@@ -112,7 +115,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "whet COMMAND --help says more. whet --version prints the version.",
+            "whet COMMAND --help says more, with examples. whet --version prints the version.",
             "whet --install-completion completes commands, options and targets in your shell.",
         ]
     )

@@ -2,15 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from whet.errors import RecipeRefused
-from whet.tuner import figures
-from whet.tuner.apply import Applied, apply_recipe
-from whet.tuner.figures import load_call
+from whet.fast_import import large_imports
+from whet.files import check_new_directory
+from whet.workloads.target_name import check_name
+
+if TYPE_CHECKING:
+    from whet.tuner.apply import Applied
 
 _REFUSED = 3
 
@@ -40,11 +42,23 @@ def apply(
     The exit code is 3, and nothing is written, where the recipe was made for another model or costs more quality than
     it allows.
     """
+    from whet.recipe import Recipe  # pydantic, which help does without
+
+    plan = Recipe.read(recipe).checked_for("inference")
+    check_name(target)
+    if out is not None:
+        check_new_directory(out)
+    with large_imports():
+        from rich.console import Console
+
+        from whet.tuner import figures
+        from whet.tuner.apply import apply_recipe
+        from whet.tuner.figures import load_call
     console = Console(stderr=as_json, highlight=False)
     progress = Console(stderr=True, highlight=False)
     try:
         with progress.status(f"applying {recipe} to {target}, which may take some minutes"):
-            applied = apply_recipe(recipe, target, out, force=force)
+            applied = apply_recipe(plan, target, out, force=force)
     except RecipeRefused as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(_REFUSED) from None
@@ -76,7 +90,7 @@ def apply(
         print(applied.model_dump_json())
 
 
-def _done(applied: Applied) -> str:
+def _done(applied: "Applied") -> str:
     """Say which steps were applied, or why there are none."""
     if applied.steps:
         return f"applied  {' + '.join(map(str, applied.steps))}"

@@ -17,6 +17,7 @@ from whet.auditor.report import MachineFacts, count
 from whet.auditor.run import Change, Outcome, cards
 from whet.auditor.settings import near
 from whet.cli.audit_table import table
+from whet.cli.examples import lines
 from whet.cli.usage import Parser
 from whet.errors import AuditError, OptionError
 from whet.files import check_file, write_whole
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="whet audit",
         description=_ABOUT,
+        epilog="\n".join(lines("audit")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -139,7 +141,7 @@ def _measured(given: argparse.Namespace) -> Outcome:
     """Measure the fixes of a script. The imports are here because they need torch."""
     patience_of = import_module("whet.measure.quiet").Patience
     on_busy = import_module("whet.measure.quiet").OnBusy.checked(given.on_busy)
-    seconds = import_module("whet.cli.units").seconds
+    seconds = import_module("whet.units").seconds
     outcome: Outcome = import_module("whet.fix_trials.measure_fixes").measure_fixes(
         given.paths[0],
         given.arguments,

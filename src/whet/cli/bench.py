@@ -1,29 +1,18 @@
 """Measure a target at many sizes, or compare it with a baseline or a git reference: whet bench."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from whet.benchmark.against import BASELINE_PROCESSES, against_baseline, compare_with, read_baseline
-from whet.benchmark.formats import github_annotations, junit_xml, sweep_csv
-from whet.benchmark.plot import plot_sweep
-from whet.benchmark.report import Gate, Sweep
-from whet.benchmark.sweep import bench as run_bench
 from whet.cli.bench_checks import check_bench
-from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
-from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
-from whet.cli.units import fraction, num_bytes, seconds
-from whet.comparison.claim import Verdict
-from whet.comparison.sequential import TOLERANCE
+from whet.cli.busy import BusyWaitOption, OnBusyOption, patience_of
+from whet.comparison.tolerance import BASELINE_PROCESSES, TOLERANCE
 from whet.errors import OptionError
-from whet.files import write_whole
-from whet.measure.quiet import Patience
-
-_ENDED_BADLY = 2
-_EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: INCONCLUSIVE}
+from whet.fast_import import large_imports
+from whet.measure.on_busy import OnBusy
+from whet.units import fraction, num_bytes, seconds
+from whet.workloads.target_name import check_name
 
 _Targets = Annotated[
     list[str],
@@ -82,8 +71,8 @@ def bench(
     The exit code is 0 if nothing is slower, 1 if something is, 3 if the measurements are inconclusive, and 2 after an
     error.
     """
-    console = Console(stderr=as_json or github)
-    patience = patience_of(on_busy, busy_wait, console)
+    OnBusy.checked(on_busy)
+    seconds("--busy-wait", busy_wait)
     sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
     allowed = fraction("--tolerance", tolerance)
     files = (save, csv, plot)
@@ -91,97 +80,41 @@ def bench(
     check_bench(
         sizes, files=files, plot=plot, junit=junit, processes=processes, tolerance=allowed, gates=gates, github=github
     )
+    budget_s = seconds("--budget", budget or ("1s" if against is None else "0.5s"))
+    limit_s = seconds("--limit", limit)
+    memory_limit_bytes = None if memory_limit is None else num_bytes("--memory-limit", memory_limit)
+    for target in targets:
+        check_name(target)
+    from whet.benchmark.report import read_sweep  # pydantic, which help does without
+
+    baseline = None if compare is None else read_sweep(compare)
+    with large_imports():
+        from rich.console import Console
+
+        from whet.cli import bench_run
+    console = Console(stderr=as_json or github)
+    patience = patience_of(on_busy, busy_wait, console)
     if against is not None:
-        budget_s = seconds("--budget", budget or "0.5s")
-        gate = _pairs(console, targets, against, allowed, budget_s, seconds("--limit", limit), sizes, patience)
-        _conclude(console, gate, junit, github=github, as_json=as_json)
-    baseline = None if compare is None else read_baseline(compare)
+        gate = bench_run.pairs(console, targets, against, allowed, budget_s, limit_s, sizes, patience)
+        bench_run.conclude(console, gate, junit, github=github, as_json=as_json)
+    if baseline is not None:
+        bench_run.check_baseline(baseline)
     options: dict[str, Any] = {
         **sizes,
         "processes": processes or (1 if save is None and compare is None else BASELINE_PROCESSES),
-        "budget_s": seconds("--budget", budget or "1s"),
+        "budget_s": budget_s,
         "with_memory": memory,
         "with_energy": energy,
-        "time_limit_s": seconds("--limit", limit),
-        "memory_limit_bytes": None if memory_limit is None else num_bytes("--memory-limit", memory_limit),
+        "time_limit_s": limit_s,
+        "memory_limit_bytes": memory_limit_bytes,
         "patience": patience,
     }
-    sweep = _sweep(console, targets, options)
-    _write(sweep, *files)
+    sweep = bench_run.measured(console, targets, options)
+    bench_run.write(sweep, *files)
     if baseline is not None:
-        gate = against_baseline(baseline, sweep, tolerance=allowed)
-        _conclude(console, gate, junit, github=github, as_json=as_json)
-    _leave(sweep, patience, as_json=as_json)
-
-
-def _pairs(
-    console: Console,
-    targets: list[str],
-    against: str,
-    tolerance: float,
-    budget_s: float,
-    limit_s: float,
-    sizes: dict[str, list[int]],
-    patience: Patience,
-) -> Gate:
-    """Measure pairs until the verdicts are clear."""
-    with console.status("measuring pairs") as status:
-        return compare_with(
-            targets,
-            against=against,
-            tolerance=tolerance,
-            budget_s=budget_s,
-            time_limit_s=limit_s,
-            report=lambda verdict: status.update(show_verdict(verdict)),
-            batch=sizes["batch"],
-            seq=sizes["seq"],
-            patience=patience,
-        )
-
-
-def _sweep(console: Console, targets: list[str], options: dict[str, Any]) -> Sweep:
-    """Measure every point with the options of `whet.bench`, and show the figures."""
-    with console.status("measuring") as status:
-        sweep = run_bench(targets, report=lambda point: status.update(f"measured {point.label}"), **options)
-    given = [f"--{name} {','.join(map(str, options[name]))}" for name in ("batch", "seq") if options[name]]
-    sweep.command = " ".join(["whet bench", *targets, *given])
-    show_sweep(console, sweep, with_memory=options["with_memory"], with_energy=options["with_energy"])
-    show_growth(console, sweep)
-    show_notes(console, sweep, with_energy=options["with_energy"])
-    return sweep
-
-
-def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool, as_json: bool) -> NoReturn:
-    """Show the verdicts and leave with the exit code that says the worst of them."""
-    show_gate(console, gate)
-    if junit is not None:
-        write_whole(junit, junit_xml(gate))
-    if github:
-        print(github_annotations(gate))
-    if as_json:
-        print(json.dumps(gate.model_dump(mode="json")))
-    if gate.outcome == "inconclusive" and any(verdict.reason for verdict in gate.verdicts):
-        raise typer.Exit(_ENDED_BADLY)
-    raise typer.Exit(_EXIT_CODES[Verdict(gate.outcome)])
-
-
-def _leave(sweep: Sweep, patience: Patience, *, as_json: bool) -> None:
-    """Leave with an exit code of its own where every point failed, or where the machine was too busy for one."""
-    if as_json:
-        print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))
-    if all(point.status == "failed" for point in sweep.points):
-        raise typer.Exit(_ENDED_BADLY)
-    if not patience.goes_on and any(point.busy for point in sweep.points):
-        raise typer.Exit(INCONCLUSIVE)
-
-
-def _write(sweep: Sweep, save: Path | None, csv: Path | None, plot: Path | None) -> None:
-    if save is not None:
-        sweep.write(save)
-    if csv is not None:
-        write_whole(csv, sweep_csv(sweep))
-    if plot is not None:
-        plot_sweep(sweep, plot)
+        gate = bench_run.against_baseline(baseline, sweep, tolerance=allowed)
+        bench_run.conclude(console, gate, junit, github=github, as_json=as_json)
+    bench_run.leave(sweep, patience, as_json=as_json)
 
 
 def _sizes(text: str, name: str) -> list[int]:

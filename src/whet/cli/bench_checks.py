@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from whet.benchmark.plot import check_plot
 from whet.errors import OptionError
 from whet.files import check_file
 
@@ -56,4 +55,6 @@ def check_bench(
                     f"{name} writes verdicts, and there are none without --compare or --against; give one of them"
                 )
     if plot is not None:
+        from whet.benchmark.plot import check_plot  # pydantic, which help does without
+
         check_plot(plot, sizes)

@@ -4,23 +4,26 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
-from whet.cli.counted_progress import counted_progress
-from whet.cli.units import fraction, seconds
 from whet.errors import OptionError
-from whet.load_test.bench_serve import LoadTest
-from whet.load_test.bench_serve import bench_serve as run_bench
-from whet.load_test.benchmark import Options
-from whet.load_test.report import Report, make_directory
-from whet.load_test.terminal import show_report
+from whet.files import usable_directory
+from whet.load_test.options import Options
 from whet.load_test.trace import read_trace
-from whet.measure.quiet import Patience
+from whet.measure.on_busy import OnBusy
 from whet.slo import Slo
+from whet.units import fraction, seconds
+from whet.workloads.model_directory import model_directory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from whet.load_test.bench_serve import LoadTest
+    from whet.load_test.report import Report
+    from whet.measure.quiet import Patience
 
 _FAILED, _INTERRUPTED = 2, 130
 
@@ -122,7 +125,6 @@ def bench_serve(
     Requests are sent at their scheduled times, however slow the server is. A trace is scaled to the machine: its
     lengths so that the longest request fits the model, its gaps so that the load is a share of the server's capacity.
     """
-    console = Console(stderr=True)
     options = Options(
         trace=None if trace is None else read_trace(trace),
         source="" if trace is None else trace.name,
@@ -141,22 +143,39 @@ def bench_serve(
         seed=seed,
         slo=None if slo is None else Slo.parse(slo),
     )
-    directory = None if out is None else make_directory(out)
+    OnBusy.checked(on_busy)
+    seconds("--busy-wait", busy_wait)
+    _check_target(target, serve_options or [])
+    directory = None if out is None else usable_directory(out)
+    from rich.console import Console
+
+    console = Console(stderr=True)
     patience = patience_of(on_busy, busy_wait, console)
     test = _measured(console, target, options, serve_options or [], api_key, patience)
     _show(console, test, directory, as_json=as_json)
     _leave(test.report, patience)
 
 
+def _check_target(target: str, serve_options: Sequence[str]) -> None:
+    """Check that a target is an address, or a model's directory, to which alone options of whet serve go."""
+    if "://" not in target:
+        model_directory(target)
+    elif serve_options:
+        raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL")
+
+
 def _measured(
-    console: Console,
+    console: "Console",
     target: str,
     options: Options,
     serve_options: Sequence[str],
     api_key: str | None,
-    patience: Patience,
-) -> LoadTest:
+    patience: "Patience",
+) -> "LoadTest":
     """Measure, with a bar of how many requests have ended; redrawn seldom, as that takes time from the generator."""
+    from whet.cli.counted_progress import counted_progress
+    from whet.load_test.bench_serve import bench_serve as run_bench
+
     if "://" not in target:  # a server of our own has to be ended where this process is asked to end, as on Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     with counted_progress(console, refresh_per_second=2) as progress:
@@ -172,8 +191,12 @@ def _measured(
         )
 
 
-def _show(console: Console, test: LoadTest, directory: Path | None, *, as_json: bool) -> None:
-    show_report(console if as_json else Console(), test.report)
+def _show(console: "Console", test: "LoadTest", directory: Path | None, *, as_json: bool) -> None:
+    from rich.console import Console as Output
+
+    from whet.load_test.terminal import show_report
+
+    show_report(console if as_json else Output(), test.report)
     if as_json:
         print(test.report.to_json(indent=None), end="", flush=True)
     if directory is not None:
@@ -181,7 +204,7 @@ def _show(console: Console, test: LoadTest, directory: Path | None, *, as_json: 
         console.print(f"written to {directory}", highlight=False, markup=False)
 
 
-def _leave(report: Report, patience: Patience) -> None:
+def _leave(report: "Report", patience: "Patience") -> None:
     """Leave with an exit code of its own where the run was cut off, nothing was answered, or the machine was busy."""
     if report.is_partial:
         raise typer.Exit(_INTERRUPTED)

@@ -1,13 +1,16 @@
 """Handle a busy machine in the commands that measure: their options, and the line that they show."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from whet.cli.units import seconds
-from whet.measure.quiet import OnBusy, Patience
+from whet.measure.on_busy import OnBusy
+from whet.units import seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from whet.measure.quiet import Patience
 
 INCONCLUSIVE = 3  # exit code: the machine was too busy to tell
 
@@ -24,18 +27,22 @@ BusyWaitOption = Annotated[
 ]
 
 
-def patience_of(on_busy: str, busy_wait: str, console: Console) -> Patience:
+def patience_of(on_busy: str, busy_wait: str, console: "Console") -> "Patience":
     """Return the Patience that two options ask for. It shows one line whenever the command waits for quiet.
 
     Raises:
         OptionError: An option has no such value.
     """
+    from whet.measure.quiet import Patience
+
     return Patience(
         OnBusy.checked(on_busy), seconds("--busy-wait", busy_wait), report=lambda text: show_waiting(console, text)
     )
 
 
-def show_waiting(console: Console, text: str) -> None:
+def show_waiting(console: "Console", text: str) -> None:
     """Show what a Patience reports."""
+    from rich.text import Text
+
     if text:
         console.print(Text(text, style="yellow"))

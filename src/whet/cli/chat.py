@@ -4,18 +4,21 @@ import contextlib
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from whet.cli.engine_options import DEFAULTS, DtypeOption, WeightsOption
 from whet.errors import RequestError
+from whet.fast_import import large_imports
 from whet.figures import DASH, digits, duration
-from whet.server.conversation import Answer, Conversation, tokens_per_s
-from whet.server.conversation import chat as begin
 from whet.server.options import EngineOptions
 from whet.workloads import model_directory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from whet.server.conversation import Answer, Conversation
 
 _FAILED = 2
 _HELP = """/reset  forget the conversation
@@ -45,6 +48,11 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal. Piped lines are answered one by one."""
     options = EngineOptions(weights=weights or DEFAULTS.weights, dtype=dtype or DEFAULTS.dtype)
+    model_directory.model_directory(model)
+    with large_imports():
+        from rich.console import Console
+
+        from whet.server.conversation import chat as begin
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with notes.status("loading the model"):
         opened = begin(
@@ -64,8 +72,10 @@ def chat(
         raise typer.Exit(_FAILED)
 
 
-def _loop(talk: Conversation, notes: Console, *, as_json: bool) -> bool:
+def _loop(talk: "Conversation", notes: "Console", *, as_json: bool) -> bool:
     """Answer what is typed or piped in, to its end. False where a text could not be answered."""
+    from whet.server.conversation import Answer
+
     is_typed = sys.stdin is not None and sys.stdin.isatty()
     all_answered = True
     for line in _lines(talk, notes) if is_typed else _piped():
@@ -93,7 +103,7 @@ def _loop(talk: Conversation, notes: Console, *, as_json: bool) -> bool:
     return all_answered or is_typed
 
 
-def _lines(talk: Conversation, notes: Console) -> Iterator[str]:
+def _lines(talk: "Conversation", notes: "Console") -> Iterator[str]:
     """Yield the lines that the user types, until Ctrl-D.
 
     Raises:
@@ -127,7 +137,7 @@ def _piped() -> Iterator[str]:
             yield line.rstrip("\r\n")
 
 
-def _obey(talk: Conversation, command: str, notes: Console) -> None:
+def _obey(talk: "Conversation", command: str, notes: "Console") -> None:
     if command == "/reset":
         talk.reset()
         notes.print("the conversation is forgotten")
@@ -145,7 +155,7 @@ def _show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _stats(talk: Conversation) -> str:
+def _stats(talk: "Conversation") -> str:
     stats = talk.engine.stats()
     hits = _share(stats.prefix_cache_hits, stats.prefix_cache_queries)
     drafts = _share(stats.num_accepted_tokens, stats.num_draft_tokens)
@@ -158,8 +168,10 @@ def _stats(talk: Conversation) -> str:
     )
 
 
-def _summary(answers: Sequence[Answer]) -> str:
+def _summary(answers: "Sequence[Answer]") -> str:
     """Summarise the answers in one line: their number, their length, their speed."""
+    from whet.server.conversation import tokens_per_s
+
     if not answers:
         return "no answer"
     firsts = sorted(answer.ttft_s for answer in answers if answer.ttft_s is not None)

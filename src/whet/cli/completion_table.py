@@ -17,7 +17,7 @@ from typer.models import OptionInfo
 from whet.cli import COMMANDS
 from whet.fast_import import import_large
 from whet.files import write_whole
-from whet.measure.quiet import OnBusy
+from whet.measure.on_busy import OnBusy
 
 FILE = Path(__file__).with_name("completion.json")
 

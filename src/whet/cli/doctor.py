@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from importlib import import_module
 
+from whet.cli.examples import lines
 from whet.cli.usage import Parser
 from whet.errors import reason
 
@@ -44,7 +45,11 @@ def main(arguments: Sequence[str]) -> int:
 def parser_of() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
     parser = Parser(
-        prog="whet doctor", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        prog="whet doctor",
+        description=_ABOUT,
+        epilog="\n".join(lines("doctor")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

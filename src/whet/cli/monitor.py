@@ -1,17 +1,20 @@
 """Watch a command as it runs: whet monitor."""
 
+import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from whet.cli.units import seconds
-from whet.monitor.monitor_command import DEFAULT_PORT, monitor_command
-from whet.monitor.summary import Summary
-from whet.monitor.terminal import show_summary
+from whet.errors import TargetError
+from whet.fast_import import large_imports
+from whet.monitor.settings import DEFAULT_PORT, check_interval
 from whet.network import LOOPBACK, checked_port
+from whet.units import seconds
+
+if TYPE_CHECKING:
+    from whet.monitor.summary import Summary
 
 _Command = Annotated[
     list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
@@ -49,11 +52,20 @@ def monitor(
 
     The exit code is the command's.
     """
-    console = Console(stderr=True)
     if port is not None:
         checked_port(port, "--port")
+    interval_s = seconds("--interval", interval)
+    check_interval(interval_s)
+    if shutil.which(command[0]) is None and not Path(command[0]).exists():
+        raise TargetError(f"cannot run {command[0]}: there is no such program; write it as: -- python train.py")
+    with large_imports():
+        from rich.console import Console
 
-    def show(summary: Summary) -> None:
+        from whet.monitor.monitor_command import monitor_command
+        from whet.monitor.terminal import show_summary
+    console = Console(stderr=True)
+
+    def show(summary: "Summary") -> None:
         show_summary(console, summary)
         if as_json:
             sys.stdout.write(summary.to_json(indent=None))
@@ -75,7 +87,7 @@ def monitor(
         host=host,
         page=page,
         keep=keep,
-        interval_s=seconds("--interval", interval),
+        interval_s=interval_s,
         name=name,
         out=out,
         on_start=began,

@@ -1,15 +1,17 @@
 """Find what bounds a model, a training loop, or a recorded trace: whet profile."""
 
 import contextlib
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from whet.cli.busy import BusyWaitOption, OnBusyOption
-from whet.cli.units import seconds
-from whet.errors import OptionError, TrainingTarget
+from whet.errors import OptionError, TraceError, TrainingTarget
+from whet.fast_import import import_large
+from whet.measure.on_busy import OnBusy
+from whet.units import seconds
+from whet.workloads.target_name import check_name, is_training
 
 _Target = Annotated[
     str | None,
@@ -60,6 +62,11 @@ def profile(
             raise OptionError(
                 "--trace reads what was recorded, and --step, --nvtx and --out need a target: give one of both"
             )
+        for path in paths:
+            if not path.is_file():
+                raise TraceError(
+                    f"{path}: cannot be read: {'it is no file' if path.exists() else 'there is no such file'}"
+                )
         _run("profile_trace", "run_trace", paths, as_json=as_json)
         return
     if target is None:
@@ -68,27 +75,30 @@ def profile(
         raise OptionError(f"whet profile takes one target, not {1 + len(others)}; profile them one after the other")
     if depth < 1 or rows < 1:
         raise OptionError(f"--depth {depth} and --rows {rows}: both must be 1 or more")
+    OnBusy.checked(on_busy)
+    seconds("--busy-wait", busy_wait)
     options: dict[str, Any] = {
         "limit_s": seconds("--limit", limit),
         "on_busy": on_busy,
         "busy_wait": busy_wait,
         "as_json": as_json,
     }
+    if step and (nvtx or out is not None):
+        raise OptionError(
+            "--step shows the phases of a training loop; --nvtx and --out are for a model: give one of both"
+        )
+    check_name(target)
     if step:
-        if nvtx or out is not None:
-            raise OptionError(
-                "--step shows the phases of a training loop; --nvtx and --out are for a model: give one of both"
-            )
         _run("profile_step", "run_step", target, **options)
     elif nvtx:
-        import_module("whet.target_profiler.model").profile_nvtx(target)
+        import_large("whet.target_profiler.model").profile_nvtx(target)
     else:
         _profile_target(target, {"out": out, "rows": rows, **options}, depth)
 
 
 def _profile_target(target: str, options: dict[str, Any], depth: int) -> None:
     """Profile calls of a model, or the steps of a training run where the target turns out to be one."""
-    if not import_module("whet.workloads.target").is_training(target):
+    if not is_training(target):
         with contextlib.suppress(TrainingTarget):
             _run("profile_target", "run_target", target, depth=depth, **options)
             return
@@ -97,4 +107,4 @@ def _profile_target(target: str, options: dict[str, Any], depth: int) -> None:
 
 def _run(module: str, function: str, *args: Any, **kwargs: Any) -> None:
     """Only what is asked for is imported: a trace is read without torch."""
-    getattr(import_module(f"whet.cli.{module}"), function)(*args, **kwargs)
+    getattr(import_large(f"whet.cli.{module}"), function)(*args, **kwargs)

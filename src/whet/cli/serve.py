@@ -4,11 +4,11 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from whet.cli.engine_options import (
     DEFAULTS,
@@ -22,19 +22,21 @@ from whet.cli.engine_options import (
     SpeculationOption,
     WeightsOption,
 )
-from whet.cli.units import num_bytes, seconds
 from whet.errors import OptionError
+from whet.fast_import import large_imports
 from whet.network import ANY_ORIGIN, LOOPBACK, checked_port, is_loopback
-from whet.server.artefacts.directories import EngineSource, Source
-from whet.server.engine import Engine
-from whet.server.http.run import HttpServer
-from whet.server.http.settings import Settings
-from whet.server.opening import checked_sources
-from whet.server.options import EngineOptions
-from whet.server.serving import DEFAULT_PORT
-from whet.server.serving import serve as run
-from whet.server.tool_formats import FORMATS
+from whet.server.options import DEFAULT_PORT, EngineOptions
+from whet.server.tool_formats import FORMATS, find_format
+from whet.units import num_bytes, seconds
 from whet.workloads import model_directory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from whet.server.artefacts.directories import Source
+    from whet.server.engine import Engine
+    from whet.server.http.run import HttpServer
+    from whet.server.http.settings import Settings
 
 _Model = Annotated[
     str | None,
@@ -174,30 +176,23 @@ def serve(
     as_json: _AsJson = False,
 ) -> None:
     """Serve language models over HTTP by OpenAI's API, and what `whet tune` saved by the Open Inference Protocol."""
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    warnings = logging.StreamHandler()
-    warnings.setLevel(logging.WARNING)  # below it are notices, which are shown as they are
-    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[warnings])
     checked_port(port, "--port")
     others = _by_name(models or ())
-    sources = checked_sources(model, others, served_model_name or ())
-    settings = Settings(
-        served_names=next(iter(sources)),
-        api_keys=tuple(api_key or ()),
-        is_local=is_loopback(host),
-        shutdown_timeout_s=0.0 if shutdown_timeout in ("0", "0s") else seconds("--shutdown-timeout", shutdown_timeout),
-        max_connections=max_connections,
-        head_timeout_s=seconds("--head-timeout", head_timeout),
-        body_timeout_s=seconds("--body-timeout", body_timeout),
-        write_timeout_s=seconds("--write-timeout", write_timeout),
-        max_body_bytes=num_bytes("--max-body", max_body),
-        max_pending_bytes=num_bytes("--max-pending", max_pending),
-        ssl_certfile=ssl_certfile,
-        ssl_keyfile=ssl_keyfile,
-        ssl_keyfile_password=ssl_keyfile_password,
-        cors_origins=(*(cors_origin or ()), *_origins(allowed_origins or ())),
-        tool_call_parser=tool_call_parser,
-    )
+    names = _checked_models(model, others, served_model_name or ())
+    _check_files(draft, recipe, {"--ssl-certfile": ssl_certfile, "--ssl-keyfile": ssl_keyfile})
+    find_format("", tool_call_parser)
+    limits: dict[str, float] = {
+        "shutdown_timeout_s": 0.0
+        if shutdown_timeout in ("0", "0s")
+        else seconds("--shutdown-timeout", shutdown_timeout),
+        "head_timeout_s": seconds("--head-timeout", head_timeout),
+        "body_timeout_s": seconds("--body-timeout", body_timeout),
+        "write_timeout_s": seconds("--write-timeout", write_timeout),
+    }
+    sizes = {
+        "max_body_bytes": num_bytes("--max-body", max_body),
+        "max_pending_bytes": num_bytes("--max-pending", max_pending),
+    }
     options = EngineOptions(
         kv=kv,
         speculation=speculation,
@@ -207,6 +202,32 @@ def serve(
         max_waiting=DEFAULTS.max_waiting if max_waiting is None else max_waiting,
         memory=None if memory is None else num_bytes("--memory", memory),
     )
+    from whet.server.http.settings import Settings  # FastAPI, which mistakes above do without
+
+    settings = Settings(
+        served_names=names,
+        api_keys=tuple(api_key or ()),
+        is_local=is_loopback(host),
+        max_connections=max_connections,
+        **limits,
+        **sizes,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        ssl_keyfile_password=ssl_keyfile_password,
+        cors_origins=(*(cors_origin or ()), *_origins(allowed_origins or ())),
+        tool_call_parser=tool_call_parser,
+    )
+    with large_imports():
+        from rich.console import Console
+
+        from whet.server.opening import checked_sources
+        from whet.server.serving import serve as run
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)  # below it are notices, which are shown as they are
+    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[warnings])
+    sources = checked_sources(model, others, served_model_name or ())
+    settings = replace(settings, served_names=next(iter(sources)))
     run(
         model,
         options,
@@ -250,15 +271,43 @@ def _by_name(models: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _check_files(draft: str | None, recipe: Path | None, certificates: Mapping[str, str]) -> None:
+    """Check that the smaller model, the recipe and the files of HTTPS are there."""
+    if draft is not None:
+        model_directory.model_directory(draft)
+    if recipe is not None:
+        from whet.recipe import Recipe
+
+        Recipe.read(recipe)
+    for option, file in certificates.items():
+        if file and not Path(file).is_file():
+            raise OptionError(f"{option} {file}: No such file or directory; give a file as PEM")
+
+
+def _checked_models(model: str | None, models: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
+    """Check that every model is a directory or built in, and return the names of the first one.
+
+    What a directory holds is read later, with torch.
+    """
+    if model is None and not models:
+        raise OptionError("there is no model to serve: give a directory, or --model NAME=DIR")
+    for directory in filter(None, (model, *models.values())):
+        if not Path(directory).is_dir():
+            model_directory.model_directory(directory)
+    return tuple(names) or ((model,) if model is not None else (next(iter(models)),))
+
+
 def _say_ready(
-    server: HttpServer,
-    engine: Engine | None,
-    sources: Mapping[tuple[str, ...], Source],
-    settings: Settings,
-    console: Console,
+    server: "HttpServer",
+    engine: "Engine | None",
+    sources: "Mapping[tuple[str, ...], Source]",
+    settings: "Settings",
+    console: "Console",
     *,
     as_json: bool,
 ) -> None:
+    from whet.server.artefacts.directories import EngineSource
+
     name = settings.served_names[0]
     if engine is not None and engine.tokenizer is not None and engine.tokenizer.chat_template.is_plain:
         console.print(f"{engine.name} has no chat template; conversations are put as plain lines, 'User: ...'")

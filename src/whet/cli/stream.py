@@ -3,14 +3,11 @@
 import re
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from whet.cli.busy import INCONCLUSIVE
-from whet.cli.counted_progress import counted_progress
-from whet.cli.stream_drift import test_drift
 from whet.cli.stream_page import (
     DEFAULT_PORT,
     HostOption,
@@ -19,23 +16,35 @@ from whet.cli.stream_page import (
     PageAddress,
     PageOption,
     PortOption,
-    serve_page,
 )
-from whet.cli.units import seconds
 from whet.errors import OptionError, WhetError
-from whet.models.diffusion.backends import BACKENDS
-from whet.models.diffusion.few_steps import SAMPLERS
+from whet.fast_import import large_imports
 from whet.models.diffusion.guidance import KINDS, Guidance
-from whet.models.diffusion.placement import DTYPES
-from whet.network import LOOPBACK
+from whet.models.diffusion.names import (
+    BACKENDS,
+    DTYPE_NAMES,
+    SAMPLER_NAMES,
+    check_backend_name,
+    check_device_name,
+    check_dtype,
+    check_sampler,
+    check_strength,
+)
+from whet.network import LOOPBACK, checked_port
 from whet.streamer.frames import MAX_SIDE, Size
-from whet.streamer.report import StreamReport
-from whet.streamer.sinks import open_sink
-from whet.streamer.sources import Source, open_source, paced
-from whet.streamer.stream import Stream, StreamOptions
-from whet.streamer.terminal import show_report
-from whet.streamer.tuned import threads_of_codec
+from whet.streamer.target_name import check_sink, check_stream, source_kind
+from whet.units import seconds
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from whet.streamer.report import StreamReport
+    from whet.streamer.sources import Source
+    from whet.streamer.stream import StreamOptions
+
+_FRAMES, _TIME = "Frames in and out", "Time and rate"
+_MODEL, _COMPUTING = "What a diffusion model draws", "How it is computed"
+_DRIFT = "Test of drift"
 DEFAULT_TARGET = "signs-stream"
 _MISSED, _INTERRUPTED = 1, 130
 
@@ -52,87 +61,169 @@ _Source = Annotated[
     typer.Option(
         metavar="SOURCE",
         help="where frames come from: a video file, an image folder, camera, camera:1 or synthetic:FRAMES",
+        rich_help_panel=_FRAMES,
     ),
 ]
 _Sink = Annotated[
-    str, typer.Option(metavar="SINK", help="where answers go: a video file, a folder (ends with /), or null")
+    str,
+    typer.Option(
+        metavar="SINK", help="where answers go: a video file, a folder (ends with /), or null", rich_help_panel=_FRAMES
+    ),
 ]
-_Steps = Annotated[int | None, typer.Option(help="steps of the sampler a frame", show_default="4; 1 for signs-stream")]
+_Steps = Annotated[
+    int | None,
+    typer.Option(help="steps of the sampler a frame", show_default="4; 1 for signs-stream", rich_help_panel=_MODEL),
+]
 _Sampler = Annotated[
-    str | None, typer.Option(metavar="NAME", help=", ".join(SAMPLERS), show_default="that of the scheduler's settings")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=", ".join(SAMPLER_NAMES),
+        show_default="that of the scheduler's settings",
+        rich_help_panel=_MODEL,
+    ),
 ]
 _GuidanceKind = Annotated[
     str,
     typer.Option(
-        metavar="KIND[:WEIGHT[:DELTA]]", help=f"how the output follows the prompt: {', '.join(KINDS)}, as self:1.5"
+        metavar="KIND",
+        help=f"how the output follows the prompt: {', '.join(KINDS)}; with a weight, and a delta, as self:1.5:0.9",
+        rich_help_panel=_MODEL,
     ),
 ]
 _Strength = Annotated[
     float | None,
     typer.Option(
-        help="the share of all noise that a frame gets, above 0 to 1; more changes it more", show_default="0.5"
+        help="the share of all noise that a frame gets, above 0 to 1; more changes it more",
+        show_default="0.5",
+        rich_help_panel=_MODEL,
     ),
 ]
-_Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="the prompt, for models with a text encoder")]
-_Negative = Annotated[str, typer.Option("--negative-prompt", metavar="TEXT", help="what the output should not be")]
+_Prompt = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="the prompt, for models with a text encoder", rich_help_panel=_MODEL)
+]
+_Negative = Annotated[
+    str, typer.Option("--negative-prompt", metavar="TEXT", help="what the output should not be", rich_help_panel=_MODEL)
+]
 _Embeds = Annotated[
     Path | None,
-    typer.Option("--prompt-embeds", metavar="FILE", help="a safetensors file with prompt_embeds, instead of a prompt"),
+    typer.Option(
+        "--prompt-embeds",
+        metavar="FILE",
+        help="a safetensors file with prompt_embeds, instead of a prompt",
+        rich_help_panel=_MODEL,
+    ),
 ]
 _SizeOption = Annotated[
     str | None,
     typer.Option(
-        "--size", metavar="HEIGHTxWIDTH", help="the size of the frames that the model takes", show_default="its own"
+        "--size",
+        metavar="HEIGHTxWIDTH",
+        help="the size of the frames that the model takes",
+        show_default="its own",
+        rich_help_panel=_MODEL,
     ),
 ]
 _Budget = Annotated[
-    str | None, typer.Option(metavar="TIME", help="how long a frame may take, as 40ms", show_default="no limit")
+    str | None,
+    typer.Option(
+        metavar="TIME", help="how long a frame may take, as 40ms", show_default="no limit", rich_help_panel=_TIME
+    ),
 ]
 _Rolling = Annotated[
-    bool, typer.Option("--rolling/--no-rolling", help="work on several frames at once, each at a step of its own")
+    bool,
+    typer.Option(
+        "--rolling/--no-rolling",
+        help="work on several frames at once, each at a step of its own",
+        rich_help_panel=_COMPUTING,
+    ),
 ]
 _Still = Annotated[
     float | None,
     typer.Option(
-        "--skip-still", metavar="SIMILARITY", help="skip frames of a still scene, from this similarity (0.98) on"
+        "--skip-still",
+        metavar="SIMILARITY",
+        help="skip frames of a still scene, from this similarity (0.98) on",
+        rich_help_panel=_TIME,
     ),
 ]
 _Live = Annotated[
     bool,
-    typer.Option("--live", help="play a file or a clip at its own rate, as a camera does; late frames are dropped"),
+    typer.Option(
+        "--live",
+        help="play a file or a clip at its own rate, as a camera does; late frames are dropped",
+        rich_help_panel=_TIME,
+    ),
 ]
-_Rate = Annotated[float | None, typer.Option(help="frames per second of an image folder or a synthetic clip")]
+_Rate = Annotated[
+    float | None, typer.Option(help="frames per second of an image folder or a synthetic clip", rich_help_panel=_TIME)
+]
 _Degrade = Annotated[
     bool,
-    typer.Option("--degrade/--no-degrade", help="let a live stream that misses its budget do less for each frame"),
+    typer.Option(
+        "--degrade/--no-degrade",
+        help="let a live stream that misses its budget do less for each frame",
+        rich_help_panel=_TIME,
+    ),
 ]
-_Seed = Annotated[int, typer.Option(help="the seed of the noise")]
-_Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1", show_default="cpu")]
+_Seed = Annotated[int, typer.Option(help="the seed of the noise", rich_help_panel=_MODEL)]
+_Device = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1", show_default="cpu", rich_help_panel=_COMPUTING),
+]
 _Dtype = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help=f"what the model computes in: {', '.join(DTYPES)}", show_default="float32"),
+    typer.Option(
+        metavar="NAME",
+        help=f"what the model computes in: {', '.join(DTYPE_NAMES)}",
+        show_default="float32",
+        rich_help_panel=_COMPUTING,
+    ),
 ]
 _Graphs = Annotated[
     bool | None,
-    typer.Option("--graphs/--no-graphs", help="replay the model as CUDA graphs", show_default="yes on a GPU"),
+    typer.Option(
+        "--graphs/--no-graphs",
+        help="replay the model as CUDA graphs",
+        show_default="yes on a GPU",
+        rich_help_panel=_COMPUTING,
+    ),
 ]
 _Backend = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help=f"compile the model with {' or '.join(BACKENDS)}", show_default="eager mode"),
+    typer.Option(
+        metavar="NAME",
+        help=f"compile the model with {' or '.join(BACKENDS)}",
+        show_default="eager mode",
+        rich_help_panel=_COMPUTING,
+    ),
 ]
 _Threads = Annotated[
-    int | None, typer.Option(help="PyTorch's threads for the model", show_default="as many as there are cores")
+    int | None,
+    typer.Option(
+        help="PyTorch's threads for the model", show_default="as many as there are cores", rich_help_panel=_COMPUTING
+    ),
 ]
 _CodecThreads = Annotated[
-    int | None, typer.Option(help="threads of a video's decoder and encoder", show_default="the decoder's own, and 1")
+    int | None,
+    typer.Option(
+        help="threads of a video's decoder and encoder",
+        show_default="the decoder's own, and 1",
+        rich_help_panel=_COMPUTING,
+    ),
 ]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is at the sink")]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is at the sink", rich_help_panel=_FRAMES)]
 _Drift = Annotated[
     int | None,
-    typer.Option(metavar="FRAMES", help="test instead whether the output drifts over so many frames, as 600"),
+    typer.Option(
+        metavar="FRAMES",
+        help="test instead whether the output drifts over so many frames, as 600",
+        rich_help_panel=_DRIFT,
+    ),
 ]
 _Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="with --drift: a directory for drift.html and drift.json")
+    Path | None,
+    typer.Option(metavar="DIR", help="with --drift: a directory for drift.html and drift.json", rich_help_panel=_DRIFT),
 ]
 _AsJson = Annotated[
     bool,
@@ -183,12 +274,38 @@ def stream(
     The exit code is 1 where a budget was missed or the output drifts, and 3 where a busy machine or the input leaves it
     open.
     """
+    frame_size = None if size is None else _size(size)
+    guided = _guidance(guidance)
+    budget_s = None if budget is None else seconds("--budget", budget)
+    check_stream(target)
+    _check_model(sampler, strength, dtype, backend, device)
+    source_kind(source, rate=rate)
+    check_sink(sink)
+    if prompt_embeds is not None and not prompt_embeds.is_file():
+        raise OptionError(f"--prompt-embeds: there is no file {prompt_embeds}; give a safetensors file")
+    writes = sink != "null" or overwrite or live
+    _check_purpose(
+        page=page,
+        drift=drift is not None,
+        page_options=bool(cors_origin) or host != LOOPBACK or port != DEFAULT_PORT,
+        out=out is not None,
+        for_page=writes,
+        for_drift=writes or budget is not None or skip_still is not None,
+    )
+    checked_port(port, "--port")
+    with large_imports():
+        from rich.console import Console
+
+        from whet.cli.stream_drift import test_drift
+        from whet.cli.stream_page import serve_page
+        from whet.streamer.stream import StreamOptions
+        from whet.streamer.tuned import threads_of_codec
     options = StreamOptions(
-        size=None if size is None else _size(size),
+        size=frame_size,
         steps=steps,
         sampler=sampler,
         strength=strength,
-        guidance=_guidance(guidance),
+        guidance=guided,
         prompt=prompt,
         negative=negative_prompt,
         prompt_embeds=prompt_embeds,
@@ -198,7 +315,7 @@ def stream(
         dtype=dtype,
         graphs=graphs,
         backend=backend,
-        budget_s=None if budget is None else seconds("--budget", budget),
+        budget_s=budget_s,
         degrades=degrade,
         stillness=skip_still,
         threads=threads,
@@ -206,23 +323,11 @@ def stream(
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a video is finished then too
     if page:
-        if sink != "null" or overwrite or drift is not None or out is not None or live:
-            raise OptionError(
-                "--page shows the answers in the browser; leave --sink, --overwrite, --live, --drift and --out out"
-            )
         where = PageAddress(host, port, tuple(api_key or ()), tuple(cors_origin or ()))
         serve_page(target, source, options, where, console, rate=rate, as_json=as_json)
         return
-    if cors_origin or host != LOOPBACK or port != DEFAULT_PORT:
-        raise OptionError("--host, --port and --cors-origin go with --page")
     if drift is not None:
-        if sink != "null" or overwrite or live or budget is not None or skip_still is not None:
-            raise OptionError(
-                "--drift tests the output instead; leave --sink, --overwrite, --live, --budget and --skip-still out"
-            )
         raise typer.Exit(test_drift(console, target, source, drift, options, rate=rate, out=out, as_json=as_json))
-    if out is not None:
-        raise OptionError("--out goes with --drift; a stream's answers go to --sink")
     codec = threads_of_codec(target, codec_threads)
     report = _run(
         console, target, source, sink, options, codec, live=live, rate=rate, overwrite=overwrite, as_json=as_json
@@ -230,22 +335,70 @@ def stream(
     _leave(report)
 
 
+def _check_model(
+    sampler: str | None, strength: float | None, dtype: str | None, backend: str | None, device: str | None
+) -> None:
+    """Check what is chosen for a model, as far as nothing has to be loaded for it."""
+    if sampler is not None:
+        check_sampler(sampler)
+    if strength is not None:
+        check_strength(strength)
+    if dtype is not None:
+        check_dtype(dtype)
+    if backend is not None:
+        check_backend_name(backend)
+    if device is not None:
+        check_device_name(device)
+
+
+def _check_purpose(*, page: bool, drift: bool, page_options: bool, out: bool, for_page: bool, for_drift: bool) -> None:
+    """Check that the options fit what is done: a page, a test of drift, or a stream from a source to a sink.
+
+    Args:
+        page: Whether a page is served.
+        drift: Whether the drift is tested.
+        page_options: Whether options of a page alone were given.
+        out: Whether a directory for the report of the drift was given.
+        for_page: Whether options were given that a page does not take.
+        for_drift: Whether options were given that a test of drift does not take.
+    """
+    if page and (for_page or drift or out):
+        raise OptionError(
+            "--page shows the answers in the browser; leave --sink, --overwrite, --live, --drift and --out out"
+        )
+    if not page and page_options:
+        raise OptionError("--host, --port and --cors-origin go with --page")
+    if drift and for_drift:
+        raise OptionError(
+            "--drift tests the output instead; leave --sink, --overwrite, --live, --budget and --skip-still out"
+        )
+    if not drift and out:
+        raise OptionError("--out goes with --drift; a stream's answers go to --sink")
+
+
 def _run(
-    console: Console,
+    console: "Console",
     target: str,
     source: str,
     sink: str,
-    options: StreamOptions,
+    options: "StreamOptions",
     codec_threads: int | None,
     *,
     live: bool,
     rate: float | None,
     overwrite: bool,
     as_json: bool,
-) -> StreamReport:
+) -> "StreamReport":
     """Run the stream with a bar of its frames, and show the report, also where it ended early."""
+    from rich.console import Console as Output
 
-    def opened(frame_size: Size) -> Source:
+    from whet.cli.counted_progress import counted_progress
+    from whet.streamer.sinks import open_sink
+    from whet.streamer.sources import open_source, paced
+    from whet.streamer.stream import Stream
+    from whet.streamer.terminal import show_report
+
+    def opened(frame_size: Size) -> "Source":
         found = open_source(source, size=frame_size, rate=rate, threads=codec_threads)
         return paced(found) if live and not found.is_live else found
 
@@ -262,9 +415,9 @@ def _run(
             report = running.run(to, on_answer=lambda _: progress.advance(bar))
         except WhetError:
             if running.timings.counts["arrived"]:
-                show_report(console if as_json else Console(), running.report())
+                show_report(console if as_json else Output(), running.report())
             raise
-    show_report(console if as_json else Console(), report)
+    show_report(console if as_json else Output(), report)
     if as_json:
         print(report.to_json(indent=None), end="", flush=True)
     return report
@@ -278,7 +431,7 @@ def _is_same(source: Path, sink: Path) -> bool:
         return False
 
 
-def _leave(report: StreamReport) -> None:
+def _leave(report: "StreamReport") -> None:
     """Leave with an exit code of its own where the stream was interrupted, or missed its budget."""
     if report.interrupted:
         raise typer.Exit(_INTERRUPTED)

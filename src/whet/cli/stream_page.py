@@ -3,38 +3,58 @@
 import json
 import os
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from whet.network import ANY_ORIGIN, LOOPBACK, bind, checked_port, is_loopback
-from whet.streamer.frames import Size
-from whet.streamer.report import StreamReport
-from whet.streamer.sources import Source, open_source
-from whet.streamer.stream import StreamOptions
-from whet.streamer.targets import open_target
-from whet.streamer.terminal import show_report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from whet.streamer.frames import Size
+    from whet.streamer.report import StreamReport
+    from whet.streamer.sources import Source
+    from whet.streamer.stream import StreamOptions
 
 DEFAULT_PORT = 8600
+_PANEL = "A page in the browser"
 
 PageOption = Annotated[
-    bool, typer.Option("--page", help="serve a page that takes frames of the browser's camera and shows the answers")
+    bool,
+    typer.Option(
+        "--page",
+        help="serve a page that takes frames of the browser's camera and shows the answers",
+        rich_help_panel=_PANEL,
+    ),
 ]
 HostOption = Annotated[
     str,
-    typer.Option(metavar="ADDRESS", help="with --page: the address to listen on; 0.0.0.0 for all networks"),
+    typer.Option(
+        metavar="ADDRESS",
+        help="with --page: the address to listen on; 0.0.0.0 for all networks",
+        rich_help_panel=_PANEL,
+    ),
 ]
-PortOption = Annotated[int, typer.Option(help="with --page: the port to listen on; 0 takes any free one")]
+PortOption = Annotated[
+    int, typer.Option(help="with --page: the port to listen on; 0 takes any free one", rich_help_panel=_PANEL)
+]
 KeysOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="KEY", envvar="WHET_API_KEY", help="with --page: viewers must give this key; may be given several times"
+        metavar="KEY",
+        envvar="WHET_API_KEY",
+        help="with --page: viewers must give this key; may be given several times",
+        rich_help_panel=_PANEL,
     ),
 ]
 OriginsOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="ORIGIN", help="with --page: let web pages of this origin connect too; * lets all"),
+    typer.Option(
+        metavar="ORIGIN",
+        help="with --page: let web pages of this origin connect too; * lets all",
+        rich_help_panel=_PANEL,
+    ),
 ]
 
 
@@ -58,9 +78,9 @@ class PageAddress:
 def serve_page(
     target: str,
     source: str,
-    options: StreamOptions,
+    options: "StreamOptions",
     where: PageAddress,
-    console: Console,
+    console: "Console",
     *,
     rate: float | None,
     as_json: bool,
@@ -79,24 +99,29 @@ def serve_page(
     Raises:
         WhetError: The model, the source or an option cannot be used.
     """
+    from rich.console import Console as Output
+
     from whet.streamer.http.server import PageServer
     from whet.streamer.http.session import Served
     from whet.streamer.http.settings import PageSettings
+    from whet.streamer.sources import open_source
+    from whet.streamer.targets import open_target
+    from whet.streamer.terminal import show_report
 
     settings = PageSettings(is_local=is_loopback(where.host), api_keys=where.api_keys, cors_origins=where.cors_origins)
     checked_port(where.port, "--port")
     if not source.startswith("camera"):
         open_source(source, rate=rate).close()  # a mistake shows before the model is loaded
 
-    def own_source(size: Size) -> Source:
+    def own_source(size: "Size") -> "Source":
         return open_source(source, size=size, rate=rate)
 
     num_reports = 0
 
-    def show(report: StreamReport) -> None:
+    def show(report: "StreamReport") -> None:
         nonlocal num_reports
         num_reports += 1
-        show_report(console if as_json else Console(), report)
+        show_report(console if as_json else Output(), report)
         if as_json:
             print(report.to_json(indent=None), end="", flush=True)
 
@@ -107,7 +132,7 @@ def serve_page(
     console.print("whet stream: ended" if num_reports else "whet stream: ended; no frame came")
 
 
-def _say_ready(url: str, model: str, where: PageAddress, console: Console, *, as_json: bool) -> None:
+def _say_ready(url: str, model: str, where: PageAddress, console: "Console", *, as_json: bool) -> None:
     if not is_loopback(where.host):
         if not where.api_keys:
             console.print("everyone who can reach this machine may watch: --api-key keeps others out")

@@ -5,19 +5,18 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from whet.cli import INTERRUPTED
-from whet.cli.tuning_progress import TuningProgress
-from whet.cli.units import seconds
 from whet.errors import OptionError
+from whet.fast_import import large_imports
 from whet.figures import duration
-from whet.trainer.loop import TrainResult
-from whet.trainer.lora import ADAPTER
-from whet.trainer.train import train as train_model
+from whet.units import seconds
+
+if TYPE_CHECKING:
+    from whet.trainer.loop import TrainResult
 
 _Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="a TOML file; docs/train.md lists its keys")]
 _Changes = Annotated[
@@ -47,12 +46,20 @@ def train(
     """
     if tune not in (None, "throughput", "memory"):
         raise OptionError(f"--tune takes throughput or memory; got {tune!r}")
+    budget_s = seconds("--tune-budget", tune_budget)
+    from whet.trainer.config import read_config  # pydantic, which help does without
+
+    read_config(config, changes or [])
+    with large_imports():
+        from rich.console import Console
+
+        from whet.cli.tuning_progress import TuningProgress
+        from whet.trainer.train import train as train_model
     console = Console(stderr=as_json)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    budget_s = seconds("--tune-budget", tune_budget)
     try:
         result = train_model(
             config,
@@ -77,7 +84,7 @@ def train(
     sys.exit(result.exit_code)
 
 
-def _sentence(result: TrainResult, config: Path) -> str:
+def _sentence(result: "TrainResult", config: Path) -> str:
     """Return what came of a run, and what to do next."""
     told = f"{result.step} of {result.steps} steps, {result.tokens:,} tokens, {duration(result.seconds)}"
     if result.held_out_loss is not None:
@@ -90,10 +97,12 @@ def _sentence(result: TrainResult, config: Path) -> str:
     return f"stopped by {result.stopped_by} after {told}. Go on with: whet train {config} --resume"
 
 
-def _where(result: TrainResult, model: Path) -> str:
+def _where(result: "TrainResult", model: Path) -> str:
     """Return where the model is, and what loads it."""
     if result.task == "classification":
         return f"The classifier is in {model}: transformers.AutoModelForSequenceClassification.from_pretrained loads it"
+    from whet.trainer.lora import ADAPTER  # torch, which is imported by now
+
     if (model / ADAPTER).is_file():
         return f"The adapter is in {model}: peft.PeftModel.from_pretrained(BASE, {str(model)!r}) adds it to its base"
     return f"The model is in {model}: whet serve {model}"

@@ -1,30 +1,25 @@
 """Find the fastest recipe for a model, and prove it: whet tune."""
 
-import json
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
-from rich.console import Console
 
-from whet.auditor.report import count
-from whet.cli import tables, training_tables, tune_script, tune_stream
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption
-from whet.cli.tuning_progress import TuningProgress
-from whet.cli.units import fraction, num_bytes, seconds
+from whet.cli.for_streams import BUDGET as STREAM_BUDGET
+from whet.cli.for_streams import ForStreams
 from whet.errors import OptionError, StreamTarget
-from whet.measure.quiet import OnBusy
-from whet.tuner.command import command_line
-from whet.tuner.goal import MAX_SLOWDOWN
-from whet.tuner.outlook import going_on
-from whet.tuner.result import Objective, Result
-from whet.tuner.tuning import tune as run_tune
-from whet.tuner.verdict import out_of_reach
-from whet.workloads.fine_tuning import with_training
+from whet.fast_import import large_imports
+from whet.measure.on_busy import OnBusy
+from whet.scripts.launching import runs_python
+from whet.scripts.script_command import ScriptCommand
+from whet.techniques.names import check_excluded, technique_names, training_technique_names
+from whet.tuner.goal import MAX_SLOWDOWN, SCRIPT_STEPS, Goal, Objective
+from whet.units import fraction, num_bytes, seconds
+from whet.workloads.target_name import check_name, is_training, with_training
 
 _EXIT_CODES = {"failed": 1, "inconclusive": INCONCLUSIVE}
 _BUDGET = "5m"
@@ -79,7 +74,7 @@ _Budget = Annotated[
     typer.Option(
         metavar="TIME",
         help="the time for each target, with everything included",
-        show_default=f"{_BUDGET}, for a stream {tune_stream.BUDGET}",
+        show_default=f"{_BUDGET}, for a stream {STREAM_BUDGET}",
     ),
 ]
 _Out = Annotated[
@@ -101,7 +96,7 @@ _Steps = Annotated[
     typer.Option(
         metavar="N",
         help="for a script: the most optimiser steps of each run; for a stream: the sampler's steps a frame",
-        show_default=f"{tune_script.NUM_STEPS}; a stream's own",
+        show_default=f"{SCRIPT_STEPS}; a stream's own",
     ),
 ]
 _Source = Annotated[
@@ -156,7 +151,7 @@ def tune(
     """
     drop = None if max_drop is None else _max_drop(max_drop)
     excluded = [name.strip() for name in exclude.split(",") if name.strip()]
-    if tune_script.is_command(targets):
+    if _is_command(targets):
         for_models = {
             "--train": train,
             "--training": training,
@@ -173,10 +168,17 @@ def tune(
             "out": out,
             "exclude": excluded,
         }
-        how = {"on_busy": on_busy, "busy_wait": busy_wait}
-        result = tune_script.tune_command(targets, for_models, chosen, **how, as_json=as_json)
-        raise typer.Exit(_EXIT_CODES.get(result.verdict, 0))
-    console = Console(stderr=as_json)
+        seconds("--busy-wait", busy_wait)
+        how = {"on_busy": str(OnBusy.checked(on_busy)), "busy_wait": busy_wait}
+        for name, is_given in for_models.items():
+            if is_given:
+                raise OptionError(f"{name} does not go with a script; leave it out")
+        ScriptCommand.checked(targets)
+        check_excluded(excluded, training_technique_names())
+        with large_imports():
+            from whet.cli.tune_script import tune_command
+        verdict = tune_command(targets, chosen, **how, as_json=as_json)
+        raise typer.Exit(_EXIT_CODES.get(verdict, 0))
     options: dict[str, Any] = {
         "objective": objective,
         "max_drop": drop,
@@ -188,75 +190,57 @@ def tune(
         "exclude": excluded,
     }
     busy: dict[str, Any] = {"on_busy": str(OnBusy.checked(on_busy)), "busy_wait_s": seconds("--busy-wait", busy_wait)}
-    streams = tune_stream.ForStreams(steps, source, sink, frame_budget, sampler, prompt, data, budget)
-    verdicts = set()
-    for target in [_with(target, train, training) for target in targets]:
-        directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
-        again = partial(command_line, target, **busy, as_json=as_json, resume=True)
-        try:
-            streams.check(target)
-            result = _tuned(console, target, options, again, out=directory, resume=resume, **busy)
-        except StreamTarget:
-            verdicts.add(streams.tune(console, target, options, busy, out=directory, resume=resume, as_json=as_json))
-            continue
-        if result.kind == "training":
-            training_tables.show_result(console, result)
-        else:
-            tables.show_result(console, result)
-        _show_rest(console, result, options, again)
-        if as_json:
-            print(json.dumps(result.summary()))
-        verdicts.add(result.verdict)
+    streams = ForStreams(steps, source, sink, frame_budget, sampler, prompt, data, budget)
+    named = [_with(target, train, training) for target in targets]
+    for target in named:
+        _check(target, options, streams, resume=resume)
+    with large_imports():
+        from whet.cli.tune_models import tune_models
+    verdicts = tune_models(
+        [(target, _directory(target, out, alone=len(targets) == 1, resume=resume)) for target in named],
+        options,
+        streams,
+        busy,
+        resume=resume,
+        as_json=as_json,
+    )
     if verdicts & _EXIT_CODES.keys():
         raise typer.Exit(min(_EXIT_CODES[verdict] for verdict in verdicts & _EXIT_CODES.keys()))
 
 
-def _tuned(
-    console: Console,
-    target: str,
-    options: dict[str, Any],
-    again: Callable[..., str],
-    *,
-    out: Path,
-    resume: bool,
-    **busy: Any,
-) -> Result:
-    """Tune one target and show how it goes. On Ctrl-C, print the command that goes on with the search.
-
-    Args:
-        console: Where progress is shown.
-        target: As the user named it.
-        options: Those of `whet.tune` that say what is searched for.
-        again: Returns the command that goes on with the search, given these options and `out`.
-        out: The directory for the results.
-        resume: Whether to go on with an earlier search.
-        busy: The options of `whet.tune` for a busy machine.
-    """
-    with TuningProgress(console, target, options["budget_s"]) as listener:
-        try:
-            return run_tune(target, **options, out=out, resume=resume, **busy, listener=listener)
-        except KeyboardInterrupt:
-            if listener.num_trials:
-                kept = "is kept" if listener.num_trials == 1 else "are kept"
-                console.print(f"stopped; {count(listener.num_trials, 'trial')} {kept}. To go on:")
-                console.print(again(**options, out=out), markup=False, highlight=False, soft_wrap=True)
-            raise
-
-
-def _show_rest(console: Console, result: Result, options: dict[str, Any], again: Callable[..., str]) -> None:
-    """Say how to get a verdict, or how many techniques are untried and how to go on; nothing where all was found."""
-    num_untried = out_of_reach(result.untried)
-    if result.is_disturbed:
-        command = again(**options, out=Path(result.out))
-        line = f"For a verdict, close other programs and go on from here: {command}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+def _check(target: str, options: Mapping[str, Any], streams: ForStreams, *, resume: bool) -> None:
+    """Check a target, and what goes with it, by its name alone. The rest is checked as it is opened."""
+    try:
+        streams.check(target)
+        check_name(target)
+    except StreamTarget:
+        streams.check_options(target, options, resume=resume)
+        check_excluded(options["exclude"], technique_names())
         return
-    if not num_untried and result.needed_s is None:
-        return
-    budget_s = max(options["budget_s"], result.needed_s or 0.0)
-    command = again(**{**options, "budget_s": budget_s}, out=Path(result.out))
-    line = going_on(num_untried, command, was_busy=bool(result.busy))
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    may_be_training = ":" in target and not target.startswith("hf:")
+    known = {
+        **dict.fromkeys(() if is_training(target) else technique_names()),
+        **dict.fromkeys(training_technique_names() if is_training(target) or may_be_training else ()),
+    }
+    check_excluded(options["exclude"], list(known))
+    goal = Goal.checked(
+        options["objective"],
+        options["max_drop"],
+        options["max_memory_bytes"],
+        options["budget_s"],
+        options["max_slowdown"],
+        allow_batch=options["allow_batch"],
+    )
+    if is_training(target):
+        goal.for_training()
+    elif not may_be_training:
+        goal.check_for_model()
+
+
+def _is_command(targets: Sequence[str]) -> bool:
+    """Return whether the words after `whet tune` are a command: a program, then a script that ends in .py, or -m."""
+    others = any(word.endswith(".py") or word == "-m" for word in targets[1:])
+    return runs_python(targets[0]) or (others and ":" not in targets[0])
 
 
 def _with(target: str, file: Path | None, training: str | None) -> str:

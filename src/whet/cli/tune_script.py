@@ -9,48 +9,28 @@ from rich.console import Console
 from whet.auditor.report import count
 from whet.cli import tables, training_tables
 from whet.cli.busy import patience_of, show_waiting
-from whet.errors import OptionError
-from whet.scripts.launching import runs_python
 from whet.tuner.listener import Listener
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import Result
 from whet.tuner.scripts.tune_script import tune_script
-from whet.tuner.scripts.tuning import NUM_STEPS
-
-__all__ = ["NUM_STEPS", "is_command", "tune_command"]
-
-
-def is_command(targets: Sequence[str]) -> bool:
-    """Return whether the words after `whet tune` are a command: a program, then a script that ends in .py, or -m."""
-    others = any(word.endswith(".py") or word == "-m" for word in targets[1:])
-    return runs_python(targets[0]) or (others and ":" not in targets[0])
 
 
 def tune_command(
     words: Sequence[str],
-    for_models: Mapping[str, object],
     options: Mapping[str, Any],
     *,
     on_busy: str,
     busy_wait: str,
     as_json: bool,
-) -> Result:
-    """Tune a script, show how it goes and what was found, and return the result.
+) -> str:
+    """Tune a script, show how it goes and what was found, and return the verdict.
 
     Args:
         words: The command.
-        for_models: Options that are for models alone, by their names, and whether they were given.
         options: Those of `whet.tune_script`.
         on_busy: What to do on a busy machine.
         busy_wait: How long to wait for a quiet machine, as text.
         as_json: Whether to print one JSON object as the last line.
-
-    Raises:
-        OptionError: An option does not go with a script.
     """
-    for name, value in for_models.items():
-        if value:
-            raise OptionError(f"{name} does not go with a script; leave it out")
     console = Console(stderr=as_json)
     console.print(f"{' '.join(words)}: running it as it is, in copies", markup=False, highlight=False)
     result = tune_script(words, **options, patience=patience_of(on_busy, busy_wait, console), listener=_Lines(console))
@@ -59,7 +39,7 @@ def tune_command(
         console.print(result.unsaved.rpartition(": ")[2], markup=False, highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(result.summary()))
-    return result
+    return result.verdict
 
 
 class _Lines(Listener):

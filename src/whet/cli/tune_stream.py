@@ -1,8 +1,6 @@
 """Tune a stream and show what was found: whet tune on a target of whet stream."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.cli.busy import show_waiting
+from whet.cli.for_streams import ForStreams
 from whet.cli.tuning_progress import TuningProgress
-from whet.cli.units import seconds
-from whet.errors import OptionError, StreamTarget
 from whet.figures import DASH, digits, duration, percent
-from whet.stream_tuner.clips import Clips, clips_of_signs
-from whet.stream_tuner.goal import DEFAULT_BUDGET_S, StreamGoal, StreamListener
+from whet.stream_tuner.clips import clips_of_signs
+from whet.stream_tuner.goal import StreamListener
 from whet.stream_tuner.quality import Figures
 from whet.stream_tuner.result import Point, StreamTuning
 from whet.stream_tuner.search import Trial
 from whet.stream_tuner.tuning import tune_stream
 from whet.streamer.sinks import open_sink
 from whet.streamer.stream import StreamOptions
-from whet.streamer.targets import names_a_stream
 from whet.tuner.listener import Listener
-from whet.workloads import BUILTIN_STREAMS
 
 _STYLES = {"gain": "green", "no-gain": "yellow", "inconclusive": "yellow", "failed": "red"}
-BUDGET = f"{DEFAULT_BUDGET_S / 60:g}m"
 
 
 class StreamProgress(StreamListener):
@@ -72,138 +66,53 @@ class StreamProgress(StreamListener):
             self._inner = None
 
 
-@dataclass(frozen=True)
-class ForStreams:
-    """Hold the options of whet tune that go with a stream.
+def tune_target(
+    console: Console,
+    target: str,
+    given: ForStreams,
+    options: Mapping[str, Any],
+    busy: Mapping[str, Any],
+    *,
+    out: Path,
+    resume: bool,
+    as_json: bool,
+) -> str:
+    """Tune a stream, show how it goes and what was found, and return the verdict.
 
-    Attributes:
-        steps: The steps of the sampler that the stream has now.
-        source: The frames that it is measured on.
-        sink: The kind of video that it will write.
-        frame_budget: The time that a frame may take.
-        sampler: The sampler that it has now.
-        prompt: The prompt.
-        data: The archive with the true frames of signs-stream.
-        budget: The time for all of it.
-    """
-
-    steps: int | None = None
-    source: str = "synthetic"
-    sink: str = "null"
-    frame_budget: str | None = None
-    sampler: str | None = None
-    prompt: str | None = None
-    data: Path | None = None
-    budget: str | None = None
-
-    def check(self, target: str) -> None:
-        """Check that the options go with a target, as far as its name tells.
-
-        Raises:
-            StreamTarget: The target is a stream.
-            OptionError: The target is none, and an option goes with streams alone.
-        """
-        if names_a_stream(target):
-            raise StreamTarget(f"{target} is a stream")
-        if ":" in target and not target.startswith("hf:"):
-            return  # only building it tells
-        if given := self._given():
-            if given[0] == "--steps":
-                raise OptionError(f"--steps goes with a script or a stream, and {target} is neither")
-            raise OptionError(f"{given[0]} goes with a stream, and {target} is none")
-
-    def _given(self) -> list[str]:
-        empty = ForStreams()
-        names = [one.name for one in dataclasses.fields(self) if one.name != "budget"]
-        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(empty, name)]
-
-    def tune(
-        self,
-        console: Console,
-        target: str,
-        options: Mapping[str, Any],
-        busy: Mapping[str, Any],
-        *,
-        out: Path,
-        resume: bool,
-        as_json: bool,
-    ) -> str:
-        """Tune a stream, show how it goes and what was found, and return the verdict.
-
-        Args:
-            console: Where messages go.
-            target: The stream.
-            options: The options of `whet.tune`, by name.
-            busy: What to do on a busy machine, by name.
-            out: The directory for the result.
-            resume: Whether to go on with an earlier search, which a stream cannot.
-            as_json: Whether the result is also printed as one JSON object.
-
-        Raises:
-            OptionError: An option does not go with a stream.
-        """
-        _check_options(options, resume=resume)
-        goal = StreamGoal(
-            frame_budget_s=None if self.frame_budget is None else seconds("--frame-budget", self.frame_budget),
-            budget_s=seconds("--budget", self.budget or BUDGET),
-            exclude=tuple(options["exclude"]),
-            **({} if options["max_drop"] is None else {"max_drop": options["max_drop"]}),
-            **busy,
-        )
-        listener = StreamProgress(console)
-        try:
-            result = tune_stream(
-                target,
-                self.source,
-                StreamOptions(steps=self.steps, sampler=self.sampler, prompt=self.prompt),
-                goal,
-                clips=self._clips(target),
-                sink_suffix=_suffix(self.sink),
-                out=out,
-                listener=listener,
-            )
-        finally:
-            listener.end_search()
-        show(console if as_json else Console(), result)
-        if as_json:
-            print(result.to_json(indent=None), end="", flush=True)
-        return result.verdict
-
-    def _clips(self, target: str) -> Clips | None:
-        """Return clips with their truth, where the user has given them."""
-        if self.data is None:
-            return None
-        if target not in BUILTIN_STREAMS:
-            raise OptionError(f"--data goes with signs-stream; {target} is another stream")
-        return clips_of_signs(self.data)
-
-
-def _check_options(options: Mapping[str, Any], *, resume: bool) -> None:
-    """Raise OptionError for an option of models or trainings that a stream does not have."""
-    given = {
-        f"--objective {options['objective']}": options["objective"] != "latency",
-        "--allow-batch": options["allow_batch"],
-        "--max-memory": options["max_memory_bytes"] is not None,
-        "--storage": options["storage"] is not None,
-        "--resume": resume,
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise OptionError(f"{name} does not go with a stream; a stream has --frame-budget and --max-drop")
-
-
-def _suffix(sink: str) -> str:
-    """Return the suffix of the kind of video that is written while times are measured.
+    Args:
+        console: Where messages go.
+        target: The stream.
+        given: The options for streams.
+        options: The options of `whet.tune`, by name.
+        busy: What to do on a busy machine, by name.
+        out: The directory for the result.
+        resume: Whether to go on with an earlier search, which a stream cannot.
+        as_json: Whether the result is also printed as one JSON object.
 
     Raises:
-        OptionError: It is no such kind.
+        OptionError: An option does not go with a stream.
     """
-    if sink == "null":
-        return ""
-    if not sink.startswith(".") or "/" in sink:
-        raise OptionError(f"--sink {sink!r}: name the kind of video that the stream will write, as .mp4, or null")
-    open_sink(f"whet-stream{sink}", overwrite=True).close()  # without a frame there is no file
-    return sink
+    given.check_options(target, options, resume=resume)
+    if given.sink != "null":
+        open_sink(f"whet-stream{given.sink}", overwrite=True).close()  # without a frame there is no file
+    listener = StreamProgress(console)
+    try:
+        result = tune_stream(
+            target,
+            given.source,
+            StreamOptions(steps=given.steps, sampler=given.sampler, prompt=given.prompt),
+            given.goal(options, busy),
+            clips=None if given.data is None else clips_of_signs(given.data),
+            sink_suffix="" if given.sink == "null" else given.sink,
+            out=out,
+            listener=listener,
+        )
+    finally:
+        listener.end_search()
+    show(console if as_json else Console(), result)
+    if as_json:
+        print(result.to_json(indent=None), end="", flush=True)
+    return result.verdict
 
 
 def show(console: Console, result: StreamTuning) -> None:

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from whet.cli import NO_READER, is_unread, notices
+from whet.cli.examples import lines
 from whet.cli.usage import said, takes
 from whet.errors import OptionError
 
@@ -33,7 +34,13 @@ def run(command: Callable[..., None], name: str, text: str, arguments: Sequence[
     notices.show()
     program = f"whet {name}"
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name=name, cls=_Command, help=_paragraphs(command.__doc__ or text))(_quiet(command))
+    app.command(
+        name=name,
+        cls=_Command,
+        help=_paragraphs(command.__doc__ or text),
+        epilog="\n\n".join(lines(name)),
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )(_quiet(command))
     try:
         code = typer.main.get_command(app).main(list(arguments), prog_name=program, standalone_mode=False)
     except typer.TyperException as error:

@@ -23,12 +23,12 @@ import numpy as np
 import scipy
 
 from whet.comparison.claim import Claim, Verdict
+from whet.comparison.tolerance import TOLERANCE
 from whet.measure.stats import MAX_NOISE, log_ratios, noise_floor, paired_ratio, ratio_noise
 
 ALPHA = 0.025  # of calling the same code slower, over all looks and all benchmarks of a run
 PASS_ALPHA = 0.05  # of passing what is slower by the tolerance
 LOOKS = (5, 8, 11, 15, 20)
-TOLERANCE = 0.02
 
 
 def judge(

@@ -4,42 +4,22 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import TypeVar
 
 import psutil
 
-from whet.errors import OptionError
 from whet.measure.load import MAX_WAITED_LONG, PRETENDED, SOME_FOREIGN, Load, Observed, Read, meter, roots, tree_of
+from whet.measure.on_busy import WAIT_S, OnBusy
+
+__all__ = ["WAIT_S", "OnBusy", "Others", "Patience"]
 
 T = TypeVar("T")
 
-WAIT_S = 120.0  # for quiet, over a whole command
 _GLANCE_S = 0.5  # of watching what other processes use
 _PRETENDED_GLANCE_S = 0.1  # where a test pretends what they use
 _HOPELESS = 3  # disturbed measurements in a row
 _TRIES = 3  # at a block that is measured in this process
 _MOST_NAMED = 3
-
-
-class OnBusy(StrEnum):
-    """Name what a command does on a busy machine."""
-
-    WAIT = "wait"  # for quiet, up to a stated time; then no verdict
-    INCONCLUSIVE = "inconclusive"  # do not wait; no verdict
-    GO_ON = "go-on"  # measure as it is; the verdict says so
-
-    @classmethod
-    def checked(cls, text: str) -> "OnBusy":
-        """Return the choice that an option names.
-
-        Raises:
-            OptionError: There is no such choice.
-        """
-        try:
-            return cls(text)
-        except ValueError as error:
-            raise OptionError(f"--on-busy takes {', '.join(cls)}; got {text!r}") from error
 
 
 class Others:

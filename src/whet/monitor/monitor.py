@@ -26,6 +26,7 @@ from whet.monitor.process import ProcessCollector
 from whet.monitor.run import Facts, Run
 from whet.monitor.sampler import Sampler
 from whet.monitor.server import PageServer
+from whet.monitor.settings import MIN_INTERVAL_S
 from whet.monitor.steps import Step, StepCounter, phases_of
 from whet.monitor.summary import Summary, summarise
 from whet.monitor.summary_page import render
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 JSON_FILE = "summary.json"
 HTML_FILE = "summary.html"
-MIN_INTERVAL_S = 0.05
 
 Batch = TypeVar("Batch")
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 from whet.errors import OptionError
 from whet.monitor.launch import Launch
-from whet.monitor.monitor import MIN_INTERVAL_S, make_directory, write_summary
+from whet.monitor.monitor import make_directory, write_summary
+from whet.monitor.settings import DEFAULT_PORT, check_interval
 from whet.monitor.summary import Summary, summarise
 from whet.network import LOOPBACK
-
-DEFAULT_PORT = 8765
 
 
 def monitor_command(
@@ -50,8 +49,7 @@ def monitor_command(
         OptionError: The port is in use, or the interval is too short.
         OutputError: The directory cannot be written.
     """
-    if interval_s < MIN_INTERVAL_S:
-        raise OptionError(f"--interval {interval_s:g}s: samples must be at least {MIN_INTERVAL_S} s apart")
+    check_interval(interval_s)
     directory = make_directory(None if out is None else os.fspath(out))
     launch = _launch(command, name, interval_s, (host, port) if page else None)
     on_start(launch.url)

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,67 +17,18 @@ from whet.machine.cache import compiler_directory
 from whet.measure import load
 from whet.measure.isolate import LOG, QUIET, Child, end_tree
 from whet.recipe import Recipe, Step
-from whet.scripts.launching import SignalsToChild, environment, name_of, runs_python, script_index, signal_name
+from whet.scripts.launching import SignalsToChild, environment, signal_name
 from whet.scripts.messages import PROBLEM, SEED_VARIABLE, TRAINER, VARIABLE, ScriptRecord, ScriptRequest
 from whet.scripts.needed_environment import needed_environment
 from whet.scripts.overlay import make_overlay
+from whet.scripts.script_command import ScriptCommand
 from whet.technique import named, options_of
 from whet.techniques.training import TRAINING_TABLE
 
 MOST_WRITTEN = 2**30  # bytes that a run may add to its copy
 _POLL_S, _SIZE_S, _GRACE_S = 0.05, 0.5, 20.0
 _LOG_TAIL = 8192
-_ISOLATED = re.compile("-[A-Za-z]*[IES][A-Za-z]*")  # options of Python
 _MOST_NEIGHBOURS = 1000
-_HOW = "write it as: python train.py ARGUMENTS"
-
-
-@dataclass(frozen=True)
-class ScriptCommand:
-    """Describe a Python command that trains.
-
-    Attributes:
-        words: The program and its arguments.
-        script: The script's place among the words, or the module's after -m.
-        directory: The working directory.
-    """
-
-    words: tuple[str, ...]
-    script: int
-    directory: Path
-
-    @classmethod
-    def checked(cls, words: Sequence[str]) -> "ScriptCommand":
-        """Return a command that can be run.
-
-        Raises:
-            TargetError: It is no Python command, or its script does not exist.
-        """
-        program = words[0] if words else ""
-        if not runs_python(program):
-            raise TargetError(f"{program or 'nothing'} is not a Python command; {_HOW}")
-        if shutil.which(program) is None:
-            raise TargetError(f"{program} is not found; {_HOW}")
-        place = script_index(words)
-        if place is None:
-            raise TargetError(f"{' '.join(words)!r} names no script that ends in .py, and no module after -m; {_HOW}")
-        if isolated := next((word for word in words[1:place] if _ISOLATED.fullmatch(word)), None):
-            raise TargetError(
-                f"a Python with {isolated} ignores what whet adds to it from outside; leave {isolated} out"
-            )
-        if words[place - 1] != "-m" and not Path(words[place]).is_file():
-            raise TargetError(f"there is no script {words[place]}; name a Python file that exists")
-        return cls(tuple(words), place, Path.cwd().resolve())
-
-    @property
-    def name(self) -> str:
-        """Return the name of the script."""
-        return name_of(self.words)
-
-    def in_copy(self, copy: Path) -> list[str]:
-        """Return the words with every path of the working directory replaced by the copy's."""
-        here = str(self.directory)
-        return [self.words[0], *(word.replace(f"{here}{os.sep}", f"{copy}{os.sep}") for word in self.words[1:])]
 
 
 @dataclass(frozen=True)

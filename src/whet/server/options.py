@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from whet.errors import OptionError
 from whet.models.options import ServingOptions
 
+DEFAULT_PORT = 8000
 MOST_DRAFTS = 64  # at a time; kernels have room for more
 SpeculationKind = Literal["auto", "off", "ngram"]
 

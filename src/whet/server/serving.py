@@ -14,10 +14,8 @@ from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.opening import Given, checked_sources, opened
-from whet.server.options import EngineOptions
+from whet.server.options import DEFAULT_PORT, EngineOptions
 from whet.workloads.model_directory import model_directory
-
-DEFAULT_PORT = 8000
 
 
 def serve(

@@ -1,12 +1,15 @@
 """Say what tuning a stream is to reach, and who is told of the progress."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from whet.errors import OptionError
-from whet.measure.quiet import WAIT_S, OnBusy
-from whet.stream_tuner.search import Trial
+from whet.measure.on_busy import WAIT_S, OnBusy
 from whet.tuner.goal import MAX_DROP
-from whet.tuner.listener import Listener
+
+if TYPE_CHECKING:  # the command line reads names and limits here before torch is imported
+    from whet.stream_tuner.search import Trial
+    from whet.tuner.listener import Listener
 
 DEFAULT_BUDGET_S = 900.0
 
@@ -17,11 +20,13 @@ class StreamListener:
     def says(self, sentence: str) -> None:
         """Note what was found or decided."""
 
-    def tried(self, trial: Trial) -> None:
+    def tried(self, trial: "Trial") -> None:
         """Note that a setting was judged or timed."""
 
-    def tuning(self, name: str, budget_s: float) -> Listener:
+    def tuning(self, name: str, budget_s: float) -> "Listener":
         """Note that the search for one model begins, and return who watches it."""
+        from whet.tuner.listener import Listener
+
         return Listener()
 
     def waiting(self, text: str) -> None:

@@ -37,11 +37,12 @@ from whet.stream_tuner.search import Bench, Setting
 from whet.streamer.replaced import Replacements
 from whet.streamer.sources import open_source, refuse_live
 from whet.streamer.stream import StreamOptions
+from whet.streamer.target_name import is_tuned
 from whet.streamer.targets import open_target
-from whet.streamer.tuned import TunedModel, is_tuned, read_tuned
+from whet.streamer.tuned import TunedModel, read_tuned
 from whet.techniques import TABLE
+from whet.techniques.names import check_excluded
 from whet.tuner.preparation import checked_directory
-from whet.tuner.tuning import check_excluded
 
 _MODELS_SHARE = 0.5  # of the budget, for the models
 _FINALS_SHARE = 0.25  # of the budget, kept for the proof
@@ -79,7 +80,7 @@ def tune_stream(
     Raises:
         WhetError: Anything that the user can mend, before anything is written.
     """
-    check_excluded((goal or StreamGoal()).exclude, TABLE)
+    check_excluded((goal or StreamGoal()).exclude, list(TABLE))
     if is_tuned(Path(target)):
         raise TargetError(f"{target} is a tuned stream already; tune {read_tuned(Path(target)).target}")
     run = _Run(target, source, options or StreamOptions(), goal or StreamGoal(), sink_suffix, listener)

@@ -1,14 +1,17 @@
 """Define what flows from sources to sinks: frames, and how a picture of any size takes the size that a model wants."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from whet.errors import OptionError, TargetError
 
-Image: TypeAlias = npt.NDArray[np.uint8]
+if TYPE_CHECKING:  # the command line reads names and limits here, and needs no NumPy for them
+    import numpy as np
+    import numpy.typing as npt
+
+    Image: TypeAlias = npt.NDArray[np.uint8]
+else:
+    Image = Any
 """A picture: uint8 RGB, [H, W, 3], C-contiguous."""
 
 Size: TypeAlias = tuple[int, int]
@@ -60,6 +63,8 @@ class Placement:
         Args:
             scaled: The picture after scaling, [height, width, 3].
         """
+        import numpy as np
+
         kept = scaled[self.top : self.top + self.size[0], self.left : self.left + self.size[1]]
         return np.ascontiguousarray(kept)
 

@@ -1,35 +1,34 @@
 """Open what a stream runs: a directory of diffusers, or a function of the user's own that returns a StreamWorkload."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.errors import OptionError, TargetError, foreign
-from whet.models.config_file import FILE as CONFIG
-from whet.models.config_file import read_json
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
-from whet.models.diffusion.directory import Parts, is_diffusers_directory, read_parts
+from whet.models.diffusion.directory import Parts, read_parts
 from whet.models.diffusion.few_steps import few_steps, sampler_of
 from whet.models.diffusion.guidance import Guidance
+from whet.models.diffusion.names import is_diffusers_directory, is_frame_unet
 from whet.models.diffusion.pipeline import DiffusionStep
 from whet.models.diffusion.placement import Placement
 from whet.models.diffusion.prompts import Prompt, prompt_encoder, read_prompt
-from whet.models.diffusion.unet import MODEL_TYPE, load_unet
+from whet.models.diffusion.unet import load_unet
 from whet.models.diffusion.unet_frames import UNetFrames
 from whet.streamer.frames import Size
 from whet.streamer.model import FrameModel
 from whet.streamer.replaced import Replacements
-from whet.streamer.tuned import is_tuned, load_model, read_tuned, with_settings
+from whet.streamer.target_name import is_tuned, refuse_directory, reject
+from whet.streamer.tuned import load_model, read_tuned, with_settings
 from whet.workload import StreamWorkload
-from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING, signs_stream
+from whet.workloads import BUILTIN_STREAMS, signs_stream
 from whet.workloads.target import resolve_any
 
 DEFAULT_STEPS = 4
@@ -145,36 +144,11 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
     if directory.is_dir():
         return _of_directory(directory, options)
     if ":" not in target:
-        _reject(target)
+        reject(target)
     workload = resolve_any(target)
     if not isinstance(workload, StreamWorkload):
         raise TargetError(f"{target} is a {type(workload).__name__}; whet stream runs a StreamWorkload")
     return _of_workload(workload, options)
-
-
-def _reject(target: str) -> NoReturn:
-    """Raise TargetError with a hint for a target that is neither built in, nor a directory, nor a function."""
-    forms = "a directory of diffusers, a function that returns a whet.StreamWorkload, or " + ", ".join(BUILTIN_STREAMS)
-    name = target.partition("?")[0]
-    if name in BUILTIN_STREAMS:
-        raise TargetError(f"{target!r}: give {name} alone; --device says where a stream runs")
-    if name in (*BUILTIN, *BUILTIN_TRAINING):
-        raise TargetError(f"{name} is no stream; whet stream takes {forms}")
-    close = difflib.get_close_matches(name, BUILTIN_STREAMS, n=1)
-    hint = f"did you mean {close[0]}? If not, " if close else ""
-    raise TargetError(f"{target!r} is neither a directory nor FILE.py:FUNCTION; {hint}give {forms}")
-
-
-def names_a_stream(target: str) -> bool:
-    """Return whether a name alone shows that it is a stream's: built in, or the directory of one."""
-    directory = Path(target).expanduser()
-    return target in BUILTIN_STREAMS or (
-        directory.is_dir() and (is_tuned(directory) or is_diffusers_directory(directory) or _is_frame_unet(directory))
-    )
-
-
-def _is_frame_unet(directory: Path) -> bool:
-    return (directory / CONFIG).is_file() and read_json(directory).get("model_type") == MODEL_TYPE
 
 
 def _of_workload(workload: StreamWorkload, options: ModelOptions) -> Opened:
@@ -214,9 +188,9 @@ def _of_directory(directory: Path, options: ModelOptions) -> Opened:
         return _of_tuned(directory, options)
     if is_diffusers_directory(directory):
         return _of_diffusers(directory, options)
-    if _is_frame_unet(directory):
+    if is_frame_unet(directory):
         return _of_frame_unet(directory, options)
-    raise TargetError(f"{directory} holds no diffusion model: neither a folder unet, nor the config.json of a U-Net")
+    return refuse_directory(directory)
 
 
 def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:

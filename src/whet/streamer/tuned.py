@@ -14,8 +14,9 @@ from whet.errors import OptionError, TargetError, WhetError, reason
 from whet.files import write_whole
 from whet.models.diffusion.guidance import Guidance
 from whet.streamer.replaced import Shapes
+from whet.streamer.target_name import TUNED_FILE, is_tuned
 
-FILE = "stream.json"
+FILE = TUNED_FILE
 FORMAT = 1
 
 
@@ -69,11 +70,6 @@ FIXED: Mapping[str, str] = MappingProxyType(
     }
 )
 """The settings that tuning fixes, with the command-line options that set them."""
-
-
-def is_tuned(directory: Path) -> bool:
-    """Return whether a directory holds a tuned stream."""
-    return (directory / FILE).is_file()
 
 
 def settings_of(options: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from whet.target_profiler.profiled_process import Seen, note, profiled
 from whet.tuner.space import applicable_techniques
 from whet.workload import Workload, examine
 from whet.workloads import resolve
-from whet.workloads.target import check_name
+from whet.workloads.target_name import check_name
 
 DEPTH = 3
 LIMIT_S = 300.0

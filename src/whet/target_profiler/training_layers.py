@@ -25,7 +25,7 @@ from whet.training.step_profile import StepProfile, profile_steps
 from whet.tuner.training.examination import diagnosed
 from whet.tuner.training.opening import open_training
 from whet.workload.training import Trainer
-from whet.workloads.target import check_name
+from whet.workloads.target_name import check_name
 
 _FIRST_STEPS = 3  # which allocate the optimiser's state
 

@@ -7,14 +7,20 @@ what these functions take and return.
 
 import pkgutil
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from whet.technique import STAGES, Technique
+if TYPE_CHECKING:
+    from whet.technique import Technique
+
+    TABLE: dict[str, Technique]
 
 __all__ = ["FOLLOWING", "TABLE"]
 
 
-def _found() -> dict[str, Technique]:
+def _found() -> "dict[str, Technique]":
     """Import every file in the folders of the stages, and return the techniques in the order in which they compose."""
+    from whet.technique import STAGES
+
     found: list[Technique] = []
     for stage in STAGES:
         folder = import_module(f"{__name__}.{stage}")
@@ -23,10 +29,15 @@ def _found() -> dict[str, Technique]:
     return {technique.name: technique for technique in sorted(found, key=lambda technique: technique.place)}
 
 
-TABLE: dict[str, Technique] = _found()
+def __getattr__(name: str) -> Any:
+    """Make TABLE when it is first asked for: it imports torch, and whoever wants names alone does not (names.py)."""
+    if name != "TABLE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault("TABLE", _found())
+
 
 # Techniques that pay on other machines and are not in the table yet: name -> why, for the report.
 FOLLOWING: dict[str, str] = {
     "tensorrt": "needs a CUDA device and TensorRT, and is not in this version of whet",
-    "fp8": "needs a CUDA device with 8-bit floating-point products (sm_89), and is not in this version of whet",
+    "fp8": "for inference it is not in this version of whet, and needs a CUDA device with 8-bit products (sm_89)",
 }

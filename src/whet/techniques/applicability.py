@@ -18,14 +18,15 @@ def options_that_apply(
         machine: The machine that the workload would run on.
 
     Returns:
-        The accepted values of each option, None where the technique is refused with every value; what it would do, in
-        words; and why its defaults are refused, "" where they are accepted.
+        The accepted values of each option, the first to try before the others, None where the technique is refused with
+        every value; what it would do, in words; and why the first choice is refused, "" where it is accepted.
     """
-    defaults = {name: values[0] for name, values in technique.space.items()}
+    favoured = technique.favours(subject) if technique.favours is not None else {}
+    defaults = {**{name: values[0] for name, values in technique.space.items()}, **favoured}
     first = technique.check(subject, machine, technique.options(**defaults))
     if isinstance(first, Applies):
         return _accepted(technique, subject, machine, defaults), first.detail, ""
-    # The default is refused; another value of one option may still be accepted (float32 where the chip has no bf16).
+    # The first choice is refused; another value of one option may still be accepted (float32 without bf16).
     for name, kept in _accepted(technique, subject, machine, defaults).items():
         if kept:
             chosen = {**defaults, name: kept[0]}
@@ -38,11 +39,14 @@ def options_that_apply(
 def _accepted(
     technique: AnyTechnique, subject: Any, machine: Machine, others: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return the values of each option that a technique accepts, while the other options are those of `others`."""
+    """Return the values of each option that a technique accepts, while the other options are those of `others`.
+
+    The value of `others` comes first.
+    """
     return {
         name: [
             value
-            for value in values
+            for value in sorted(values, key=lambda value: value != others[name])
             if isinstance(technique.check(subject, machine, technique.options(**{**others, name: value})), Applies)
         ]
         for name, values in technique.space.items()

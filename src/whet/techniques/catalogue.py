@@ -4,11 +4,10 @@
 """
 
 import dataclasses
-import difflib
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,13 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from whet.auditor.card import read_sections
-from whet.errors import OptionError
 from whet.machine import describe
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder
-from whet.technique import Technique
+from whet.technique import AnyTechnique, Technique
 from whet.techniques import TABLE
 from whet.techniques.applicability import options_that_apply
+from whet.techniques.names import check_technique
+from whet.techniques.training import TRAINING_TABLE
+from whet.techniques.training_catalogue import loops_of, runs_here
+from whet.training.technique import TrainingTechnique
 from whet.workload import ExaminedWorkload, InferenceWorkload, TrainingWorkload, examine
 
 MEASURED = Path(__file__).with_name("measured.json")  # written by benchmarks/results.py
@@ -87,7 +89,8 @@ class TechniqueCard:
         sections: "What", "When it helps", "When it hurts", "Numerics", "Composes" and "Source".
         options: Its options.
         remarks: What is said about its options together.
-        measured: Every published measurement of a recipe that contains it.
+        measured: Every published measurement of a recipe that contains it; those of training are in the results.
+        loops: For a technique of training, what loops may do beside it, each with why not; "" where they may.
     """
 
     name: str
@@ -97,6 +100,7 @@ class TechniqueCard:
     options: tuple[OptionCard, ...]
     remarks: str
     measured: tuple[MeasuredRow, ...]
+    loops: dict[str, str] = dataclasses.field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -116,41 +120,56 @@ class TechniqueHere(TechniqueCard):
     refused: dict[str, tuple[Any, ...]]
 
 
-def list_techniques() -> list[TechniqueHere]:
+def list_techniques(*, training: bool = False) -> list[TechniqueHere]:
     """Return every technique in the order in which recipes apply them, and whether it can run on this machine.
 
     Each technique is asked about a small model that has a layer for every technique.
+
+    Args:
+        training: Whether to return those for training in place of those for inference.
     """
-    return [_here(technique) for technique in TABLE.values()]
+    return [_here(technique) for technique in _table(training=training).values()]
 
 
-def describe_technique(name: str) -> TechniqueHere:
+def describe_technique(name: str, *, training: bool = False) -> TechniqueHere:
     """Return one technique, and whether it can run on this machine.
+
+    Args:
+        name: Its name.
+        training: Whether that for training is meant, where inference has a technique of this name too.
 
     Raises:
         OptionError: There is no technique of that name. The message names the nearest ones.
     """
-    if name not in TABLE:
-        near = difflib.get_close_matches(name, TABLE, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(TABLE)}"
-        raise OptionError(f"there is no technique {name!r}; {hint}")
-    return _here(TABLE[name])
+    check_technique(name)
+    first, other = (_table(training=kind) for kind in (training, not training))
+    return _here(first[name] if name in first else other[name])
 
 
-def technique_cards() -> list[TechniqueCard]:
-    """Return the card of every technique in the order in which recipes apply them, without a look at the machine."""
-    return [_card(technique) for technique in TABLE.values()]
+def _table(*, training: bool) -> Mapping[str, AnyTechnique]:
+    return TRAINING_TABLE if training else TABLE
 
 
-def _card(technique: Technique) -> TechniqueCard:
+def technique_cards(*, training: bool = False) -> list[TechniqueCard]:
+    """Return the card of every technique in the order in which recipes apply them, without a look at the machine.
+
+    Args:
+        training: Whether to return those for training in place of those for inference.
+    """
+    return [_card(technique) for technique in _table(training=training).values()]
+
+
+def _card(technique: AnyTechnique) -> TechniqueCard:
     title, sections = read_sections(inspect.cleandoc(technique.card or ""))
     texts, remarks = _option_texts(technique.options)
     options = tuple(
         OptionCard(field.name, field.default, technique.space.get(field.name, ()), texts.get(field.name, ""))
         for field in dataclasses.fields(technique.options)
     )
-    rows = tuple(row for name, row in _measured_rows() if name == technique.name)
-    return TechniqueCard(technique.name, technique.stage.value, title, sections, options, remarks, rows)
+    is_training = isinstance(technique, TrainingTechnique)
+    rows = tuple(row for name, row in _measured_rows() if name == technique.name and not is_training)
+    loops = loops_of(technique) if isinstance(technique, TrainingTechnique) else {}
+    return TechniqueCard(technique.name, technique.stage.value, title, sections, options, remarks, rows, loops=loops)
 
 
 def _option_texts(options: type[Any]) -> tuple[dict[str, str], str]:
@@ -174,11 +193,8 @@ def _measured_rows() -> tuple[tuple[str, MeasuredRow], ...]:
     )
 
 
-def _here(technique: Technique) -> TechniqueHere:
-    options, _, reason = options_that_apply(technique, _sample(has_graph=not technique.in_process), describe())
-    if options is None:
-        as_decoder, _, other = options_that_apply(technique, _decoder_sample(), describe())
-        options, reason = as_decoder, reason if as_decoder is None else other
+def _here(technique: AnyTechnique) -> TechniqueHere:
+    options, reason = runs_here(technique) if isinstance(technique, TrainingTechnique) else _accepted(technique)
     refused = {
         name: tuple(value for value in values if value not in (options or {}).get(name, ()))
         for name, values in technique.space.items()
@@ -190,6 +206,16 @@ def _here(technique: Technique) -> TechniqueHere:
         reason=reason if options is None else "",
         refused={} if options is None else {name: values for name, values in refused.items() if values},
     )
+
+
+def _accepted(technique: AnyTechnique) -> tuple[dict[str, list[Any]] | None, str]:
+    """Return the values of each option that a technique for inference accepts here, or None and why it accepts none."""
+    has_graph = not (isinstance(technique, Technique) and technique.in_process)
+    options, _, reason = options_that_apply(technique, _sample(has_graph=has_graph), describe())
+    if options is not None:
+        return options, reason
+    as_decoder, _, other = options_that_apply(technique, _decoder_sample(), describe())
+    return as_decoder, reason if as_decoder is None else other
 
 
 @cache

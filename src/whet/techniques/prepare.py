@@ -24,6 +24,7 @@ from whet.training.technique import TrainingStage
 _LOG = logging.getLogger("whet")
 _WRAPPERS = {  # modules of classes that wrap a model or an optimiser, and the call that does
     "accelerate.optimizer": "accelerator.prepare(...)",
+    "torch.distributed.fsdp.fully_sharded_data_parallel": "it, or shard by fully_shard, which keeps the model's class",
     "lightning.fabric.wrappers": "fabric.setup(...)",
     "lightning_fabric.wrappers": "fabric.setup(...)",
     "lightning.pytorch.core.optimizer": "the Trainer does, in configure_optimizers",
@@ -40,12 +41,14 @@ def prepare(
 
     The model stays the object that it was, with its class, its parameters and their names, so that checkpoints load
     before and after, with and without whet. The optimiser stays the same object too, unless the recipe names another
-    algorithm. Call this after the model is on its device and the optimiser is made, before the first step and before
-    another library wraps them. A second call with the same recipe changes nothing.
+    algorithm. Call this after the model is on its device, sharded by fully_shard where it is to be, and the optimiser
+    is made, before the first step and before another library wraps them. A second call with the same recipe changes
+    nothing. What a loop does that a technique does not bear is refused, here or when it happens.
 
     Args:
         model: The model, on its device.
-        optimizer: Its optimiser. Learning-rate schedules may be made before or after.
+        optimizer: Its optimiser. Learning-rate schedules may be made before or after; with Lightning's Trainer, which
+            takes none of an optimiser that it does not know, after.
         loader: What the loop iterates over.
         recipe: A recipe for training, the file that holds it, or the directory of a tuning run.
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from whet.errors import OptionError, RecipeError
 from whet.recipe import Recipe
+from whet.technique import named
 from whet.techniques.prepare import prepare
 from whet.techniques.training import TRAINING_TABLE
+from whet.training.uses import Use
 
 
 def prepare_trainer(trainer: Any, *, recipe: Recipe | str | os.PathLike[str]) -> Any:
@@ -49,21 +51,11 @@ def prepare_trainer(trainer: Any, *, recipe: Recipe | str | os.PathLike[str]) ->
 
 def _why_not(trainer: Any, recipe: Recipe) -> str:
     """Return why a recipe cannot be applied to a Trainer; "" where it can."""
-    args = trainer.args
     if getattr(trainer, "model_init", None) is not None:
         return "the Trainer makes its model anew in train() (model_init); give it a model"
     if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
         return "the Trainer shards its model in train(), where whet cannot change it; train without FSDP and DeepSpeed"
-    if any(step.technique == "accumulation" for step in recipe):
-        return (
-            "this Trainer splits batches itself: leave accumulation out of the recipe, divide "
-            "per_device_train_batch_size by its num_parts, and multiply gradient_accumulation_steps by it"
-        )
-    early = [s.technique for s in recipe if s.technique in TRAINING_TABLE and TRAINING_TABLE[s.technique].updates_early]
-    needs_all = args.gradient_accumulation_steps > 1 or (args.max_grad_norm or 0) > 0 or args.fp16
-    if early and needs_all:
-        return (
-            f"{early[0]} updates in backward, but this Trainer accumulates, clips or scales gradients; set "
-            "gradient_accumulation_steps=1 and max_grad_norm=0 without fp16, or leave it out of the recipe"
-        )
+    for step in recipe:
+        if why := named(step, TRAINING_TABLE).refuses.get(Use.TRAINER):
+            return f"{step.technique} does not bear this Trainer: {why}; leave it out of the recipe"
     return ""

@@ -17,9 +17,11 @@ from whet.models.families import FAMILIES, model_type_of
 from whet.models.trainable import Trainable
 from whet.trainer.free_memory import check_room
 from whet.training.packed_attention import Documents
+from whet.training.packed_models import arguments_of, why_not
 from whet.training.packing import IGNORED
 from whet.training.pruning.decoders import Kept, changed_config, cut_decoder
 
+_CARRIES = "this model carries what it has read from one document into the next"
 Batch = dict[str, Tensor]
 """Hold "ids" and "targets", int64 [B, T]; where documents share rows, "positions" and "documents" [B, T] too."""
 
@@ -37,7 +39,7 @@ class TrainedModel:
             logits [B, T, V].
         write: Writes the model into an empty directory, given weights by name and the ids of special tokens.
         given: The keys of the config.json of a model of models/; None where transformers runs the model.
-        packs: Whether documents that share a row can be kept apart.
+        why_unpacked: Returns why documents must not share a row; "" where they may.
         file_name: Returns the name of a weight in files, given its name in the module.
         not_adapted: The linear layers that LoRA cannot take, by the end of their names, each with the reason.
         dropped: The types of the parts of blocks that dropout applies to, by name.
@@ -50,7 +52,7 @@ class TrainedModel:
     logits: Callable[[nn.Module, Tensor, Tensor | None, Any], Tensor]
     write: Callable[[Path, Mapping[str, Tensor], Mapping[str, int]], None]
     given: Mapping[str, Any] | None = None
-    packs: bool = True
+    why_unpacked: Callable[[nn.Module], str] = lambda module: ""
     file_name: Callable[[str], str] = str
     not_adapted: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
@@ -151,7 +153,7 @@ def _of_family(family: Trainable, module: Any, given: Mapping[str, Any]) -> Trai
         logits=logits,
         write=write,
         given=given,
-        packs=family.packing != "none",
+        why_unpacked=lambda _: "" if family.packing != "none" else _CARRIES,
         file_name=family.file_name,
         not_adapted=family.not_adapted,
         dropped=family.dropped,
@@ -183,9 +185,10 @@ def _of_transformers(directory: Path, seed: int) -> TrainedModel:
     text = model.config.get_text_config()
 
     def logits(module: nn.Module, ids: Tensor, positions: Tensor | None, documents: Documents | None) -> Tensor:
-        # transformers finds documents by their positions; with a cache, which is its default, it would not look.
-        given = {} if positions is None else {"position_ids": positions}
-        found: Tensor = module(input_ids=ids, use_cache=False, **given).logits
+        given: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+        if positions is not None and documents is not None:
+            given = arguments_of(model, ids, positions, documents.numbers)
+        found: Tensor = module(**given).logits
         return found
 
     def write(out: Path, weights: Mapping[str, Tensor], tokens: Mapping[str, int]) -> None:
@@ -199,7 +202,7 @@ def _of_transformers(directory: Path, seed: int) -> TrainedModel:
         max_tokens=limit if isinstance(limit, int) else None,
         logits=logits,
         write=write,
-        packs=not getattr(model, "_is_stateful", False),  # transformers' recurrent models go on from one to the next
+        why_unpacked=why_not,
     )
 
 

@@ -131,10 +131,9 @@ def _check(config: TrainConfig, model: TrainedModel, data: RunData | Classificat
         OptionError: A row is longer than the model takes, or the model cannot keep its documents apart.
         TargetError: The data has tokens that the model does not know.
     """
-    if config.data.pack and not model.packs:
+    if config.data.pack and (why := model.why_unpacked(model.module)):
         raise OptionError(
-            "data.pack has documents share rows, and this model carries what it has read from one into the next; leave "
-            "data.pack out, so that the text is one long stream"
+            f"data.pack has documents share rows, and {why}; leave it out, so that the text is one stream"
         )
     length = config.data.sequence_length
     if model.max_tokens is not None and length > model.max_tokens:

@@ -8,6 +8,7 @@ from whet.recipe import Step
 from whet.technique import NotApplicable, named, options_of
 from whet.training.parts import Parts
 from whet.training.technique import TrainingTechnique
+from whet.training.uses import guard_processes, why_refused
 
 
 def refusals(
@@ -33,6 +34,8 @@ def unfit(
     for step in steps:
         technique = named(step, table)
         verdict = technique.check(parts, machine, options_of(step, technique.options, technique.space))
+        if why := why_refused(technique.refuses, parts.model):
+            verdict = NotApplicable(why)
         if isinstance(verdict, NotApplicable):
             found.append((step, verdict))
     return found
@@ -63,4 +66,5 @@ def applied(parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTec
     for step in sorted(steps, key=lambda step: named(step, table).place):
         technique = named(step, table)
         parts = technique.apply(parts, options_of(step, technique.options, technique.space))
+    guard_processes(parts, {step.technique: table[step.technique].refuses for step in steps})
     return parts

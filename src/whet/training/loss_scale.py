@@ -20,7 +20,8 @@ from whet.errors import RecipeError
 from whet.training.deferred_logits import DeferredLogits
 from whet.training.gradients import are_kept
 from whet.training.module_class import AddedForward, extend
-from whet.workload.micro_batches import graph_nodes
+from whet.training.parts import num_processes
+from whet.workload.loss_graph import graph_nodes
 
 _SAVED = "whet_loss_scale"
 _CHECKED = 3  # forwards whose graphs are looked at
@@ -167,6 +168,8 @@ class LossScale:
             self._exits.clear()
             self._entries.clear()
             self._unwatch()
+            if num_processes() > 1:  # one process may overflow alone, and what it sums with the others reaches all
+                torch.distributed.all_reduce(self.is_infinite, torch.distributed.ReduceOp.MAX)
             is_skipped = bool(self.is_infinite.item())
             torch._amp_update_scale_(self.scale, self._growth_tracker, self.is_infinite, *self._rule)
             self.is_infinite.zero_()

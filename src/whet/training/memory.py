@@ -11,6 +11,7 @@ from whet.measure.clock import device_type_of
 from whet.training.host_gradients import numbers_of
 from whet.training.masters import has_master, value_of
 from whet.training.saved_activations import SavedActivations
+from whet.training.used_gradients import UsedGradient
 
 PARTS = {
     "parameter_bytes": "parameters",
@@ -67,7 +68,8 @@ def step_memory(model: nn.Module, optimizer: Optimizer, peak_bytes: int) -> Step
     """
     kind = device_type_of(model.parameters())
     parameters = _num_bytes([*model.parameters(), *model.buffers()], kind)
-    gradients = _num_bytes([numbers_of(p.grad) for p in model.parameters() if p.grad is not None], kind)
+    left = [p.grad for p in model.parameters() if p.grad is not None and not isinstance(p.grad, UsedGradient)]
+    gradients = _num_bytes(map(numbers_of, left), kind)
     state = _num_bytes(
         [x for x in tree_leaves([dict(one) for one in optimizer.state.values()]) if isinstance(x, Tensor)]
         + [value_of(p) for p in model.parameters() if has_master(p)],

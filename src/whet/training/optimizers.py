@@ -1,5 +1,6 @@
 """Put another optimiser in the place of a loop's own, so that schedules and the loop itself notice nothing else."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -35,6 +36,12 @@ def updates_one_by_one(optimizer: Optimizer) -> str:
     if type(optimizer).__name__ == "LBFGS":
         return "LBFGS needs all gradients at once"
     return ""
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether an optimiser's step computes the loss anew by itself, as that of LBFGS does."""
+    given = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return given is not None and given.default is inspect.Parameter.empty
 
 
 def why_not_replaced(optimizer: Optimizer, *kinds: type[Optimizer]) -> str:

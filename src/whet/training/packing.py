@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.errors import OptionError
 
@@ -51,13 +51,21 @@ class TokenBatch:
         """Return how many tokens have a loss. Losses of several batches are summed, then divided by their total."""
         return int((self.targets != IGNORED).sum())
 
-    def for_transformers(self) -> dict[str, Any]:
+    def for_transformers(self, model: nn.Module) -> dict[str, Any]:
         """Return the arguments of a causal language model of transformers.
 
-        use_cache is False: with a cache, which is their default, the models do not look for documents, and attend from
-        one to the next. shift_labels are the targets, where rows go on: labels alone cannot say what follows a row.
+        Where documents share rows, the model is asked once whether it finds them by their positions or needs a mask.
+        shift_labels are the targets, where rows go on: labels alone cannot say what follows a row.
+
+        Args:
+            model: The model that the arguments are for, or what wraps it.
+
+        Raises:
+            OptionError: The model cannot keep documents apart that share a row.
         """
-        given = {"input_ids": self.ids, "position_ids": self.positions, "labels": self.labels, "use_cache": False}
+        from whet.training.packed_models import arguments_of
+
+        given = arguments_of(model, self.ids, self.positions, self.documents) | {"labels": self.labels}
         return given if self.following is None else given | {"shift_labels": self.targets}
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "TokenBatch":

@@ -1,7 +1,7 @@
 """Describe what a technique for training is."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +10,7 @@ from whet.technique import AnyTechnique, Applicability
 from whet.training.memory import StepMemory
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
+from whet.training.uses import Refuses, Use
 
 COMPILER = "compiler"  # the group of the technique that compiles
 
@@ -47,8 +48,7 @@ class TrainingTechnique(AnyTechnique):
         exactness_of: Returns which proof it owes with these options, where that depends on them.
         predict_memory: Returns the least bytes that a step takes with it, from what a step takes as it is; None where
             it saves none.
-        updates_early: Whether it updates before all gradients of a step are there, so that no gradients can be clipped
-            or accumulated.
+        refuses: What a loop may not do beside this technique, with the reason. It bears all other uses.
         keeps_dropout: Whether dropout drops what it dropped before, which is then proved.
         changes_batches: Whether it changes nothing but how batches are read.
         environment: Returns the environment variables that a process must start with, by the options. What it returns
@@ -63,10 +63,20 @@ class TrainingTechnique(AnyTechnique):
     check_profile: Callable[[StepProfile], str] | None = None
     exactness_of: Callable[[Any], Exactness] | None = None
     predict_memory: Callable[[StepMemory, Any], float] | None = None
-    updates_early: bool = False
+    refuses: Refuses = field(default_factory=dict)
     keeps_dropout: bool = False
     changes_batches: bool = False
     environment: Callable[[Any], Mapping[str, str]] | None = None
+
+    @property
+    def bears(self) -> tuple[Use, ...]:
+        """Return what a loop may do beside this technique."""
+        return tuple(use for use in Use if use not in self.refuses)
+
+    @property
+    def updates_early(self) -> bool:
+        """Return whether it updates before all gradients of a step are there, so that none can be clipped or added."""
+        return Use.CLIPPING in self.refuses and Use.ACCUMULATION in self.refuses
 
     def promise(self, options: Any) -> Exactness:
         """Return which proof the technique owes with these options."""

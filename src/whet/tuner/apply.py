@@ -14,7 +14,7 @@ from torch import nn
 
 from whet.artefact import MANIFEST, Artefact, load
 from whet.errors import ArtefactError, OptionError, OutputError, TargetError
-from whet.files import replace_directory, writable_parent
+from whet.files import check_new_directory, replace_directory, writable_parent
 from whet.machine import describe
 from whet.recipe import Recipe
 from whet.signature import Batch
@@ -150,8 +150,8 @@ def apply_recipe(
     if out is None and not is_in_process(plan.steps):
         raise OptionError("this recipe makes a model that can be saved: give --out, a new directory for it")
     directory = None if out is None else Path(out).absolute()
-    if directory is not None and os.path.lexists(directory):
-        raise OutputError(f"{directory} exists already; choose another --out")
+    if directory is not None:
+        check_new_directory(directory)
     parent = None if directory is None else writable_parent(directory)
     with tempfile.TemporaryDirectory(prefix=".whet-", dir=parent) as scratch:
         artefact = Path(scratch) / "artefact"

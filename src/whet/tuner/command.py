@@ -4,13 +4,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
-
-from whet.measure.quiet import WAIT_S, OnBusy
-from whet.tuner.goal import MAX_SLOWDOWN, Goal
-
-BUDGET_S = 300.0  # of `whet tune` without --budget
+from whet.measure.on_busy import WAIT_S, OnBusy
+from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal
 
 
 def command_line(
@@ -64,6 +59,9 @@ def without_password(storage: str) -> str:
 
     The URL's options may hold a password too, so they are left out.
     """
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         return make_url(storage).set(query={}).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):  # ValueError: the port is no number

@@ -47,6 +47,7 @@ class TargetFacts(KnownFacts):
         open_s: Seconds to build the model and its inputs.
         examined_s: Seconds of the whole examination, without measuring the machine's limits.
         limits_s: Seconds to measure the machine's limits.
+        start_s: Seconds that the process took beside that, to start and to end.
         batch: What is known of the batch dimension.
         sample_scores: The score of each sample, where the quality gives them.
         effects: What forward does that a graph would leave out, in words.
@@ -72,6 +73,7 @@ class TargetFacts(KnownFacts):
     open_s: float
     examined_s: float
     limits_s: float = 0.0
+    start_s: float = 0.0
     batch: BatchDimension = BatchDimension()
     sample_scores: tuple[float, ...] = ()
     effects: tuple[str, ...] = ()

@@ -3,14 +3,20 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, get_args
 
 from whet.errors import OptionError
-from whet.tuner.records import TrialRecord
-from whet.tuner.result import Objective
+
+if TYPE_CHECKING:  # the command line reads names and limits here before torch is imported
+    from whet.tuner.records import TrialRecord
+
+Objective = Literal["latency", "throughput", "memory", "size"]
 
 MAX_DROP = 0.01
 MAX_DROP_TRAINING = 0.0025  # of the held-out loss: what fp8 may cost beside bf16 in DeepSeek-V3 (arXiv:2412.19437)
 MAX_SLOWDOWN = 1.3
+BUDGET_S = 300.0
+SCRIPT_STEPS = 40  # optimiser steps of each run of a script
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Goal:
         Raises:
             OptionError: No search can reach such a goal, or the budget is not positive.
         """
-        if objective not in ("latency", "throughput", "memory", "size"):
+        if objective not in get_args(Objective):
             raise OptionError(f"objective must be latency, throughput, memory or size, not {objective!r}")
         if not 0 < max_slowdown < math.inf:
             raise OptionError(
@@ -91,7 +97,7 @@ class Goal:
         """Return whether the objective is latency or throughput."""
         return self.objective in ("latency", "throughput")
 
-    def value(self, record: TrialRecord) -> float | None:
+    def value(self, record: "TrialRecord") -> float | None:
         """Return a trial's figure for the objective, where lower is better; None where the trial has none.
 
         For latency and throughput it is the negative logarithm of the speedup; for memory and size it is in bytes.
@@ -117,7 +123,7 @@ class Goal:
         return self.objective == "memory" or self.max_memory_bytes is not None
 
 
-def ranked(goal: Goal, records: Sequence[TrialRecord], *, status: str = "done") -> list[TrialRecord]:
+def ranked(goal: Goal, records: "Sequence[TrialRecord]", *, status: str = "done") -> "list[TrialRecord]":
     """Return the trials of a status that have a figure for the objective, best first.
 
     Of two equal ones, the faster comes first, then the earlier.

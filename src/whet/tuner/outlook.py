@@ -14,7 +14,7 @@ RUN_S = 0.7  # seconds of timing in each process of the finals
 TIMING_S = 2.4  # seconds of interleaved timing in a trial
 MIN_TRIAL_S = 2.0  # no trial begins with fewer seconds left
 
-_START_S = 2.0  # to start a process of the finals, before it loads anything
+_START_S = 2.0  # to start a process of the finals, before it loads anything, at least; with CUDA it takes 8 to 13 s
 _BUILD_S = 5.0  # to convert, save and load the model in a trial; used until one has been timed
 _MIN_CALLS = 5  # the fewest calls that a process of the finals times
 _PAIR_CALLS = 64  # the fewest calls that a trial makes to time a variant beside the original
@@ -30,11 +30,13 @@ class Costs:
         trial_s: Seconds of one trial.
         original_s: Seconds of one process of the finals that measures the original.
         variant_s: Seconds of one process of the finals that measures a variant.
+        start_s: Seconds that a process takes to start.
     """
 
     trial_s: float
     original_s: float
     variant_s: float
+    start_s: float = _START_S
 
     @classmethod
     def estimate(cls, facts: TargetFacts, records: Sequence[TrialRecord]) -> "Costs":
@@ -43,18 +45,19 @@ class Costs:
         num_calls = sum(count for _, count in profiles)
         call_s = sum(profile.total_s * count for profile, count in profiles) / num_calls
         timed_calls = num_calls * (1 + math.ceil(_MIN_CALLS / num_calls))
-        variant_s = _START_S + max(1.5 * RUN_S, timed_calls * call_s)
+        start_s = max(_START_S, facts.start_s)
+        variant_s = start_s + max(1.5 * RUN_S, timed_calls * call_s)
         original_s = variant_s + facts.open_s + (num_calls + 2) * call_s
         taken = [record.seconds for record in records if record.seconds > 0]
-        trial_s = facts.examined_s + _BUILD_S + max(1.5 * TIMING_S, _PAIR_CALLS * call_s)
-        return cls(sum(taken) / len(taken) if taken else trial_s, original_s, variant_s)
+        trial_s = facts.start_s + facts.examined_s + _BUILD_S + max(1.5 * TIMING_S, _PAIR_CALLS * call_s)
+        return cls(sum(taken) / len(taken) if taken else trial_s, original_s, variant_s, start_s)
 
     def finals_s(self, num_variants: int, rounds: int = ROUNDS) -> float:
         """Return the seconds that the finals of the original and `num_variants` variants take.
 
         Each variant is also reloaded once before the finals.
         """
-        return rounds * (self.original_s + num_variants * self.variant_s) + num_variants * _START_S
+        return rounds * (self.original_s + num_variants * self.variant_s) + num_variants * self.start_s
 
     def needed_s(self, spent_s: float) -> float:
         """Return a budget in seconds for one trial and its finals, after `spent_s` seconds of examination."""
@@ -146,8 +149,8 @@ def saving_s(budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] 
     That is twice what it should take, since other processes may slow it down. It is less where a trial and its finals
     would not fit otherwise, but at least a tenth of the budget and 5 s.
     """
-    wanted_s = 2 * (facts.examined_s + _BUILD_S + _START_S)
     outlook = Outlook.of(budget, facts, records)
+    wanted_s = 2 * (facts.examined_s + _BUILD_S + outlook.costs.start_s)
     spare_s = outlook.stop_s - outlook.costs.trial_s if outlook.has_verdict else 0.0
     return min(wanted_s, max(spare_s, _SAVING_SHARE * budget.seconds + _BUILD_S))
 

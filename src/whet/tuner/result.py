@@ -15,11 +15,11 @@ from whet.recipe import FILE as RECIPE
 from whet.recipe import Recipe, Step
 from whet.training.loss_proof import LossProof
 from whet.training.step_profile import StepProfile
+from whet.tuner.goal import Objective
 from whet.tuner.records import Agreement, QualityChange, TrainingEvidence, TrialRecord
 
 FILE = RESULT
 
-Objective = Literal["latency", "throughput", "memory", "size"]
 Word = Literal["gain", "no-gain", "inconclusive", "failed"]
 """A verdict is "inconclusive" if the machine was too busy or the time too short, "failed" if nothing was measured."""
 NO_VERDICT = "No verdict: "  # begins the sentence of a run whose measurements do not count

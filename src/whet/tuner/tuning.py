@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,12 +22,13 @@ from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.recipe import FILE as RECIPE
 from whet.signature import Batch
 from whet.techniques import TABLE
+from whet.techniques.names import check_excluded
 from whet.techniques.training import TRAINING_TABLE
 from whet.tuner.budget import Budget, BudgetEnded, Runner
 from whet.tuner.command import command_line, without_password
 from whet.tuner.conclusion import conclude
 from whet.tuner.facts import TargetFacts
-from whet.tuner.goal import MAX_SLOWDOWN, Goal
+from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal, Objective
 from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook, saving_s
 from whet.tuner.preparation import check_memory, checked_directory, open_study, prepare_work_directory
@@ -35,7 +36,7 @@ from whet.tuner.processes import forking, isolated
 from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.report import write_report
-from whet.tuner.result import FILE, Objective, Result
+from whet.tuner.result import FILE, Result
 from whet.tuner.saving import save_model
 from whet.tuner.search import SearchTime, search
 from whet.tuner.study import Study
@@ -43,9 +44,9 @@ from whet.tuner.target_examination import ExaminationRequest, examine_target
 from whet.tuner.training.tuning import TrainingPlan, tune_training
 from whet.tuner.trial_context import TrialContext
 from whet.workload import Quality, TrainingWorkload, Workload
-from whet.workloads.fine_tuning import trained_by, with_training
+from whet.workloads.fine_tuning import trained_by
 from whet.workloads.handover import hand_over
-from whet.workloads.target import check_name, is_training
+from whet.workloads.target_name import check_name, is_training, with_training
 from whet.workloads.text_encoder import identity_of
 
 _EXAMINATION_LIMIT_S = 180.0
@@ -108,7 +109,7 @@ def tune(
     max_slowdown: float = MAX_SLOWDOWN,
     allow_batch: bool = False,
     max_memory_bytes: int | None = None,
-    budget_s: float = 300.0,
+    budget_s: float = BUDGET_S,
     out: str | os.PathLike[str] | None = None,
     storage: str | None = None,
     resume: bool = False,
@@ -171,7 +172,7 @@ def tune(
     may_be_training = isinstance(target, str) and ":" in target and not target.startswith("hf:")
     if not may_be_training:
         goal.check_for_model()
-    check_excluded(plan.exclude, {**TABLE, **TRAINING_TABLE} if may_be_training else TABLE)
+    check_excluded(plan.exclude, [*TABLE, *TRAINING_TABLE] if may_be_training else list(TABLE))
     try:
         prepared = _prepared(target, inputs, quality, calibration, training)
         result = _tuned(plan, prepared, patience, listener, may_be_training=may_be_training)
@@ -184,7 +185,7 @@ def tune(
 
 def _trained(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Patience, listener: Listener) -> Result:
     """Tune a training run."""
-    check_excluded(plan.exclude, TRAINING_TABLE)
+    check_excluded(plan.exclude, list(TRAINING_TABLE))
     goal, directory = plan.goal.for_training(), plan.checked_directory()
     listener.begins()
     with preparing as target:
@@ -298,14 +299,7 @@ def _facts(outcome: Outcome, budget_s: float) -> TargetFacts:
         raise outcome.failure.as_error()
     facts = outcome.answer(TargetFacts)
     assert facts is not None
-    return facts
-
-
-def check_excluded(names: Sequence[str], table: Iterable[str]) -> None:
-    """Check that all excluded techniques exist."""
-    known = list(table)
-    if unknown := [name for name in names if name not in known]:
-        raise OptionError(f"there is no technique {unknown[0]!r} to exclude; there are: {', '.join(known)}")
+    return facts.model_copy(update={"start_s": max(0.0, outcome.seconds - facts.examined_s - facts.limits_s)})
 
 
 @contextlib.contextmanager

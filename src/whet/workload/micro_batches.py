@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from whet.errors import RecipeError
 from whet.workload.batch_parts import OMIT, num_samples_of, parts_of
+from whet.workload.loss_graph import check_graph
 
 _WEIGHTED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # divided by the sum of weights, if there are any
 _LOSSES = ("cross_entropy", "nll_loss", *_WEIGHTED, "binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -35,18 +36,23 @@ class _Plan:
     Attributes:
         number: The number of parts.
         parameters: Everything that has gradients in the loop.
-        is_checked: Whether the graph of a loss has been looked at.
+        checked: The ways from backward's root to the losses whose whole graphs have been looked at.
         is_used: Whether the loop has split a batch yet.
     """
 
     def __init__(self, number: int, parameters: Iterable[nn.Parameter]) -> None:
         self.number = number
         self.parameters = list({id(p): p for p in parameters}.values())
-        self.is_checked = False
+        self.checked: set[tuple[str, ...]] = set()
         self.is_used = False
 
+    def check_before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Check, before a step of the optimiser, that the loop splits its batches, unless a closure is yet to do so."""
+        if not (args or kwargs.get("closure")):
+            self.check_used()
+
     def check_used(self, *_: Any) -> None:
-        """Check, before a step of the optimiser, that the loop splits its batches."""
+        """Check, with a step of the optimiser, that the loop splits its batches."""
         if not self.is_used:
             raise RecipeError(
                 "the recipe splits each batch into parts, but the loop computes whole ones: put `for batch in "
@@ -67,7 +73,8 @@ def split_batches(model: nn.Module, optimizer: Optimizer, number: int) -> None:
     """
     held = [p for group in optimizer.param_groups for p in group["params"]]
     plan = _PLANS[model] = _Plan(number, [*held, *model.parameters()])
-    optimizer.register_step_pre_hook(plan.check_used)
+    optimizer.register_step_pre_hook(plan.check_before)
+    optimizer.register_step_post_hook(plan.check_used)
 
 
 def micro_batches(model: nn.Module, batch: Any, *, factor: float = 1.0) -> "MicroBatches":
@@ -155,7 +162,7 @@ class MicroBatches:
             raise
         finally:
             _given_back(before)
-        plan.is_checked = plan.is_used = True
+        plan.is_used = True
 
     def whole(self, losses: Sequence[Tensor]) -> Tensor:
         """Return the loss of the whole batch.
@@ -212,8 +219,7 @@ class _Part:
     def watched(self) -> Iterator[None]:
         """Watch what the loop does in the block."""
         original = torch.autograd.backward
-        if not self._plan.is_checked:
-            torch.autograd.backward = wraps(original)(self._checked(original))
+        torch.autograd.backward = wraps(original)(self._checked(original))
         _current.part = self
         try:
             with _WATCHER:
@@ -229,7 +235,7 @@ class _Part:
             if getattr(_current, "part", None) is self:
                 roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
                 if self._losses:
-                    _check_graph([root.grad_fn for root in roots], self._losses, self._plan.parameters)
+                    check_graph([r.grad_fn for r in roots], self._losses, self._plan.parameters, self._plan.checked)
                 self._num_checked += 1
             backward(tensors, *args, **kwargs)
 
@@ -271,7 +277,7 @@ class _Part:
                 "the loop takes no loss of torch.nn.functional whose reduction whet could see, so that the parts of a "
                 f"batch cannot be weighed; take one of {', '.join(_LOSSES)}, or {OMIT}"
             )
-        if len(self._factors) != len(self._losses) or not (self._plan.is_checked or self._num_checked == 1):
+        if len(self._factors) != len(self._losses) or self._num_checked != 1:
             raise RecipeError(f"the loop must call backward once for each part, with every loss it takes, or {OMIT}")
         if not self._counts[0][0]:  # no valid target: nothing is to be added, not even other terms
             _taken(self._plan.parameters)
@@ -287,33 +293,6 @@ class _Part:
                 f"the loop multiplies the loss by {found[0]:g}, and whet cannot see whether that depends on the batch; "
                 f"if it does not, call micro_batches(model, batch, factor={found[0]:g}), or {OMIT}"
             )
-
-
-def _check_graph(roots: Sequence[Any], losses: Sequence[Any], parameters: Sequence[nn.Parameter]) -> None:
-    """Check that what backward begins at is a sum of the watched losses, and reaches the loop's parameters alone.
-
-    Raises:
-        RecipeError: There are other terms, or other parameters, whose gradients would be wrong.
-    """
-    if any(hasattr(node, "variable") for node in graph_nodes(roots, losses)):
-        raise RecipeError(
-            "the loss has terms beside those of torch.nn.functional, and whet cannot see how they depend on the "
-            f"batch; {OMIT}"
-        )
-    known = {id(p) for p in parameters}
-    if any(hasattr(node, "variable") and id(node.variable) not in known for node in graph_nodes(losses, ())):
-        raise RecipeError(f"backward reaches tensors that are neither the model's nor the optimiser's; {OMIT}")
-
-
-def graph_nodes(roots: Sequence[Any], ends: Sequence[Any]) -> Iterator[Any]:
-    """Yield the nodes of a graph, from its roots to some of its nodes, which are not passed."""
-    todo, seen = list(roots), {None, *ends}
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            todo += [following for following, _ in node.next_functions]
 
 
 def _count(name: str, values: Mapping[str, Any], num_samples: int) -> float:

@@ -11,8 +11,7 @@ from whet.errors import TargetError
 from whet.signature import Outputs
 from whet.workload import Predict, Quality, TrainingWorkload, Workload
 from whet.workload.training import Loss
-
-DEVICES = ("cpu", "cuda")
+from whet.workloads.target_name import split_device_name
 
 
 def split_device(target: str) -> tuple[str, str]:
@@ -24,24 +23,11 @@ def split_device(target: str) -> tuple[str, str]:
     Raises:
         TargetError: whet does not measure on this device, or this machine does not have it.
     """
-    address, _, query = target.partition("?")
-    options = query.split("&") if query else []
-    devices = [option.removeprefix("device=") for option in options if option.startswith("device=")]
-    if not devices:
-        return target, ""
-    others = "&".join(option for option in options if not option.startswith("device="))
-    return address + (f"?{others}" if others else ""), _checked(devices[-1])
-
-
-def _checked(device: str) -> str:
-    """Return the device if whet measures on it and this machine has it."""
-    if device not in DEVICES:
-        hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
-        raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device!r}{hint}")
+    address, device = split_device_name(target)
     if device == "cuda" and not torch.cuda.is_available():
         built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         raise TargetError(f"device=cuda needs a GPU that torch can use: {built}")
-    return device
+    return address, device
 
 
 def on_device(workload: Workload, device: str) -> Workload:

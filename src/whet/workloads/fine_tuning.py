@@ -3,40 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from urllib.parse import quote, unquote
 
-from whet.errors import OptionError, TargetError
+from whet.errors import TargetError
 from whet.workload import InferenceWorkload, TrainingWorkload
 from whet.workload.training import kept_generators
 from whet.workloads.device import training_on_device
-
-_OPTION = "training="
-
-
-def with_training(target: str, training: str) -> str:
-    """Return the name of a target together with that of its training.
-
-    Raises:
-        OptionError: The target names a training already.
-    """
-    if split_training(target)[1]:
-        raise OptionError(f"{target} names its training already; leave --training out")
-    return f"{target}{'&' if '?' in target else '?'}{_OPTION}{quote(training, safe='/:.')}"
-
-
-def split_training(target: str) -> tuple[str, str]:
-    """Split `ADDRESS?training=TRAINING` into the address, with its other options, and the name of the training.
-
-    Returns:
-        The address, and the training or "" where none is named.
-    """
-    address, _, query = target.partition("?")
-    options = query.split("&") if query else []
-    named = [option.removeprefix(_OPTION) for option in options if option.startswith(_OPTION)]
-    if not named:
-        return target, ""
-    others = "&".join(option for option in options if not option.startswith(_OPTION))
-    return address + (f"?{others}" if others else ""), unquote(named[-1])
 
 
 @dataclass(frozen=True)

@@ -10,38 +10,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
-from urllib.parse import parse_qsl
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from whet.errors import MissingExtra, TargetError, foreign
 from whet.workload import Workload
 from whet.workloads import audio
+from whet.workloads.huggingface_options import Options, check_directory, parse_options
 from whet.workloads.text_encoder import is_reranker
 
 DEFAULT_TOKENS = 128
 DEFAULT_IMAGE_SIZE = 224  # pixels
 NUM_BATCHES = 4
 _LIMITS = ("max_position_embeddings", "n_positions", "max_target_positions")  # names of the largest number of tokens
-
-
-class Options(BaseModel):
-    """Hold the options that may follow the question mark.
-
-    Attributes:
-        batch: Samples in each batch.
-        seq: Tokens in each text; None for the default.
-        seconds: The length of each sound in seconds; None for the default.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    batch: Annotated[int, Field(ge=1, le=65536)] = 1
-    seq: Annotated[int, Field(ge=1)] | None = None
-    seconds: Annotated[float, Field(gt=0, le=3600)] | None = None
 
 
 def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Workload:
@@ -58,7 +41,7 @@ def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyTyp
     name, _, query = directory_and_options.partition("?")
     if not name:
         raise TargetError("hf: lacks a directory: hf:DIR")
-    options = _parse_options(query).model_copy(update=dict(sizes))
+    options = parse_options(query).model_copy(update=dict(sizes))
     directory = Path(name).expanduser()
     check_directory(directory)
     model = load_model(directory)
@@ -159,40 +142,6 @@ def _is_decoder_only(config: Any) -> bool:
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return config.model_type in causal and config.model_type not in masked and not config.is_encoder_decoder
-
-
-def _parse_options(query: str) -> Options:
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-        return Options.model_validate(dict(pairs))
-    except ValidationError as error:
-        first = error.errors()[0]
-        wrong = f"{'.'.join(map(str, first['loc']))}={first['input']}: {first['msg']}"
-    except ValueError:
-        wrong = "not of the form NAME=VALUE&NAME=VALUE"
-    known = "Options are batch, seq, seconds and device: hf:DIR?batch=8&seq=256&device=cuda"
-    raise TargetError(f"bad option in ?{query}: {wrong}. {known}")
-
-
-def check_directory(directory: Path) -> None:
-    """Raise TargetError where a directory holds no Hugging Face model that whet can load."""
-    if not directory.is_dir():
-        raise TargetError(
-            f"no directory {directory}; hf:DIR takes a directory that save_pretrained wrote or that was downloaded "
-            "(whet downloads nothing itself: hf download NAME --local-dir DIR)"
-        )
-    if not (directory / "config.json").is_file():
-        raise TargetError(
-            f"{directory} has no config.json: it is no Hugging Face model directory; give one that save_pretrained "
-            "wrote, or that hf download made"
-        )
-    if not any(directory.glob("*.safetensors")):
-        other = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern)), None)
-        raise TargetError(
-            f"{directory} has no *.safetensors weights"
-            + (f", only {other}, and whet reads no pickles" if other else "")
-            + ": save the model with save_pretrained"
-        )
 
 
 def load_model(directory: Path) -> nn.Module:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from whet.errors import TargetError, foreign
-from whet.workloads.huggingface import check_directory, config_in, quiet, transformers_package, with_weights
+from whet.workloads.huggingface import config_in, quiet, transformers_package, with_weights
+from whet.workloads.huggingface_options import check_directory
 
 _ENDING = "ForSequenceClassification"
 _POOLERS = ("pooler", "pre_classifier")  # layers of an encoder that belong to a head, and that some directories lack

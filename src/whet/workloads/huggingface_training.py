@@ -5,69 +5,22 @@ The text of a file is split into tokens once and cut into windows. Every tenth w
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import parse_qsl
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from whet.errors import MissingExtra, TargetError, foreign
 from whet.workload import Predict, Quality, TrainingWorkload
-from whet.workloads.huggingface import check_directory, load_model
+from whet.workloads.huggingface import load_model
+from whet.workloads.huggingface_options import TOKENIZER, TrainingOptions, check_training
 from whet.workloads.shuffled import Shuffled
 
-_TOKENIZER = "tokenizer.json"
 _HELD_OUT = 10  # one window of so many is held out
 _LEAST_WINDOWS = 20
 _DEFAULT_TOKENS = 256  # of a window
 _NUM_TRIED = 8  # tokens that show whether a model is causal
 _MOST_SCORED = 64  # held-out windows
-
-
-class TrainingOptions(BaseModel):
-    """Hold the options that may follow the question mark.
-
-    Attributes:
-        train: A text file in UTF-8.
-        batch: Windows in each batch.
-        seq: Tokens in each window; None for 256, or for fewer where the model takes fewer.
-        lr: The learning rate of AdamW.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    train: Path
-    batch: Annotated[int, Field(ge=1, le=65536)] = 8
-    seq: Annotated[int, Field(ge=2)] | None = None
-    lr: Annotated[float, Field(gt=0)] = 5e-5
-
-
-def check(directory_and_options: str) -> tuple[Path, TrainingOptions]:
-    """Return the directory and the options of `DIR?train=FILE&...`. Nothing is loaded.
-
-    Raises:
-        TargetError: The directory, its tokenizer, the text file or an option is wrong.
-    """
-    name, _, query = directory_and_options.partition("?")
-    options = _parse(query)
-    if not name:
-        raise TargetError("hf: lacks a directory: hf:DIR")
-    directory = Path(name).expanduser()
-    check_directory(directory)
-    if not (directory / _TOKENIZER).is_file():
-        raise TargetError(
-            f"{directory} has no {_TOKENIZER}, which splits the text into tokens: save the model's tokenizer there "
-            "with AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
-        )
-    file = options.train.expanduser()
-    if not file.is_file():
-        raise TargetError(
-            f"--train takes a text file; {options.train} {'is none' if file.exists() else 'is not there'}"
-        )
-    if not file.stat().st_size:
-        raise TargetError(f"{options.train} is empty; give a file with text to train on")
-    return directory, options
 
 
 def build(directory_and_options: str) -> TrainingWorkload:
@@ -77,7 +30,7 @@ def build(directory_and_options: str) -> TrainingWorkload:
         TargetError: The directory, the file or an option is wrong, or the model is no causal language model.
         MissingExtra: transformers or tokenizers is not installed.
     """
-    directory, options = check(directory_and_options)
+    directory, options = check_training(directory_and_options)
     model: Any = load_model(directory)
     check_causal(model)
     windows_BT = _windows(directory, options, _num_tokens(model, options), model.config.get_text_config().vocab_size)
@@ -149,8 +102,8 @@ def _windows(directory: Path, options: TrainingOptions, num_tokens: int, vocab_s
         import tokenizers
     except ImportError as error:
         raise MissingExtra("tokenizers", "examples", "training on a text file") from error
-    with foreign(TargetError, f"{directory / _TOKENIZER} cannot be read"):
-        tokenizer = tokenizers.Tokenizer.from_file(str(directory / _TOKENIZER))
+    with foreign(TargetError, f"{directory / TOKENIZER} cannot be read"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
@@ -167,19 +120,3 @@ def _windows(directory: Path, options: TrainingOptions, num_tokens: int, vocab_s
             "needed: give a longer file, or a smaller seq or batch"
         )
     return torch.tensor(ids[: num_windows * num_tokens]).view(num_windows, num_tokens)
-
-
-def _parse(query: str) -> TrainingOptions:
-    try:
-        return TrainingOptions.model_validate(dict(parse_qsl(query, keep_blank_values=True)))
-    except ValidationError as error:
-        first: Any = error.errors()[0]
-        wrong = f"{'.'.join(map(str, first['loc']))}={first.get('input')}: {first['msg']}"
-        raise TargetError(
-            f"bad option in ?{query}: {wrong}. Options are train, batch, seq and lr: hf:DIR?train=FILE&batch=8&seq=256"
-        ) from error
-
-
-def is_asked_for(query: str) -> bool:
-    """Return whether the options after a question mark ask for a training run."""
-    return any(name == "train" for name, _ in parse_qsl(query, keep_blank_values=True))

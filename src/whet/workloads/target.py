@@ -7,27 +7,24 @@ the training that the model came from.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 
-from whet.errors import MissingExtra, StreamTarget, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
+from whet.errors import StreamTarget, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
 from whet.workload import InferenceWorkload, Quality, StreamWorkload, TrainingWorkload
 from whet.workload.measurables import AnyWorkload
-from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING, huggingface, huggingface_training
+from whet.workloads import huggingface, huggingface_training
 from whet.workloads.device import on_device, split_device, training_on_device
-from whet.workloads.fine_tuning import split_training, trained_by
+from whet.workloads.fine_tuning import trained_by
 from whet.workloads.sizes import checked_sizes, resized
-from whet.workloads.user_code import check_file, load_function, parameters_of, what_and_where
+from whet.workloads.target_name import FORMS, NAMES, asks_for_training, reject, split_training
+from whet.workloads.user_code import load_function, parameters_of, what_and_where
 
-_NAMES = (*BUILTIN, *BUILTIN_TRAINING, *BUILTIN_STREAMS)
-_FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (" + ", ".join(BUILTIN) + ")"
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 
 
@@ -65,56 +62,6 @@ def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) ->
     return workload
 
 
-def check_name(target: str) -> None:
-    """Raise TargetError where a name alone shows that there is no such target; nothing is imported or built.
-
-    A command calls it before it waits for a quiet machine.
-
-    Args:
-        target: As for `resolve`.
-
-    Raises:
-        TargetError: The name is of no known form, or its file or directory is not there or cannot be read.
-        StreamTarget: The name is that of a built-in stream.
-        MissingExtra: A package that a built-in workload needs is not installed.
-    """
-    target, training = split_training(target)
-    if training:
-        check_name(training)
-    address = target.partition("?")[0]
-    if address in BUILTIN_STREAMS:
-        raise StreamTarget(f"{address} is a stream of frames; whet stream runs it, and whet tune makes it faster")
-    if address in _NAMES:
-        _check_extra(address)
-        return
-    if address.startswith("hf:"):
-        if is_training(target):
-            huggingface_training.check(split_device(target)[0].removeprefix("hf:"))
-        elif directory := address.removeprefix("hf:"):
-            huggingface.check_directory(Path(directory).expanduser())
-        return
-    place, colon, _ = target.rpartition(":")
-    if not colon:
-        _reject(target)
-    if place.endswith(".py"):
-        check_file(place)
-
-
-def is_training(target: object) -> bool:
-    """Return whether a name alone shows that its workload is a training run."""
-    name, _, query = target.partition("?") if isinstance(target, str) else ("", "", "")
-    if name.startswith("hf:"):
-        return huggingface_training.is_asked_for(query)
-    return name in BUILTIN_TRAINING
-
-
-def _check_extra(name: str) -> None:
-    """Raise MissingExtra where the package that a built-in workload reads its data with is not installed."""
-    package, module = ("scikit-learn", "sklearn") if name.startswith("digits-cnn") else ("tokenizers", "tokenizers")
-    if find_spec(module) is None:
-        raise MissingExtra(package, "examples", f"loading the data of {name}")
-
-
 def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
     """Return a workload as it is if it is for inference.
 
@@ -132,20 +79,20 @@ def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
 
 def _resolved(target: str, sizes: Mapping[str, int], device: str) -> AnyWorkload:
     """Return the workload that `target` names, without moving it to a device."""
-    if target in _NAMES:
+    if target in NAMES:
         built = import_module(f"whet.workloads.{target.replace('-', '_')}").build()
         if device == "cuda" and isinstance(built, StreamWorkload):
             raise TargetError(f"{target}?device=cuda: a built-in stream runs on a GPU by whet stream --device cuda")
         return resized(built, **sizes) if isinstance(built, InferenceWorkload) else _unsized(built, target, sizes)
-    if target.startswith("hf:") and huggingface_training.is_asked_for(target.partition("?")[2]):
+    if target.startswith("hf:") and asks_for_training(target.partition("?")[2]):
         return _unsized(huggingface_training.build(target.removeprefix("hf:")), target, sizes)
     if target.startswith("hf:"):
         return huggingface.build(target.removeprefix("hf:"), sizes)
     place, colon, name = target.rpartition(":")
     if not colon:
-        _reject(target)
+        reject(target)
     if not place or not name:
-        raise TargetError(f"{target!r} lacks a {'FUNCTION' if place else 'FILE.py or module'}; give {_FORMS}")
+        raise TargetError(f"{target!r} lacks a {'FUNCTION' if place else 'FILE.py or module'}; give {FORMS}")
     function = load_function(place, name, f"one that returns {_RETURNS}")
     taken = parameters_of(function)
     given: dict[str, Any] = {size: value for size, value in sizes.items() if size in taken}
@@ -163,21 +110,6 @@ def _unsized(workload: AnyWorkload, target: str, sizes: Mapping[str, int]) -> An
     if sizes:
         raise TargetError(f"{target} is a {type(workload).__name__}, whose function takes no {' or '.join(sizes)}")
     return workload
-
-
-def _reject(target: str) -> NoReturn:
-    """Raise TargetError with a hint for a target that names nothing."""
-    if target.endswith(".py"):
-        hint = f"add the function that builds the workload: {target}:FUNCTION"
-    elif target.partition("?")[0] in _NAMES:
-        hint = f"a built-in workload takes one option: {target.partition('?')[0]}?device=cuda"
-    elif target and Path(target).is_dir():
-        hint = f"for a Hugging Face directory, write hf:{target}"
-    else:
-        close = difflib.get_close_matches(target, _NAMES, n=1)
-        hint = f"did you mean {close[0]}? If not, " if close else ""
-        hint += f"give {_FORMS}"
-    raise TargetError(f"no target is named {target!r}; {hint}")
 
 
 def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, Any]) -> AnyWorkload:

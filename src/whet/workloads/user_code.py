@@ -5,15 +5,13 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
-
-from torch import nn
 
 from whet.errors import TargetError, memory_shortage, reason
 
@@ -62,6 +60,19 @@ def check_file(name: str) -> None:
         compile(Path(name).expanduser().read_bytes(), name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OSError) as error:
         raise TargetError(f"importing {name} failed: {what_and_where(error)}") from error
+
+
+def no_function(place: str, name: str, own: Sequence[str]) -> str:
+    """Return the message for a function that a file or a module lacks.
+
+    Args:
+        place: The file or the module.
+        name: What it lacks.
+        own: The public functions that it has.
+    """
+    listed = f"it has {', '.join(own)}" if own else "it defines no function"
+    close = difflib.get_close_matches(name, own, n=1)
+    return f"{place} has no function {name!r}; {listed}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 def _load_file(name: str) -> ModuleType:
@@ -132,11 +143,9 @@ def _function(module: ModuleType, name: str, place: str, wanted: str) -> Callabl
     found = getattr(module, name, None)
     if found is None:
         own = [key for key, value in vars(module).items() if _is_own_function(value, module)]
-        listed = f"it has {', '.join(own)}" if own else "it defines no function"
-        close = difflib.get_close_matches(name, own, n=1)
-        raise TargetError(
-            f"{place} has no function {name!r}; {listed}" + (f" (did you mean {close[0]}?)" if close else "")
-        )
+        raise TargetError(no_function(place, name, own))
+    from torch import nn  # the user's code has imported it; checking a file's name needs none of it
+
     if not callable(found) or isinstance(found, nn.Module):
         raise TargetError(f"{place}:{name} is of type {type(found).__name__}, not a function; give {wanted}")
     function: Callable[..., Any] = found

@@ -297,7 +297,7 @@ def test_the_loss_of_packed_rows_is_that_of_the_documents_alone(tmp_path: Path, 
     def summed(batch: TokenBatch) -> float:
         with torch.no_grad():
             if kind == "transformers":
-                return float(model(**batch.for_transformers()).loss.double()) * batch.num_valid
+                return float(model(**batch.for_transformers(model)).loss.double()) * batch.num_valid
             logits = model(batch).flatten(0, 1)
             return float(F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"))
 
@@ -341,7 +341,7 @@ def test_windows_are_what_transformers_learns_from(seed: int) -> None:
         store = store_of(Path(directory), random_documents([65]))
         batch = TokenBatches(Windows(store, 16), 3, seed).batch_at(0)
         with torch.no_grad():
-            found = model(**batch.for_transformers()).loss
+            found = model(**batch.for_transformers(model)).loss
             logits = model(input_ids=batch.ids).logits
         begins = [int((store.tokens == int(row[0])).argmax()) for row in batch.ids]
         assert batch.num_valid == 48

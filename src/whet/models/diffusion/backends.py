@@ -10,9 +10,7 @@ from torch import nn
 from whet.errors import MissingExtra, OptionError
 from whet.machine import describe
 from whet.models.diffusion.frame_diffusion import Call
-
-BACKENDS = ("inductor", "tensorrt")
-"""What the calls of a model can be compiled with, by the names that users type."""
+from whet.models.diffusion.names import check_backend_name
 
 _FLOAT8_FROM = (8, 9)  # the first compute capability that multiplies 8-bit floats
 _MULTIPLE = 16  # of the sizes that such products take
@@ -26,8 +24,7 @@ def check_backend(name: str | None, device: torch.device) -> None:
     """
     if name is None:
         return
-    if name not in BACKENDS:
-        raise OptionError(f"--backend is one of {', '.join(BACKENDS)}; got {name!r}")
+    check_backend_name(name)
     if name == "tensorrt":
         if device.type != "cuda":
             raise OptionError("--backend tensorrt needs a GPU: give --device cuda too, or take inductor")
@@ -44,7 +41,7 @@ def compiler(name: str, notes: list[str]) -> Callable[[str, Call], Call]:
     A call whose compilation fails runs as it is from then on, and the notes say so.
 
     Args:
-        name: A name of `BACKENDS`.
+        name: A name of `names.BACKENDS`.
         notes: Gets a sentence about each call that could not be compiled.
     """
     if name == "tensorrt":

@@ -19,9 +19,9 @@ from torch import nn
 
 from whet.errors import MissingExtra, TargetError, foreign
 from whet.models.config_file import FILE, read_json, validated
+from whet.models.diffusion.names import UNETS, is_diffusers_directory
 from whet.samplers import Schedule
 
-UNETS = ("UNet2DModel", "UNet2DConditionModel")
 AUTOENCODERS = ("AutoencoderTiny", "AutoencoderKL")
 SCHEDULER_FILE = "scheduler_config.json"
 _WEIGHTS = "diffusion_pytorch_model*.safetensors"
@@ -118,16 +118,6 @@ class Parts:
         if (config := self.autoencoder_config) is None:
             return 0
         return len(getattr(config, "encoder_block_out_channels", None) or config.block_out_channels) - 1
-
-
-def is_diffusers_directory(directory: Path) -> bool:
-    """Return whether a directory is laid out as a diffusion pipeline, or as one U-Net of diffusers."""
-    if (directory / "model_index.json").is_file() or (directory / "unet" / FILE).is_file():
-        return True
-    try:
-        return read_json(directory).get("_class_name") in UNETS
-    except TargetError:
-        return False
 
 
 def read_parts(directory: Path) -> Parts:

@@ -4,19 +4,21 @@ from collections.abc import Callable, Sequence
 
 from whet import samplers
 from whet.errors import OptionError
+from whet.models.diffusion.names import SAMPLER_NAMES, check_sampler, check_strength
 from whet.models.diffusion.pipeline import StepsOf
 from whet.samplers import Schedule, Steps, lcm_spaced, trailing
 
 _Build = Callable[..., Steps]
 
-SAMPLERS: dict[str, _Build] = {
-    "lcm": samplers.lcm,
-    "tcd": samplers.tcd,
-    "ddim": samplers.ddim,
-    "dpm++2m": samplers.dpm_solver_2m,
-    "euler": samplers.euler,
-    "euler-ancestral": samplers.euler_ancestral,
-}
+_BUILDS = (
+    samplers.lcm,
+    samplers.tcd,
+    samplers.ddim,
+    samplers.dpm_solver_2m,
+    samplers.euler,
+    samplers.euler_ancestral,
+)
+SAMPLERS: dict[str, _Build] = dict(zip(SAMPLER_NAMES, _BUILDS, strict=True))
 """The samplers for models of a variance-preserving process, by the names that users type."""
 
 _DISTILLED = ("lcm", "tcd")  # their timesteps are those of the teacher
@@ -49,10 +51,8 @@ def few_steps(name: str, schedule: Schedule, prediction: str, strength: float, c
     Raises:
         OptionError: There is no such sampler, or the strength is out of its range.
     """
-    if name not in SAMPLERS:
-        raise OptionError(f"--sampler is one of {', '.join(SAMPLERS)}; got {name!r}")
-    if not 0 < strength <= 1:
-        raise OptionError(f"--strength is above 0 and at most 1; got {strength:g}")
+    check_sampler(name)
+    check_strength(strength)
 
     def steps_of(num_steps: int) -> Steps:
         return SAMPLERS[name](

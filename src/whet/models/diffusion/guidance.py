@@ -9,13 +9,14 @@ where there is one step only.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from whet.errors import OptionError
-from whet.samplers import Rows, model_input
+
+if TYPE_CHECKING:  # a Guidance is made from options before torch is imported
+    from torch import Tensor
+
+    from whet.samplers import Rows
 
 Kind = Literal["none", "full", "self", "onetime"]
 _LEAST_SIGNAL = 1e-3  # where a timestep holds noise alone and delta is below 1
@@ -54,11 +55,13 @@ class Guidance:
         """Return whether the output without the prompt is replaced by what leads back to an anchor."""
         return self.kind in ("self", "onetime")
 
-    def combined(self, with_prompt: Tensor, without: Tensor) -> Tensor:
+    def combined(self, with_prompt: "Tensor", without: "Tensor") -> "Tensor":
         """Return the guided output. Both outputs are [B, C, h, w]."""
+        import torch
+
         return torch.lerp(without, with_prompt, self.weight)
 
-    def residual(self, rows: Rows, sample: Tensor, anchor: Tensor, prediction: str) -> Tensor:
+    def residual(self, rows: "Rows", sample: "Tensor", anchor: "Tensor", prediction: str) -> "Tensor":
         """Return the output that leads from each sample back to its anchor.
 
         Args:
@@ -67,6 +70,10 @@ class Guidance:
             anchor: The clean samples to lead back to, [B, C, h, w].
             prediction: What the model predicts.
         """
+        import torch
+
+        from whet.samplers import model_input
+
         seen = model_input(rows, sample)
         scale = model_input(rows, torch.ones_like(sample[:, :1, :1, :1]))
         signal, noise = (scale * part.view(-1, 1, 1, 1).to(sample.dtype) for part in (rows.signal, rows.noise))

@@ -1,6 +1,5 @@
 """Choose where a diffusion model runs and in which number format, and move it there."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,9 +13,10 @@ from whet.models.diffusion.backends import check_backend, check_float8, compiler
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
 from whet.models.diffusion.directory import Parts, quiet
 from whet.models.diffusion.graphs import Graphs, TorchCuda
+from whet.models.diffusion.names import DTYPE_NAMES, check_device_name, check_dtype
 from whet.models.diffusion.unet_frames import UNetFrames
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+DTYPES = dict(zip(DTYPE_NAMES, (torch.float32, torch.bfloat16, torch.float16, torch.bfloat16), strict=True))
 """The number formats of models, by the names that users type. With fp8, all but linear layers is in bfloat16."""
 
 
@@ -27,7 +27,7 @@ class PlacementOptions(Protocol):
         device: "cpu", "cuda" or "cuda:1"; None for the CPU.
         dtype: A name of `DTYPES`; None for float32.
         graphs: Whether models run as CUDA graphs; None for yes on a GPU.
-        backend: A name of `whet.models.diffusion.backends.BACKENDS`; None for eager mode.
+        backend: A name of `whet.models.diffusion.names.BACKENDS`; None for eager mode.
     """
 
     @property
@@ -113,8 +113,7 @@ class Placement:
 
 
 def _device(name: str) -> torch.device:
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
-        raise OptionError(f"--device is cpu, cuda or cuda:NUMBER; got {name!r}")
+    check_device_name(name)
     if name == "cpu":
         return torch.device(name)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -127,8 +126,7 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name not in DTYPES:
-        raise OptionError(f"--dtype is one of {', '.join(DTYPES)}; got {name!r}")
+    check_dtype(name)
     if name == "fp8":
         check_float8(device)
     machine = describe()

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from whet.errors import OptionError
 from whet.models.config_file import check_model_type, read_json, unusable
+from whet.models.diffusion.names import FRAME_UNET
 from whet.models.tensor_files import compare_shapes, stored_tensors
 
-MODEL_TYPE = "whet_frame_unet"
+MODEL_TYPE = FRAME_UNET
 
 _LONGEST_PERIOD = 10_000.0  # of the sines of the time embedding, in timesteps
 _NO_PICKLES = "save the weights as model.safetensors with safetensors.torch.save_file"

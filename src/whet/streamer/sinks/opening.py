@@ -3,14 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whet.errors import OptionError
 from whet.streamer.sinks.sink import NullSink, Sink
+from whet.streamer.target_name import check_sink
 
 if TYPE_CHECKING:
     from whet.streamer.sinks.folder import ImageKind
-
-KINDS = "a .mp4, .mkv or .webm file, a folder (frames/), or null"
-"""What a sink can be, for messages."""
 
 
 def open_sink(
@@ -39,15 +36,12 @@ def open_sink(
     """
     if text == "null":
         return NullSink()
-    if not text:
-        raise OptionError(f"an output needs a name; name {KINDS}")
+    check_sink(text)
     path = Path(text)
     if text.endswith("/") or path.is_dir():
         from whet.streamer.sinks.folder import ImageFolderSink
 
         return ImageFolderSink(path, images=images, overwrite=overwrite)
-    if not path.suffix:
-        raise OptionError(f"there is no output {text!r}; name {KINDS}")
     from whet.streamer.sinks.video import VideoSink
 
     return VideoSink(path, rate=rate, overwrite=overwrite, threads=threads or 1)

@@ -1,16 +1,11 @@
 """Turn what the command line names into a source of frames."""
 
-import re
-import stat
 from pathlib import Path
 
-from whet.errors import OptionError, TargetError
 from whet.streamer.frames import Fit, Size
 from whet.streamer.sources.source import Source
 from whet.streamer.sources.synthetic import SyntheticClip
-
-KINDS = "a video file, a folder of images, camera, camera:1, synthetic or synthetic:600"
-"""What a source can be, for messages."""
+from whet.streamer.target_name import source_kind
 
 _SYNTHETIC_SIZE = (64, 64)
 
@@ -45,33 +40,19 @@ def open_source(
         OptionError: An option is out of its range, or does not fit the source.
         TargetError: There is no such source, or it cannot be read.
     """
-    if not text:
-        raise OptionError(f"a source needs a name; name {KINDS}")
-    kind, colon, detail = text.partition(":")
+    kind, detail = source_kind(text, rate=rate), text.partition(":")[2]
     if kind == "synthetic":
-        if colon and not re.fullmatch("[0-9]{1,9}", detail):
-            raise OptionError(f"synthetic:N takes a number of frames, such as synthetic:600; got {text!r}")
-        num_frames = int(detail) if colon else 600
+        num_frames = int(detail) if detail else 600
         return SyntheticClip(num_frames, size=size or _SYNTHETIC_SIZE, rate=rate, seed=seed)
+    if kind == "camera" and not text.startswith("camera"):  # the path of a device
+        return _camera(text, size, fit, rate)
     if kind == "camera":
-        if colon and not re.fullmatch("[0-9]{1,3}|/.+", detail):
-            raise OptionError(f"camera:N takes a camera's number or path, such as camera:1; got {text!r}")
-        return _camera((int(detail) if detail.isdigit() else detail) if colon else 0, size, fit, rate)
+        return _camera((int(detail) if detail.isdigit() else detail) if detail else 0, size, fit, rate)
     path = Path(text)
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):
-        raise TargetError(f"there is no source {text!r}; name {KINDS}") from None
-    if stat.S_ISDIR(mode):
+    if kind == "folder":
         from whet.streamer.sources.folder import ImageFolder
 
         return ImageFolder(path, rate=rate, size=size, fit=fit)
-    if stat.S_ISCHR(mode):
-        return _camera(text, size, fit, rate)
-    if not stat.S_ISREG(mode):
-        raise TargetError(f"{text} is no file that can be read as a video; name {KINDS}")
-    if rate is not None:
-        raise OptionError(f"a video file has its own times and takes no rate; leave the rate of {rate:g} frames/s out")
     from whet.streamer.sources.video import VideoFile
 
     return VideoFile(path, size=size, fit=fit, threads=threads)

@@ -20,9 +20,10 @@ from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.memory import StepMemory
 from whet.training.optimizers import GRADIENTS
-from whet.training.parts import Parts, num_processes
+from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import Use
 from whet.workload.batch_parts import num_samples_of
 from whet.workload.micro_batches import split_batches
 
@@ -46,8 +47,6 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
         return NotApplicable(f"{options.num_parts} parts; give 2 or more")
     if any(isinstance(m, _NORMS) for m in parts.model.modules()):
         return NotApplicable("batch norms compare the samples of a batch")
-    if num_processes() > 1:
-        return NotApplicable("several processes train the model, each of which sees its own targets alone")
     size = _batch_size(parts.batches)
     if size is not None and size < options.num_parts:
         return NotApplicable(f"a batch has {size} samples, fewer than {options.num_parts} parts")
@@ -91,4 +90,11 @@ TECHNIQUE = TrainingTechnique(
     space={"num_parts": (2, 4, 8)},
     groups=frozenset({GRADIENTS}),
     predict_memory=predict_memory,
+    refuses={
+        Use.DDP: "each process sees its own targets alone, and would weigh the parts by them",
+        Use.FSDP2: "each process sees its own targets alone, and would weigh the parts by them",
+        Use.TRAINER: "it splits batches itself: divide per_device_train_batch_size by num_parts, and multiply "
+        "gradient_accumulation_steps by it",
+        Use.LIGHTNING: "it splits batches itself: multiply its accumulate_grad_batches",
+    },
 )

@@ -20,6 +20,7 @@ from whet.training.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import Use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,4 +68,5 @@ TECHNIQUE = TrainingTechnique(
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),
     predict_memory=predict_memory,
+    refuses={Use.FSDP2: "its row and column sums are those of whole matrices"},
 )

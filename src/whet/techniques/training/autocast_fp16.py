@@ -22,10 +22,11 @@ from whet.machine import Limits, Machine
 from whet.technique import PRECISION, Applicability, Applies, NotApplicable
 from whet.training.loss_scale import LossScale, scale_gradients
 from whet.training.memory import StepMemory
-from whet.training.optimizers import EARLY
+from whet.training.optimizers import EARLY, needs_closure
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import Use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,10 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
         and options.growth_interval >= 1
     ):
         return NotApplicable("the scale must be positive, grow by more than 1, and fall by a factor between 0 and 1")
+    if needs_closure(parts.optimizer):
+        return NotApplicable(
+            f"{type(parts.optimizer).__name__} computes the loss anew in its step, which may not be skipped"
+        )
     trained = [p for p in parts.model.parameters() if p.requires_grad]
     if not trained or {p.dtype for p in trained} != {torch.float32} or len({p.device for p in trained}) > 1:
         return NotApplicable("the trained parameters are not all float32 on one device")
@@ -109,4 +114,5 @@ TECHNIQUE = TrainingTechnique(
     },
     groups=frozenset({PRECISION, EARLY}),
     predict_memory=predict_memory,
+    refuses={Use.FSDP2: "the loss scale takes the place of parameters that fully_shard exchanges in each forward"},
 )

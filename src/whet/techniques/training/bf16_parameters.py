@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import is_parametrized
 
 from whet.machine import Limits, Machine
@@ -34,6 +33,7 @@ from whet.training.optimizers import WHOLE_GROUPS, updates_one_by_one
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import EXCHANGES, EXCHANGES_SHARDS, Use
 from whet.workload.plain_parameters import plain_parameters
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"update": ("masters", "stochastic")}
@@ -59,8 +59,6 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
         return NotApplicable("the processor does not multiply bfloat16: it would emulate it")
     if reason := updates_one_by_one(parts.optimizer):
         return NotApplicable(reason)
-    if any(isinstance(module, DistributedDataParallel) for module in parts.model.modules()):
-        return NotApplicable("the model is in DistributedDataParallel already, whose buckets are float32")
     if any(is_parametrized(module) for module in parts.model.modules()):
         return NotApplicable("some weights are computed from others (torch.nn.utils.parametrize)")
     if any(getattr(module, "sparse", False) for module in parts.model.modules() if isinstance(module, nn.Embedding)):
@@ -125,4 +123,5 @@ TECHNIQUE = TrainingTechnique(
     space=_SPACE,
     groups=frozenset({PRECISION, WHOLE_GROUPS}),
     predict_memory=predict_memory,
+    refuses={Use.DDP: EXCHANGES, Use.FSDP2: EXCHANGES_SHARDS},
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
@@ -54,6 +55,10 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     head = head_of(parts.model)
     if head is None:
         return NotApplicable("the model does not end in a linear layer with 1,024 outputs or more")
+    if isinstance(head, FSDPModule):
+        return NotApplicable(
+            "fully_shard frees the last layer's weight before the loss: shard that layer with the rest"
+        )
     return Applies(f"a vocabulary of {head.out_features}")
 
 

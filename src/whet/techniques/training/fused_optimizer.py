@@ -28,9 +28,11 @@ from whet.training.optimizers import OPTIMIZER
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import is_sharded
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("fused", "foreach", "compiled")}
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+_FUSED_SHARDED = (torch.optim.Adam, torch.optim.AdamW)
 _COMPILED = (  # Adafactor and Muon read numbers in the middle of a step, which a compiler cannot follow
     torch.optim.Adadelta,
     torch.optim.Adamax,
@@ -62,6 +64,8 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
         return NotApplicable(f"kind must be fused, foreach or compiled, not {options.kind!r}")
     if options.kind == "fused" and type(optimizer) not in _FUSED:
         return NotApplicable(f"{name} has no fused kernel")
+    if options.kind == "fused" and type(optimizer) not in _FUSED_SHARDED and is_sharded(parts.model):
+        return NotApplicable(f"{name}'s fused kernel does not take the parameters of fully_shard")
     if options.kind == "compiled":
         return _may_compile(parts)
     if options.kind == "foreach" and type(optimizer) in _FUSED:

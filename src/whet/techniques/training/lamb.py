@@ -25,6 +25,7 @@ from whet.training.optimizers import OPTIMIZER, WHOLE_GROUPS, replaced, why_not_
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import Use
 
 _LIBRARY = Requirement("pytorch-optimizer>=4.1,<5")  # what the tests hold against the paper's formula
 
@@ -86,4 +87,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER, WHOLE_GROUPS}),
+    refuses={Use.FSDP2: "it needs the length of each whole parameter"},
 )

@@ -26,6 +26,7 @@ from whet.training.parts import Parts
 from whet.training.random_draws import first_sample, holds_generator
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import OWN_LOADER
 from whet.training.worker_loader import WorkerLoader, with_workers
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {
@@ -125,4 +126,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     space=_SPACE,
     changes_batches=True,
+    refuses=OWN_LOADER,
 )

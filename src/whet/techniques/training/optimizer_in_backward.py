@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from whet.errors import RecipeError
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.gradients import are_kept
@@ -25,6 +25,8 @@ from whet.training.optimizers import EARLY, GRADIENTS, OPTIMIZER, updates_one_by
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.used_gradients import UsedGradients
+from whet.training.uses import NEEDS_ALL_GRADIENTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,56 +55,51 @@ def predict_memory(memory: StepMemory, options: Options) -> float:
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with an optimiser that steps in backward. The loop's own calls of it do nothing more."""
     optimizer = parts.optimizer
-    update = optimizer.step
-    updated: set[nn.Parameter] = set()  # since the loop's last call of step
+    update, used = optimizer.step, UsedGradients("optimizer_in_backward")
     for number, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
             if p.requires_grad:
-                p.register_post_accumulate_grad_hook(partial(_update, optimizer, update, number, updated))
-    step = partial(_step, optimizer, updated)
+                p.register_post_accumulate_grad_hook(partial(_update, optimizer, update, number, used))
+    step = partial(_step, optimizer, update, used)
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
     optimizer.step = step  # type: ignore[method-assign]
     return parts
 
 
-def _update(optimizer: Optimizer, update: Any, number: int, updated: set[nn.Parameter], p: nn.Parameter) -> None:
+def _update(optimizer: Optimizer, update: Any, number: int, used: UsedGradients, p: nn.Parameter) -> None:
     """Update one parameter with the settings that its group has now.
 
     Args:
         optimizer: The optimiser.
         update: Its step.
         number: The index of the parameter's group. A checkpoint that is loaded replaces the groups themselves.
-        updated: The parameters that have been updated since the loop's last call of step.
+        used: Takes the place of the gradient, so that whatever the loop still does with it is refused.
         p: The parameter.
-
-    Raises:
-        RecipeError: A second backward came before the loop's call of step.
     """
     if are_kept():
         return
-    if p in updated:
-        raise RecipeError(
-            "the loop calls backward twice before optimizer.step(), so that its gradients add up, but "
-            "optimizer_in_backward has used the first ones already; leave it out of the recipe"
-        )
-    updated.add(p)
     groups = optimizer.param_groups
     optimizer.param_groups = [{**groups[number], "params": [p]}]
     try:
         update()
     finally:
         optimizer.param_groups = groups
-    p.grad = None
+    used.put(p)
 
 
-def _step(optimizer: Optimizer, updated: set[nn.Parameter], closure: Any = None) -> Any:
-    """Do nothing but allow the next backward: the last one has made the update. A schedule sees a step."""
-    updated.clear()
+def _step(optimizer: Optimizer, update: Any, used: UsedGradients, closure: Any = None) -> Any:
+    """Do nothing where backward has made the update; a schedule sees a step.
+
+    Where it has made none, as after fully_shard has put other parameters into the model, the optimiser's own step is
+    called, whose checks say so.
+    """
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    if not used.taken():
+        update()
     optimizer._opt_called = True  # type: ignore[attr-defined]
-    if closure is None:
-        return None
-    loss = closure()
-    updated.clear()
     return loss
 
 
@@ -119,5 +116,5 @@ TECHNIQUE = TrainingTechnique(
     keeps_dropout=True,
     groups=frozenset({EARLY, GRADIENTS, OPTIMIZER}),
     predict_memory=predict_memory,
-    updates_early=True,
+    refuses=NEEDS_ALL_GRADIENTS,
 )

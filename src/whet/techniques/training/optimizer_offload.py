@@ -26,9 +26,10 @@ from whet.training.exchanged_updates import ExchangedUpdates
 from whet.training.host_gradients import keep_gradients_on_host
 from whet.training.memory import StepMemory
 from whet.training.optimizers import OPTIMIZER, updates_one_by_one
-from whet.training.parts import Parts, num_processes
+from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import EXCHANGES, EXCHANGES_SHARDS, Use
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"gradients": (False, True)}
 
@@ -70,8 +71,6 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
         return NotApplicable("the optimiser has a state on the GPU already: apply this before the first step")
     if any(group.get("capturable") for group in parts.optimizer.param_groups):
         return NotApplicable("the optimiser is capturable, which only works on a GPU")
-    if options.gradients and num_processes() > 1:
-        return NotApplicable("several processes train the model, and sum the gradients where they are")
     return Applies(f"the optimiser's state {'and the gradients lie' if options.gradients else 'lies'} on the host")
 
 
@@ -107,4 +106,5 @@ TECHNIQUE = TrainingTechnique(
     space=_SPACE,
     groups=frozenset({OPTIMIZER}),
     predict_memory=predict_memory,
+    refuses={Use.DDP: EXCHANGES, Use.FSDP2: EXCHANGES_SHARDS},
 )

@@ -26,6 +26,7 @@ from whet.training.prefetching import Prefetched, is_prefetched
 from whet.training.random_draws import first_sample
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.uses import OWN_LOADER
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"depth": (2, 4), "copies": (False, True)}
 
@@ -88,4 +89,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     space=_SPACE,
     changes_batches=True,
+    refuses=OWN_LOADER,
 )

@@ -9,8 +9,9 @@ from pathlib import Path
 from whet.comparison.run import Run
 from whet.measure.load import Load, total
 from whet.recipe import Step
-from whet.scripts.command import ScriptCommand, ScriptOutcome, run_bounded
+from whet.scripts.command import ScriptOutcome, run_bounded
 from whet.scripts.messages import ScriptRequest
+from whet.scripts.script_command import ScriptCommand
 from whet.scripts.step_times import quiet_steps
 
 PROOF_STEPS = 12

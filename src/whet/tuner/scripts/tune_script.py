@@ -8,11 +8,11 @@ from pathlib import Path
 from whet.errors import OutputError
 from whet.files import names_in, writable_parent
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
-from whet.scripts.command import ScriptCommand
-from whet.tuner.goal import MAX_DROP_TRAINING
+from whet.scripts.script_command import ScriptCommand
+from whet.tuner.goal import BUDGET_S, MAX_DROP_TRAINING, SCRIPT_STEPS
 from whet.tuner.listener import Listener
 from whet.tuner.result import Result
-from whet.tuner.scripts.tuning import NUM_STEPS, ScriptPlan, tune_planned
+from whet.tuner.scripts.tuning import ScriptPlan, tune_planned
 
 
 def tune_script(
@@ -20,7 +20,7 @@ def tune_script(
     *,
     num_steps: int | None = None,
     max_drop: float | None = None,
-    budget_s: float = 300.0,
+    budget_s: float = BUDGET_S,
     out: str | os.PathLike[str] | None = None,
     exclude: Sequence[str] = (),
     on_busy: str = OnBusy.WAIT,
@@ -54,7 +54,7 @@ def tune_script(
     plan = ScriptPlan(
         command=found,
         directory=_directory(found, None if out is None else Path(out)),
-        num_steps=NUM_STEPS if num_steps is None else num_steps,
+        num_steps=SCRIPT_STEPS if num_steps is None else num_steps,
         budget_s=budget_s,
         max_drop=MAX_DROP_TRAINING if max_drop is None else max_drop,
         exclude=tuple(exclude),

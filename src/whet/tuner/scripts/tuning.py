@@ -22,13 +22,14 @@ from whet.machine.library_versions import versions
 from whet.measure.quiet import Patience
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Step
-from whet.scripts.command import ScriptCommand, ScriptOutcome
+from whet.scripts.command import ScriptOutcome
 from whet.scripts.messages import ScriptRecord
+from whet.scripts.script_command import ScriptCommand
 from whet.training.loss_proof import TRAINING_LOSS, LossPair, LossProof, is_over, judge
 from whet.training.sensitivity import BFLOAT16, SUMS
 from whet.training.technique import Exactness
 from whet.tuner.budget import Budget
-from whet.tuner.goal import MAX_DROP_TRAINING
+from whet.tuner.goal import MAX_DROP_TRAINING, SCRIPT_STEPS
 from whet.tuner.listener import Listener
 from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
@@ -40,7 +41,6 @@ from whet.tuner.scripts.words import gain_sentence, no_gain_sentence
 from whet.tuner.training.points import measured_point
 from whet.tuner.training.trial import exactness_of
 
-NUM_STEPS = 40
 _ROUNDS, _MIN_ROUNDS = 8, 6
 _NUM_MOVES = {SUMS: 1, BFLOAT16: 3}  # runs with moved parameters, by how far these are moved
 _RUN_LIMIT_S = 300.0
@@ -62,7 +62,7 @@ class ScriptPlan:
 
     command: ScriptCommand
     directory: Path
-    num_steps: int = NUM_STEPS
+    num_steps: int = SCRIPT_STEPS
     budget_s: float = 300.0
     max_drop: float = MAX_DROP_TRAINING
     exclude: tuple[str, ...] = ()

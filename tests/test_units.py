@@ -2,8 +2,8 @@
 
 import pytest
 
-from whet.cli.units import fraction, num_bytes, seconds
 from whet.errors import OptionError
+from whet.units import fraction, num_bytes, seconds
 
 
 def test_what_people_type() -> None:

@@ -1,0 +1,54 @@
+"""Show the machine and its limits as tables: whet limits."""
+
+from rich.markup import escape
+from rich.table import Table
+
+from whet.machine import Limits, Machine, Topology
+from whet.machine.notebook import COLUMNS, rate_rows
+
+
+def facts_table(machine: Machine) -> Table:
+    """Return what this machine is."""
+    table = Table(title=f"machine {machine.fingerprint}", title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("chip", machine.chip)
+    table.add_row("instructions", ", ".join(machine.isa) or "not known")
+    table.add_row("cores", f"{machine.cores}, of which torch uses {machine.torch_threads}")
+    table.add_row("memory", f"{machine.memory_bytes / 2**30:.0f} GiB")
+    if machine.has_cuda:
+        table.add_row("gpu", f"{machine.gpu}, driver {machine.gpu_driver}")
+    table.add_row("torch", machine.torch)
+    return table
+
+
+def parts_table(topology: Topology) -> Table:
+    """Return the parts of the machine, and how they are linked."""
+    table = Table(title="topology", title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for node in topology.nodes:
+        memory = f", {node.memory_bytes / 2**30:.0f} GiB" if node.memory_bytes else ""
+        cores = f"{len(node.cpus)} cores" if node.cpus else "no cores"
+        table.add_row(f"NUMA node {node.number}", f"{cores}{memory}")
+    for gpu in topology.gpus:
+        memory = f", {gpu.memory_bytes / 2**30:.0f} GiB" if gpu.memory_bytes else ""
+        near = "" if gpu.numa_node is None else f", NUMA node {gpu.numa_node}"
+        table.add_row(f"GPU {gpu.index}", escape(f"{gpu.label}{memory}{near}"))
+    if topology.nics:
+        table.add_row("network", escape(", ".join(topology.nics)))
+    if topology.links:
+        table.add_row("links", topology.summary)
+    return table
+
+
+def rates_table(limits: Limits) -> Table:
+    """Return what a device can do at best."""
+    table = Table(title=f"measured limits, {limits.device}", title_justify="left")
+    name, *figures = COLUMNS
+    table.add_column(name)
+    for figure in figures:
+        table.add_column(figure, justify="right")
+    for row in rate_rows(limits):
+        table.add_row(*row)
+    return table

@@ -1,0 +1,111 @@
+"""Tune models, training runs and streams, and show how it goes and what was found: what whet tune does with targets."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from whet.auditor.report import count
+from whet.cli import tables, training_tables
+from whet.cli.for_streams import ForStreams
+from whet.cli.tune_stream import tune_target
+from whet.cli.tuning_progress import TuningProgress
+from whet.errors import StreamTarget
+from whet.tuner.command import command_line
+from whet.tuner.outlook import going_on
+from whet.tuner.result import Result
+from whet.tuner.tuning import tune as run_tune
+from whet.tuner.verdict import out_of_reach
+
+
+def tune_models(
+    targets: Sequence[tuple[str, Path]],
+    options: dict[str, Any],
+    streams: ForStreams,
+    busy: Mapping[str, Any],
+    *,
+    resume: bool,
+    as_json: bool,
+) -> set[str]:
+    """Tune targets one after the other, and return their verdicts.
+
+    Args:
+        targets: The targets, each with the directory for its results.
+        options: Those of `whet.tune` that say what is searched for.
+        streams: The options for streams.
+        busy: The options of `whet.tune` for a busy machine.
+        resume: Whether to go on with an earlier search.
+        as_json: Whether each result is also printed as one JSON object.
+    """
+    console = Console(stderr=as_json)
+    verdicts = set()
+    for target, directory in targets:
+        again = partial(command_line, target, **busy, as_json=as_json, resume=True)
+        try:
+            streams.check(target)
+            result = _tuned(console, target, options, again, out=directory, resume=resume, **busy)
+        except StreamTarget:
+            verdicts.add(
+                tune_target(console, target, streams, options, busy, out=directory, resume=resume, as_json=as_json)
+            )
+            continue
+        if result.kind == "training":
+            training_tables.show_result(console, result)
+        else:
+            tables.show_result(console, result)
+        _show_rest(console, result, options, again)
+        if as_json:
+            print(json.dumps(result.summary()))
+        verdicts.add(result.verdict)
+    return verdicts
+
+
+def _tuned(
+    console: Console,
+    target: str,
+    options: dict[str, Any],
+    again: Callable[..., str],
+    *,
+    out: Path,
+    resume: bool,
+    **busy: Any,
+) -> Result:
+    """Tune one target and show how it goes. On Ctrl-C, print the command that goes on with the search.
+
+    Args:
+        console: Where progress is shown.
+        target: As the user named it.
+        options: Those of `whet.tune` that say what is searched for.
+        again: Returns the command that goes on with the search, given these options and `out`.
+        out: The directory for the results.
+        resume: Whether to go on with an earlier search.
+        busy: The options of `whet.tune` for a busy machine.
+    """
+    with TuningProgress(console, target, options["budget_s"]) as listener:
+        try:
+            return run_tune(target, **options, out=out, resume=resume, **busy, listener=listener)
+        except KeyboardInterrupt:
+            if listener.num_trials:
+                kept = "is kept" if listener.num_trials == 1 else "are kept"
+                console.print(f"stopped; {count(listener.num_trials, 'trial')} {kept}. To go on:")
+                console.print(again(**options, out=out), markup=False, highlight=False, soft_wrap=True)
+            raise
+
+
+def _show_rest(console: Console, result: Result, options: dict[str, Any], again: Callable[..., str]) -> None:
+    """Say how to get a verdict, or how many techniques are untried and how to go on; nothing where all was found."""
+    num_untried = out_of_reach(result.untried)
+    if result.is_disturbed:
+        command = again(**options, out=Path(result.out))
+        line = f"For a verdict, close other programs and go on from here: {command}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    if not num_untried and result.needed_s is None:
+        return
+    budget_s = max(options["budget_s"], result.needed_s or 0.0)
+    command = again(**{**options, "budget_s": budget_s}, out=Path(result.out))
+    line = going_on(num_untried, command, was_busy=bool(result.busy))
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
