@@ -3,8 +3,10 @@
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import script_process
@@ -306,6 +308,41 @@ def test_the_training_loss_is_proved_in_pairs_with_other_seeds(
     assert same is not None and same.is_same is True, same
     assert len({pair.old for pair in same.pairs}) == len(same.pairs) == 3
     assert same.words.startswith("same training loss")
+
+
+@dataclass
+class WrittenRuns:
+    """Give losses in the place of runs: those of the original and those with a recipe."""
+
+    old: list[float]
+    new: list[float]
+    longest_s: float = 0.0
+
+    def for_loss(self, steps: Sequence[Step], seed: int, num_steps: int) -> ScriptOutcome:
+        losses: list[float | None] = [loss + 0.001 * seed for loss in (self.new if steps else self.old)]
+        return ScriptOutcome(Path(), ScriptRecord(seconds=[], losses=losses))
+
+
+FALLING, LATE = [2.0 - 0.02 * i for i in range(40)], [2.0] * 20 + [math.nan] * 20
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (LATE, "the loss of step 21 is nan, with and without the recipe. "),
+        (FALLING, "with the recipe it does not fail"),
+    ],
+)
+def test_a_script_that_diverges_under_other_seeds_is_said_to(tmp_path: Path, new: list[float], said: str) -> None:
+    plan = ScriptPlan(ScriptCommand((), 0, tmp_path), tmp_path / "out")
+    proof = tuning._prove(plan, cast(ScriptRuns, WrittenRuns(LATE, new)), Budget(300), (FUSED,), Listener())
+    assert proof is not None and proof.is_same is None
+    assert (
+        "the training loss is open: the original's own run with seed 1 fails: the loss of step 21 is nan" in proof.words
+    )
+    assert said in proof.words
+    blamed = tuning._prove(plan, cast(ScriptRuns, WrittenRuns(FALLING, LATE)), Budget(300), (FUSED,), Listener())
+    assert blamed is not None and blamed.is_same is False
 
 
 @pytest.mark.parametrize(

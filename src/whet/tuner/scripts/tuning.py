@@ -248,8 +248,6 @@ def _prove(
     while (proof is None or not is_over(proof)) and budget.left_at_most_s > 2 * runs.longest_s:
         seed = len(pairs) + 1
         old, new = (runs.for_loss(chosen, seed, plan.num_steps) for chosen in ((), steps))
-        if old.record is None:
-            return proof
         before, after = (_scores(outcome) for outcome in (old, new))
         pairs.append(
             LossPair(
@@ -258,7 +256,9 @@ def _prove(
                 new=after[1],
                 old_middle=before[0],
                 new_middle=after[0],
-                begin=float(old.record.losses[0] or math.nan),
+                begin=_first_loss(old),
+                old_failure=_loss_fault(old),
+                new_failure=_loss_fault(new),
             )
         )
         proof = judge(pairs, allowed=plan.max_drop, score=TRAINING_LOSS)
@@ -274,6 +274,19 @@ def _scores(outcome: ScriptOutcome) -> tuple[float, float]:
     half, quarter = len(losses) // 2, max(1, len(losses) // 4)
     middle, last = losses[max(0, half - quarter) : max(1, half)], losses[-quarter:]
     return sum(middle) / len(middle), sum(last) / len(last)
+
+
+def _first_loss(outcome: ScriptOutcome) -> float:
+    losses = outcome.record.losses if outcome.record is not None else []
+    return next((loss for loss in losses if loss is not None), math.nan)
+
+
+def _loss_fault(outcome: ScriptOutcome) -> str:
+    """Return how a run failed or diverged, in words; "" where it did neither."""
+    if outcome.record is None:
+        return outcome.failure
+    bad = first_not_finite(outcome.record.losses)
+    return "" if bad is None else f"the loss of step {bad} is {outcome.record.losses[bad - 1]}"
 
 
 def _baseline(runs: Sequence[Run]) -> MeasuredVariant:

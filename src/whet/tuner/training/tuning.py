@@ -117,7 +117,7 @@ def tune_training(
         plan.directory.mkdir(parents=True, exist_ok=True)
         title = f"whet training {name} {plan.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
         study = Study.open(plan.storage or default_storage(plan.directory), title, must_exist=plan.resume)
-        context = replace(context, most_loss=original.most_loss)
+        context = replace(context, most_loss=original.most_loss, num_known=original.num_steps)
         originals = Neighbours(context, original.run)
         records = _searched(context, study, plan.goal, budget, originals, trial_s, listener, patience)
         result = _concluded(context, plan.goal, budget, original, records, listener, patience)
@@ -262,9 +262,10 @@ def _prove(
         left_s=lambda: budget.left_at_most_s,
         report=listener.proved,
     )
-    if point.losses is not None:
-        point.quality = sum(pair.new for pair in point.losses.pairs) / len(point.losses.pairs)
-        baseline.quality = sum(pair.old for pair in point.losses.pairs) / len(point.losses.pairs)
+    sound = [pair for pair in point.losses.pairs if not pair.old_fault] if point.losses is not None else []
+    if sound:
+        point.quality = sum(pair.new for pair in sound) / len(sound)
+        baseline.quality = sum(pair.old for pair in sound) / len(sound)
 
 
 def _larger_batches(
