@@ -54,7 +54,7 @@ class LossWatch:
         return f"the losses of the last {self._num_far} steps are more than {limit:.4g} ({known}): {last}"
 
 
-def divergence(losses: Sequence[float], most: float = math.inf, *, num_known: int = 0) -> str:
+def divergence(losses: Sequence[float], most: float = math.inf, *, num_known: float = math.inf) -> str:
     """Return at which step a training diverges, in words; "" where it does not.
 
     Args:

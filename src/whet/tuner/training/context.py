@@ -54,7 +54,7 @@ class TrainingContext:
     run: Runner
     trial_limit_s: float = _LIMIT_S
     most_loss: float = math.inf
-    num_known: int = 0
+    num_known: float = math.inf
 
     @property
     def space(self) -> Space:

@@ -56,7 +56,7 @@ class TrainingTrial(BaseModel):
     steps: tuple[Step, ...] = ()
     timing_s: float = 2.0
     most_loss: float = math.inf
-    num_known: int = 0
+    num_known: float = math.inf
 
 
 class TrainingMeasured(BaseModel):
