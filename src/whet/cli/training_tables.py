@@ -10,7 +10,8 @@ from whet.figures import num_bytes
 from whet.recipe import FILE as RECIPE
 from whet.training.memory import StepMemory
 from whet.tuner import figures
-from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.result import FILE, MeasuredVariant, Result
+from whet.tuner.time_account import time_sentence
 from whet.tuner.training.words import batch_sentences, proof_of
 
 
@@ -38,10 +39,12 @@ def show_result(console: Console, result: Result) -> None:
     console.print(Text.assemble((word, style), "  ", figures.one_line(result.sentence)))
     if result.best.steps and (proof := proof_of(result.best)):
         console.print(Text(figures.one_line(proof), "dim"))
-    for line in [*_lines(result), *map(figures.one_line, batch_sentences(result))]:
+    spent = time_sentence(result.time_s, result.compile_s)
+    for line in [*_lines(result), *([spent] if spent else []), *map(figures.one_line, batch_sentences(result))]:
         console.print(Text(line, "dim"))
     if result.out:
-        for name, file in (("recipe", RECIPE), ("report", "report.html")):
+        files = (("recipe", RECIPE), ("report", "report.html"), ("result", FILE))
+        for name, file in (one for one in files if one[0] == "recipe" or (result.directory / one[1]).is_file()):
             path = figures.one_line(str(figures.shortened(result.directory / file)))
             console.print(Text.assemble((f"{name}  ", "dim"), path), overflow="fold")
 
