@@ -78,6 +78,10 @@ class TuningProgress(Listener):
         """Show how many pairs of training runs have ended."""
         self._advance(f"comparing losses, {count(num_pairs, 'pair')} of runs")
 
+    def known(self, text: str) -> None:
+        """Say what is known so far."""
+        self._console.print(text, style="dim", markup=False, highlight=False)
+
     def planned(self, outlook: Outlook) -> None:
         """Say how the budget is divided."""
         self._console.print(outlook.sentence, markup=False, highlight=False)

@@ -185,6 +185,7 @@ class Result(BaseModel):
         larger_batches: For training with allow_batch: larger batches beside the training's own.
         profile: For training: where the time of the original's steps goes, in seconds; None for inference, and in
             results of earlier versions.
+        time_s: For training: the seconds of the search by part, such as "examination"; without waiting for quiet.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -228,6 +229,7 @@ class Result(BaseModel):
     unsaved: str = ""
     larger_batches: list[LargerBatch] = Field(default_factory=list)
     profile: StepProfile | None = None
+    time_s: dict[str, float] = Field(default_factory=dict)
     _original: Any = PrivateAttr(None)
 
     @property
@@ -244,6 +246,11 @@ class Result(BaseModel):
         from whet.tuner.notebook import result_html
 
         return result_html(self)
+
+    @property
+    def compile_s(self) -> float:
+        """Return the seconds of the trials in which techniques were applied and code was compiled."""
+        return sum((trial.training.set_up_s or 0.0) for trial in self.trials if trial.training is not None)
 
     @property
     def recipe(self) -> Recipe:
@@ -312,6 +319,8 @@ class Result(BaseModel):
             "larger_batches": [one.model_dump(mode="json") for one in self.larger_batches],
             "fingerprint": self.fingerprint,
             "num_trials": len(self.trials),
+            "needed_s": self.needed_s,
+            "time_s": self.time_s,
             "seconds": self.seconds,
         }
 
