@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from whet.errors import MissingExtra, RequestError, reason
+from whet.server.schemas.writing import grammar
 from whet.server.structure import Structure
 from whet.server.structure_size import why_too_large
 from whet.server.text import Tokenizer
@@ -132,8 +133,9 @@ class Grammars:
         make = self._library.LLMatcher
         try:
             if structure.kind == "json_schema":
-                schema = _AS_OBJECTS.get(structure.text.strip(), structure.text)
-                return str(make.grammar_from_json_schema(schema, overrides=_json_options(structure)))
+                pattern = structure.whitespace_pattern
+                text = grammar(json.loads(structure.text), _WHITESPACE if pattern is None else pattern)
+                return str(make.grammar_from_lark(text))
             if structure.kind == "regex":
                 return str(make.grammar_from_regex(structure.text))
             if structure.kind == "choice":
