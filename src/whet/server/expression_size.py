@@ -114,6 +114,7 @@ def expression_size(text: str) -> ExpressionSize:
 
 
 def tokens(text: str) -> Iterator[str]:
+    """Yield the characters, classes, groups and repeats of an expression."""
     has_spaces = _SPACES.search(text) is not None
     at = 0
     while at < len(text):

@@ -5,6 +5,7 @@ What is found is never too much. A schema whose opposite cannot be said at all i
 
 from collections.abc import Mapping
 from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from whet.server.schemas.forms import ANY, Array, Constant, Form, Number, Object, SchemaRefused, Text
@@ -109,9 +110,7 @@ def _values(schema: Mapping[str, Any]) -> list[Form]:
 def _between(numbers: list[Fraction]) -> list[Form]:
     """Return the numbers below, between and above some."""
     bounds = [None, *numbers, None]
-    return [
-        Number(low, high, low is not None, high is not None) for low, high in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    return [Number(low, high, low is not None, high is not None) for low, high in pairwise(bounds)]
 
 
 def _numbers(schema: Mapping[str, Any]) -> list[Form]:

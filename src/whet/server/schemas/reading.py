@@ -134,11 +134,10 @@ class Reader:
     def _check_id(self, schema: Mapping[str, Any]) -> None:
         """Refuse a schema within the schema whose references start from itself, since it has an address."""
         name = schema.get("$id", "#")
-        if schema is not self._root and isinstance(name, str) and not name.startswith("#"):
-            if any(isinstance(one, dict) and not REFERENCES_SET.isdisjoint(one) for _, one in nested(schema)):
-                raise SchemaRefused(
-                    f"$id {_quoted(name)} inside a schema with references cannot be followed: leave it out"
-                )
+        if schema is self._root or not isinstance(name, str) or name.startswith("#"):
+            return
+        if any(isinstance(one, dict) and not _REFERENCES.isdisjoint(one) for _, one in nested(schema)):
+            raise SchemaRefused(f"$id {_quoted(name)} inside a schema with references cannot be followed: leave it out")
 
     def _named(self, schema: Any) -> tuple[Form, ...]:
         """Return what propertyNames allows."""
@@ -236,7 +235,7 @@ class Reader:
 
 
 REFERENCES = ("$ref", "$recursiveRef", "$dynamicRef")
-REFERENCES_SET = frozenset(REFERENCES)
+_REFERENCES = frozenset(REFERENCES)
 
 
 def members(schema: Mapping[str, Any], keyword: str) -> list[Any]:
