@@ -29,6 +29,7 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 _WORDS = "[a-z]+"  # a mask that allows all tokens of such a set is made from the set: half the time for many grammars
 _TOO_MANY = re.compile("Too many items|Current row has [0-9]+ items")  # as the library says it
 _TOO_MUCH = re.compile("lexer precomputation failed|fuel exhausted|Unable to determine if regex is empty")
+_EXCERPT = re.compile(r"\s+[0-9]+ \| ")  # lines of a grammar, in an error about it
 _LONGEST_REASON = 500  # characters of what the library says
 _CPU_S = 10.0  # of a child for one structure; those at the limits of structure_size.py take about a second
 _MORE_BYTES = 3 * 2**30  # of a child
@@ -44,8 +45,17 @@ _NAMES = {
 
 def refused(structure: Structure, why: str) -> RequestError:
     """Return the error for a structure that cannot be enforced."""
+    if structure.kind == "json_schema":
+        why = _of_schema_error(why)
     message = f"{_NAMES[structure.kind]} cannot be enforced: {short(why)}"
     return RequestError(message, param="structure", code="invalid_structure")
+
+
+def _of_schema_error(why: str) -> str:
+    """Return an error about a grammar that whet wrote for a schema, without the grammar."""
+    if "Unsatisfiable schema" in why:
+        return "no text matches its patterns, formats and lengths together"
+    return _EXCERPT.split(why, maxsplit=1)[0].split("failed to compile JSON schema: ")[-1]
 
 
 def short(why: str) -> str:

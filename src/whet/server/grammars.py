@@ -14,6 +14,7 @@ from whet.server.compiling import TRIALS, matcher, on_large_stack, short, vocabu
 from whet.server.structure import Structure
 from whet.server.text import Tokenizer
 
+CANNOT_GO_ON = "the structure cannot go on"  # how the error of a request begins whose structure is at fault
 _MOST_KEPT = 64  # compiled structures
 _BEFORE = "\x02"  # a character that no token continues
 
@@ -35,13 +36,17 @@ class Guide:
             RequestError: The grammar does not allow the token.
         """
         if not self.matcher.consume_token(token_id):
-            raise RequestError(f"the structure cannot go on: {short(self.matcher.get_error())}")
-        return bool(self.matcher.is_stopped())
+            raise RequestError(f"{CANNOT_GO_ON}: {short(self.matcher.get_error())}")
+        if not self.matcher.is_stopped():
+            return False
+        if not self.matcher.is_accepting():
+            raise RequestError(f"{CANNOT_GO_ON}: nothing can follow, and it is not complete")
+        return True
 
     def has_failed(self) -> bool:
         """Return whether something went wrong with the last mask, and note in `error` what."""
         if self.error is None and self.matcher.is_error():
-            self.error = f"the structure cannot go on: {short(self.matcher.get_error())}"
+            self.error = f"{CANNOT_GO_ON}: {short(self.matcher.get_error())}"
         return self.error is not None
 
     def copy(self) -> "Guide":

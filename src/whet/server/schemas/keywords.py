@@ -10,7 +10,8 @@ from fractions import Fraction
 from typing import Any
 
 from whet.server.schemas.formats import BY_LLGUIDANCE, PATTERNS
-from whet.server.schemas.forms import Array, Child, Constant, Form, Number, Object, SchemaRefused, Text
+from whet.server.schemas.forms import Array, Child, Constant, Form, Number, Object, SchemaRefused, Text, together
+from whet.server.schemas.patterns import matches
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 _MOST_COUNT = 100_000  # of minLength, maxItems and their kin, where they ask for something
@@ -176,6 +177,8 @@ def _arrays(schema: Mapping[str, Any], child: Children) -> list[Form]:
 def _object(schema: Mapping[str, Any], child: Children) -> Object:
     named = {name: child(one) for name, one in subschemas(schema, "properties").items()}
     patterns = tuple((name, child(one)) for name, one in subschemas(schema, "patternProperties").items())
+    for pattern, value in patterns:
+        named |= {name: together(one, value) for name, one in named.items() if matches(pattern, name)}
     others = child(schema.get("additionalProperties", True))
     required = frozenset(names(schema))
     least, most = count(schema, "minProperties") or 0, count(schema, "maxProperties")

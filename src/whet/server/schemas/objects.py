@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from whet.server.schemas.forms import Child, Object, SchemaRefused, Text
-from whet.server.schemas.patterns import whole
-from whet.server.schemas.reading import matches
+from whet.server.schemas.patterns import matches, whole
 
 if TYPE_CHECKING:
     from whet.server.schemas.writing import Writer
@@ -79,25 +78,29 @@ class ObjectWriter:
         return before
 
     def _counted(self, least: int, most: int | None) -> str:
-        """Return the body between the braces, with a parameter that counts the properties."""
-        writer = self._writer
-        may_end = f" %if ge(_, {least})" if least else ""
-        may_add = "" if most is None else f" %if lt(_, {most})"
-        after, before = writer.fresh("c"), ""
-        writer.rule(
-            f"{after}::_", f'""{may_end}', *([f'"," {self._extra} {after}::incr(_){may_add}'] if self._extra else ())
-        )
-        first = [f'""{may_end}'] * (not least) + (
-            [f"{self._extra} {after}::incr(_)"] if self._extra and most != 0 else []
-        )
-        before = writer.rule(writer.fresh("e") + "::_", *first).removesuffix("::_") if first else ""
-        for name in reversed(self._named):
+        """Return the body between the braces, with a parameter that counts the properties.
+
+        A property may come where those that are required after it still fit, and may be left out where there are
+        enough after it: nothing that began can end nowhere.
+        """
+        writer, extra = self._writer, self._extra
+        after, before = writer.fresh("c"), writer.fresh("e")
+        may_end, may_add = f"%if ge(_, {least})", "" if most is None else f"%if lt(_, {most})"
+        writer.rule(f"{after}::_", f'"" {may_end}', *([f'"," {extra} {after}::incr(_) {may_add}'] if extra else ()))
+        writer.rule(f"{before}::_", f'"" {may_end}', *([f"{extra} {after}::incr(_) {may_add}"] if extra else ()))
+        num_required = 0
+        for num_after, name in enumerate(reversed(self._named)):
             here, is_required = self._property(name), name in self._form.required
-            skip_after = [] if is_required else [f"{after}::_"]
-            skip_before = [] if is_required or not before else [f"{before}::_"]
-            new_before = writer.rule(writer.fresh("e") + "::_", f"{here} {after}::incr(_){may_add}", *skip_before)
-            new_after = writer.rule(writer.fresh("c") + "::_", f'"," {here} {after}::incr(_){may_add}', *skip_after)
-            before, after = new_before.removesuffix("::_"), new_after.removesuffix("::_")
+            skip = f"%if ge(_, {0 if extra else max(0, least - num_after)})"
+            if most is not None:
+                may_add = f"%if lt(_, {most - num_required})"
+            new = {}
+            for kind, comma, rest in (("c", '"," ', after), ("e", "", before)):
+                skipped = [] if is_required else [f"{rest}::_ {skip}"]
+                new[kind] = writer.fresh(kind)
+                writer.rule(f"{new[kind]}::_", f"{comma}{here} {after}::incr(_) {may_add}", *skipped)
+            before, after = new["e"], new["c"]
+            num_required += is_required
         return f"{before}::0x0"
 
     def _extras(self) -> str:

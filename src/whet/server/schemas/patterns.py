@@ -1,5 +1,7 @@
 """Write patterns of property names, which match anywhere in a name, as expressions that match it as a whole."""
 
+import re
+
 from whet.server.expression_size import tokens
 from whet.server.schemas.forms import SchemaRefused
 
@@ -7,6 +9,18 @@ _ANYTHING = "(?s:.*)"
 _IN_CLASS = {r"\d": "0-9", r"\w": "a-zA-Z0-9_"}
 _SETS = {r"\d": "[0-9]", r"\w": "[a-zA-Z0-9_]", r"\D": "[^0-9]", r"\W": "[^a-zA-Z0-9_]"}
 _WRONG = {r"\b": "\\b", r"\B": "\\B", "(?=": "look-around", "(?!": "look-around", "(?<": "look-around"}
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return whether a pattern of a schema matches somewhere in a text.
+
+    Raises:
+        SchemaRefused: Python cannot read the pattern.
+    """
+    try:
+        return re.search(pattern, text, re.ASCII) is not None
+    except re.error as error:
+        raise SchemaRefused(f"the pattern {pattern[:64]!r} cannot be read: {error}") from error
 
 
 def whole(pattern: str) -> str:

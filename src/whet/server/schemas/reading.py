@@ -5,7 +5,6 @@ schema may refer to itself.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -23,6 +22,7 @@ from whet.server.schemas.forms import (
     Text,
 )
 from whet.server.schemas.keywords import exact, names, own_forms, subschemas
+from whet.server.schemas.patterns import matches
 from whet.server.structure_size import nested
 
 _DEPTH = 4  # how deep two schemas are searched for what keeps them apart
@@ -196,6 +196,8 @@ class Reader:
 
     def _is_never(self, form: Form, depth: int) -> bool:
         """Return whether no value is surely of a form."""
+        if isinstance(form, Text) and form.values is not None:
+            return not any(all(matches(pattern, value) for pattern in form.patterns) for value in form.values)
         if not depth:
             return False
         inner = list[Child | None]()
@@ -261,18 +263,6 @@ def joined(*several: Sequence[Form]) -> tuple[Form, ...]:
             found.setdefault(id(one) if isinstance(one, Object) else one, one)
     constants: tuple[Form, ...] = (Text(values=tuple(texts)),) if texts else ()
     return (*constants, *found.values())
-
-
-def matches(pattern: str, text: str) -> bool:
-    """Return whether a pattern of a schema matches somewhere in a text.
-
-    Raises:
-        SchemaRefused: Python cannot read the pattern.
-    """
-    try:
-        return re.search(pattern, text, re.ASCII) is not None
-    except re.error as error:
-        raise SchemaRefused(f"the pattern {_quoted(pattern)} cannot be read: {error}") from error
 
 
 def _dependent(schema: Mapping[str, Any]) -> list[Any]:

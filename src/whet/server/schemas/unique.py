@@ -126,7 +126,7 @@ def _texts(writer: "Writer", texts: Sequence[Text]) -> Iterator[str]:
     from whet.server.schemas.writing import plain_text
 
     is_plain = not any(text.patterns or text.formats for text in texts)
-    if any(text.values is not None for text in texts):
+    if any(text.values is not None or text.most == 0 for text in texts):
         _refuse("texts of which some are constants", "an enum")
     for beginning in _BEGINNINGS if is_plain else _LETTERS:
         if is_plain:
@@ -142,8 +142,19 @@ def _numbers(writer: "Writer", numbers: Sequence[Number]) -> Iterator[str]:
                 if sign and not size and not digit:
                     continue  # -0 equals 0
                 kind = rf"/{sign}{size}{digit}(\.[0-9]+)?/"
-                bodies = [f"/{expression(number)}/ & {kind}" for number in numbers]
-                yield writer.terminal(" | ".join(f"({body})" for body in bodies))
+                some = [number for number in numbers if _has(number, sign, _SIZES.index(size), digit)]
+                if some:
+                    yield writer.terminal(" | ".join(f"(/{expression(number)}/ & {kind})" for number in some))
+
+
+def _has(number: Number, sign: str, size: int, digit: int) -> bool:
+    """Return whether a form has an integer of a sign, with a last digit, and of 1, 2, or more digits (size 0, 1, 2)."""
+    low, high = integers(number)
+    if sign:
+        low, high = None if high is None else -high, None if low is None else -low
+    low = max(10**size if size else 0, -1 if low is None else low)
+    high = min(10 ** (size + 1) - 1 if size < len(_SIZES) - 1 else low + 9, low + 9 if high is None else high)
+    return any(value % 10 == digit for value in range(low, min(high, low + 9) + 1))
 
 
 def _objects(writer: "Writer", forms: Sequence[Array | Object]) -> Iterator[str]:

@@ -235,7 +235,7 @@ def inner(form: Form) -> Iterator[Child]:
 
 def literal(text: str) -> str:
     """Return a text as a grammar writes it."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def quoted(text: str) -> str:
