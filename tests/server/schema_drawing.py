@@ -41,10 +41,10 @@ def allows(grammars: Grammars, schema: Any, value: str) -> bool:
     return guide.num_valid(ids) == len(ids) and guide.matcher.consume_tokens(ids) and guide.matcher.is_accepting()
 
 
-def drawn_text(guide: Guide, random: Random) -> str | None:
+def drawn_text(guide: Guide, random: Random, most_bytes: int = _MOST_BYTES) -> str | None:
     """A text that a grammar allows; None where it became too long."""
     output = bytearray()
-    while len(output) < _MOST_BYTES:
+    while len(output) < most_bytes:
         bits = np.unpackbits(np.frombuffer(guide.matcher.compute_bitmask(), np.uint8), bitorder="little")[:257]
         ends = np.flatnonzero(bits & _ENDS)
         allowed = ends if len(ends) and random.random() < 0.6 else np.flatnonzero(bits)
@@ -61,7 +61,7 @@ def drawn_text(guide: Guide, random: Random) -> str | None:
 def check_valid(text: str, schema: Any) -> None:
     """Raise where a text is not valid by a schema, or a number in it is one that no double holds."""
     value = json.loads(text, parse_float=_finite, parse_int=_finite_integer)
-    kind = jsonschema.Draft202012Validator
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     kind(schema, format_checker=kind.FORMAT_CHECKER).validate(value)
 
 

@@ -10,7 +10,18 @@ from fractions import Fraction
 from typing import Any
 
 from whet.server.schemas.formats import BY_LLGUIDANCE, PATTERNS
-from whet.server.schemas.forms import Array, Child, Constant, Form, Number, Object, SchemaRefused, Text, together
+from whet.server.schemas.forms import (
+    Array,
+    Child,
+    Constant,
+    Form,
+    Number,
+    Object,
+    SchemaRefused,
+    Text,
+    is_empty,
+    together,
+)
 from whet.server.schemas.patterns import matches
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
@@ -24,6 +35,7 @@ NOT_ENFORCED = {
     "disallow": "write not",
     "divisibleBy": "write multipleOf",
 }
+_SOME_DIGIT = "^(?!^[-+.]*$)"  # how pydantic's pattern of a Decimal begins: there is more than signs and points
 
 Children = Callable[[Any], Child | None]  # the schemas that a subschema stands for
 
@@ -50,7 +62,8 @@ def own_forms(schema: Mapping[str, Any], child: Children) -> tuple[Form, ...]:
             found += [Constant("true"), Constant("false")]
         elif kind in ("number", "integer"):
             if not (kind == "integer" and "number" in types):
-                found.append(_number(schema, is_integer=kind == "integer"))
+                number = _number(schema, is_integer=kind == "integer")
+                found += [] if is_empty(number) else [number]
         elif kind == "string":
             found += _texts(schema)
         elif kind == "array":
@@ -143,6 +156,8 @@ def _texts(schema: Mapping[str, Any]) -> list[Form]:
     if most is not None and least > most:
         return []
     patterns = frozenset() if pattern is None else frozenset({pattern})
+    if pattern is not None and pattern.startswith(_SOME_DIGIT):
+        patterns = frozenset({f"^{pattern.removeprefix(_SOME_DIGIT)}", "[0-9]"})
     known = isinstance(form, str)
     if known and form in PATTERNS:
         return [Text(least, most, patterns | {PATTERNS[form]})]

@@ -218,6 +218,8 @@ class Writer:
             needed = [form.item(place) for place in range(min(form.least, len(form.first) + 1))]
             return all(child in possible for child in needed if child is not None) and None not in needed
         if isinstance(form, Object):
+            if form.most is not None and max(form.least, len(form.required)) > form.most:
+                return False
             children = [self.reader.meeting.property(form, name) for name in form.required]
             return all(child is not None and child in possible for child in children)
         return True
