@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import psutil
 
@@ -134,7 +134,7 @@ def _packed(message: Mapping[str, object]) -> bytes:
     return _LENGTH.pack(len(written)) + written
 
 
-def _received(stream: BinaryIO) -> dict[str, Any] | None:
+def _received(stream: IO[bytes]) -> dict[str, Any] | None:
     """Return the next message, or None if the other end has closed the pipe."""
     length = stream.read(_LENGTH.size)
     if len(length) < _LENGTH.size:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from whet.server.schema_size import nested
 from whet.server.schemas.forms import (
     ANY,
     Array,
@@ -23,7 +24,6 @@ from whet.server.schemas.forms import (
 )
 from whet.server.schemas.keywords import exact, names, own_forms, subschemas
 from whet.server.schemas.patterns import matches
-from whet.server.structure_size import nested
 
 _DEPTH = 4  # how deep two schemas are searched for what keeps them apart
 _WIDEST = 64  # texts that are quoted in full by an error
