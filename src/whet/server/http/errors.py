@@ -156,12 +156,13 @@ def of_validation(error: ValidationError) -> ApiError:
 def of_field(errors: Sequence[Mapping[str, object]]) -> ApiError:
     """Return the error for the first wrong field in pydantic's list of errors.
 
-    A field that may have several types has an error for each. One that is not about the type is of the type that was
-    sent.
+    A field that may have several types has an error for each. One that is not about the type, or lies within the value,
+    is of the type that was sent.
     """
     paths = [_path(error.get("loc")) for error in errors]
     of_first = [error for error, path in zip(errors, paths, strict=True) if path[:1] == paths[0][:1]]
-    first = next((error for error in of_first if not str(error.get("type")).endswith("_type")), of_first[0])
+    deepest = max(of_first, key=lambda error: len(_path(error.get("loc"))))
+    first = next((error for error in of_first if not str(error.get("type")).endswith("_type")), deepest)
     path, message = _path(first.get("loc")), str(first.get("msg"))
     if not path:
         return invalid(message, param=str(first.get("type")))  # an error of the whole body is named after the field
