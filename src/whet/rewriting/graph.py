@@ -42,10 +42,11 @@ def trace(module: nn.Module, examined: ExaminedWorkload) -> fx.GraphModule:
     """
     if isinstance(module, Traced):
         return fx.GraphModule(module.body, copy.deepcopy(module.body.graph))
-    return _cleaned(program.export(module, examined))
+    return cleaned(program.export(module, examined))
 
 
-def _cleaned(made: torch.export.ExportedProgram) -> fx.GraphModule:
+def cleaned(made: torch.export.ExportedProgram) -> fx.GraphModule:
+    """Return an exported program as a graph that may be rewritten."""
     exported = made.module(check_guards=False)
     exported.graph.set_codegen(fx.graph.CodeGen())
     _clean(exported.graph)
@@ -67,7 +68,7 @@ def trace_original(examined: ExaminedWorkload) -> fx.GraphModule:
     Raises:
         TargetError: There is no graph.
     """
-    return _cleaned(program.original(examined))
+    return cleaned(program.original(examined))
 
 
 def operator(node: Any) -> str:
