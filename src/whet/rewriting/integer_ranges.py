@@ -24,8 +24,8 @@ _MOST_ADDED = 2**24
 _PASSING_ON = frozenset({
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "expand", "unsqueeze",
     "squeeze", "contiguous", "clone", "detach", "alias", "to", "_to_copy", "slice", "select", "index_select", "gather",
-    "index", "roll", "flip", "repeat", "amax", "amin", "max", "min", "lift_fresh_copy", "expand_as", "view_as", "narrow",
-    "type_as", "sort", "split", "chunk", "unbind", "movedim", "mT", "repeat_interleave", "cummax",
+    "index", "roll", "flip", "repeat", "amax", "amin", "max", "min", "lift_fresh_copy", "expand_as", "view_as",
+    "narrow", "type_as", "sort", "split", "chunk", "unbind", "movedim", "mT", "repeat_interleave", "cummax",
 })  # fmt: skip
 _JOINING = frozenset({"where", "cat", "stack", "maximum", "minimum", "masked_fill", "constant_pad_nd", "pad", "copy"})
 _SUMS = frozenset({"sum", "cumsum"})
@@ -46,7 +46,7 @@ def conditions_for_int32(graph_module: fx.GraphModule, batches: Sequence[Sequenc
     wide = [i for i, node in enumerate(places) if (x := value(node)) is not None and x.dtype is torch.int64]
     seen = {i: _seen(batches, i) for i in wide}
     most = max((abs(end) for ends in seen.values() for end in ends), default=0)
-    same = [{i: (-(2**bits), 2**bits - 1) for i in wide} for bits in range(31, -1, -1) if 2**bits > most]
+    same = [dict.fromkeys(wide, (-(2**bits), 2**bits - 1)) for bits in range(31, -1, -1) if 2**bits > most]
     for limits in [*same, seen] if wide else [seen]:
         overflowing = _overflow(graph_module, {places[i]: ends for i, ends in limits.items()})
         if overflowing is None:

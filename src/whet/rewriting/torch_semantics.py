@@ -9,7 +9,7 @@ The module is traced, and its graph is run by an interpreter, which runs the spe
 it again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,39 +28,47 @@ _WRAPPING = frozenset({
 _CONVERSIONS = frozenset({"to", "_to_copy"})
 
 
-def export(module: nn.Module, examined: ExaminedWorkload) -> torch.export.ExportedProgram:
-    """Export a module as `program.export` does, with operators that other runtimes compute as torch does.
+def export(module: nn.Module, examined: ExaminedWorkload, runtime: str) -> torch.export.ExportedProgram:
+    """Export a module as `program.export` does, with operators that a runtime computes as torch does.
+
+    Args:
+        module: The module, from flat tensors to flat tensors.
+        examined: The workload whose inputs it is traced with.
+        runtime: "openvino" or "onnxruntime".
 
     Raises:
         TargetError: No graph can stand for the module.
     """
     exported = program.export(module, examined)
     traced = cleaned(exported)
-    return program.export(_Spelled(traced), examined) if any(map(_form_of, traced.graph.nodes)) else exported
+    forms = {node: form for node in traced.graph.nodes if (form := _FORMS[runtime](node)) is not None}
+    return program.export(_Spelled(traced, forms), examined) if forms else exported
 
 
 class _Spelled(nn.Module):
     """Run a graph in which some operators are spelled out."""
 
-    def __init__(self, body: fx.GraphModule) -> None:
+    def __init__(self, body: fx.GraphModule, forms: Mapping[fx.Node, "_Form"]) -> None:
         super().__init__()
         self.body = body
+        self.forms = forms
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the graph's outputs as a tuple."""
-        return tuple(_Speller(self.body).run(*tensors))
+        return tuple(_Speller(self.body, self.forms).run(*tensors))
 
 
 class _Speller(fx.Interpreter):
     """Run a graph, with the spelled-out form of each operator that has one."""
 
-    def __init__(self, body: fx.GraphModule) -> None:
+    def __init__(self, body: fx.GraphModule, forms: Mapping[fx.Node, "_Form"]) -> None:
         super().__init__(body)
+        self._forms = forms
         self._masks: dict[fx.Node, tuple[Tensor, Tensor]] = {}  # layers share a mask, and then what is made of it
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
-        form = _form_of(n)
+        form = self._forms.get(n)
         if form is None:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -100,8 +108,13 @@ class _Speller(fx.Interpreter):
 _Form = Callable[[_Speller, fx.Node, tuple[Any, ...], dict[str, Any]], Tensor]
 
 
-def _form_of(node: fx.Node) -> _Form | None:
-    """Return how a node is spelled out; None where it stays as it is."""
+def _form_for_onnxruntime(node: fx.Node) -> _Form | None:
+    found = value(node)
+    is_truncated = operator(node) == "div" and node.kwargs.get("rounding_mode") == "trunc"
+    return _Speller.divide if is_truncated and found is not None and _is_integer(found) else None
+
+
+def _form_for_openvino(node: fx.Node) -> _Form | None:
     name, found = operator(node), value(node)
     if name == "scaled_dot_product_attention":
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
@@ -111,6 +124,12 @@ def _form_of(node: fx.Node) -> _Form | None:
     if name in _DIVISIONS and _is_integer(found):
         return _Speller.divide
     return _Speller.wrap if name in _WRAPPING and found.dtype in _NARROW and _may_wrap(node, name, found) else None
+
+
+_FORMS: Mapping[str, Callable[[fx.Node], _Form | None]] = {
+    "openvino": _form_for_openvino,
+    "onnxruntime": _form_for_onnxruntime,
+}
 
 
 def _may_wrap(node: fx.Node, name: str, found: Tensor) -> bool:

@@ -130,7 +130,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     Raises:
         TargetError: OpenVINO cannot convert or quantise the model.
     """
-    exported = torch_semantics.export(candidate.module, candidate.examined)
+    exported = torch_semantics.export(candidate.module, candidate.examined, OpenVINORuntime.NAME)
     conditions = conditions_for_int32(cleaned(exported), _all_batches(candidate.examined), "OpenVINO")
     model = convert(candidate, exported)
     notes: list[str] = []
