@@ -24,7 +24,7 @@ from whet.recipe import Step
 from whet.signature import FlatModel
 from whet.tuner.agreement import agree
 from whet.tuner.batch import make
-from whet.tuner.build import build, is_in_process, refusals
+from whet.tuner.build import build, computes_in_few_bits, is_in_process, refusals
 from whet.tuner.in_process import as_artefact
 from whet.tuner.known_target import BatchDimension, KnownTarget
 from whet.tuner.quality_change import quality_change
@@ -117,10 +117,11 @@ def make_variant(
         The loaded artefact, its description, and how it answers otherwise than the model on inputs that were not seen;
         "" where it doesn't.
     """
+    rounds = computes_in_few_bits(examined, steps)
     if is_in_process(steps):
         candidate = build(examined, steps)
         artefact = as_artefact(candidate)
-        differs = difference(candidate.examined, artefact.run, in_process=True)
+        differs = difference(candidate.examined, artefact.run, rounds=rounds, in_process=True)
         return artefact, Built(notes=candidate.notes, size_bytes=checkpoint_bytes(examined.workload)), differs
     made = make(examined, steps, directory, batch)
     write_answers(made.artefact.run, examined.flat_inputs[0], directory.parent / ANSWERS)
@@ -130,7 +131,7 @@ def make_variant(
         libraries=tuple(libraries_of(made.artefact.manifest.operators)),
         fixed_batch=made.fixed_batch,
     )
-    return made.artefact, built, difference(made.reference, made.artefact.run)
+    return made.artefact, built, difference(made.reference, made.artefact.run, rounds=rounds)
 
 
 def judge(

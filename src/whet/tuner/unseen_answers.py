@@ -6,6 +6,7 @@ variant that raises an error has refused the inputs, and so has not answered wro
 """
 
 import copy
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +24,12 @@ from whet.workload.unseen import Unseen, unseen
 
 Run = Callable[..., Sequence[Tensor]]
 
-_EXACT = 3e-4  # of the usual value: a variant that errs less on inputs that were seen computes in full precision
 _TOLERANCE = 1e-3  # of the value and of the usual one: sums in another order move results by less
 _MARGIN = 5.0  # times the error on inputs that were seen, or that of the model's own rounding
 _COARSE = 0.05  # of the usual value, for a variant that rounds
 _MOVED = 1e-6  # of each weight
 _BROKEN = 0.9  # of the usual value, or of all integers: no rounding errs as much
-_LIMIT_S = 15.0  # and no new inputs are tried, the most usual ones having come first
+_LIMIT_S = 15.0  # of this thread, and no new inputs are tried, the most usual ones having come first
 
 # Operators whose results differ between runtimes, for the message.
 _KNOWN = frozenset({
@@ -39,7 +39,7 @@ _KNOWN = frozenset({
 })  # fmt: skip
 
 
-def difference(examined: ExaminedWorkload, run: Run, *, in_process: bool = False) -> str:
+def difference(examined: ExaminedWorkload, run: Run, *, rounds: bool, in_process: bool = False) -> str:
     """Return how a variant answers otherwise than the model on inputs that were not seen, in words, or "".
 
     Nothing is tried on a GPU, since a wrong index would end the process.
@@ -47,6 +47,7 @@ def difference(examined: ExaminedWorkload, run: Run, *, in_process: bool = False
     Args:
         examined: The model, with its outputs for the inputs that were seen.
         run: The variant, on flat tensors.
+        rounds: Whether the variant computes in fewer bits than float32.
         in_process: Whether the model's own code runs in the variant. It is then not called with the largest integers,
             which it might take for sizes, nor with other sizes, for which it would be compiled again.
     """
@@ -54,14 +55,14 @@ def difference(examined: ExaminedWorkload, run: Run, *, in_process: bool = False
         return ""
     batch, wanted = examined.flat_calibration[0], examined.outputs[0]
     with torch.no_grad():
-        seen = [_error(a, b) for a, b in zip(run(*batch), wanted, strict=True)]
-    judge = _Judge(examined, seen, [not (y.is_floating_point() or y.is_complex()) for y in wanted])
-    started = time.monotonic()
+        seen = [_error(a, b) for a, b in zip(run(*batch), wanted, strict=False)]
+    judge = _Judge(examined, seen, is_exact=not rounds)
+    started = time.thread_time()
     others = unseen(examined.flat_calibration, None if in_process else examined.signature)
-    for other in (Unseen("the inputs given", batch, is_usual=True), *others):
+    for other in itertools.chain([Unseen("the inputs given", batch, is_usual=True)], others):
         if in_process and other.is_extreme:
             continue
-        if time.monotonic() - started > _LIMIT_S:
+        if time.thread_time() - started > _LIMIT_S:
             break
         if why := _tried(judge, run, other):
             return f"with {other.how} the variant answers otherwise than the model: {why}{_suspects(examined)}"
@@ -69,19 +70,22 @@ def difference(examined: ExaminedWorkload, run: Run, *, in_process: bool = False
 
 
 def _tried(judge: "_Judge", run: Run, other: Unseen) -> str:
-    """Return how a variant differs for inputs, or for each change alone where the model does not bear all of them."""
-    for tensors in (other.tensors, *other.alone):
-        try:
-            expected = judge.answers(tensors)
-        except Exception:  # noqa: BLE001 - values that the model is not made for
-            continue
-        try:
-            with torch.no_grad():
-                found = [y.clone() for y in run(*(x.clone() for x in tensors))]
-        except Exception:  # noqa: BLE001 - a guard, or whatever a runtime raises: no answer is no wrong answer
-            return ""
-        return judge.fault(tensors, found, expected, is_usual=other.is_usual)
-    return ""
+    """Return how a variant differs for inputs, or for each change alone where one of the two does not bear all."""
+    found = _fault(judge, run, other.tensors, is_usual=other.is_usual)
+    if found is not None:
+        return found
+    return next(filter(None, (_fault(judge, run, tensors, is_usual=other.is_usual) for tensors in other.alone)), "")
+
+
+def _fault(judge: "_Judge", run: Run, tensors: Sequence[Tensor], *, is_usual: bool) -> str | None:
+    """Return what is wrong with a variant's answers, or ""; None where the model or the variant gives none."""
+    try:
+        expected = judge.answers(tensors)
+        with torch.no_grad():
+            found = [y.clone() for y in run(*(x.clone() for x in tensors))]
+    except Exception:  # noqa: BLE001 - values that the model is not made for, a guard, whatever a runtime raises
+        return None
+    return judge.fault(tensors, found, expected, is_usual=is_usual)
 
 
 @dataclass
@@ -91,19 +95,13 @@ class _Judge:
     Attributes:
         examined: The model.
         seen: The variant's error for each output, on inputs that were seen.
-        is_whole: Whether each output holds whole numbers.
+        is_exact: Whether the variant computes in full precision.
     """
 
     examined: ExaminedWorkload
     seen: Sequence[float]
-    is_whole: Sequence[bool]
+    is_exact: bool
     _others: list[Run] | None = field(default=None, init=False)
-
-    @property
-    def is_exact(self) -> bool:
-        """Return whether the variant computes in full precision, by its floats where it returns any."""
-        floats = [error for error, is_whole in zip(self.seen, self.is_whole, strict=True) if not is_whole]
-        return max(floats or self.seen, default=0.0) <= _EXACT
 
     def answers(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the model's answers."""
@@ -157,7 +155,7 @@ class _Judge:
         if self._others is None:
             self._others = []
             try:
-                size = _MOVED if self.is_exact else max(self.seen)
+                size = _MOVED if self.is_exact else min(max(self.seen, default=0.0), _COARSE)
                 moved = _with_moved_weights(copy.deepcopy(self.examined.workload.model), size)
                 self._others.append(lambda *x: _answers(moved, self.examined, x))
                 double = copy.deepcopy(self.examined.workload.model).double()
