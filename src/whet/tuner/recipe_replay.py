@@ -114,9 +114,10 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
     dropped = refusals(request.steps, examined, describe())
     names = {step.technique for step, _ in dropped}
     kept = tuple(step for step in request.steps if step.technique not in names)
-    artefact, built = make_variant(examined, kept, request.directory, batch)
+    artefact, built, differs = make_variant(examined, kept, request.directory, batch)
     agreement = agree(examined, artefact.run)
-    judgement = judge(examined, artefact, agreement, math.inf if request.max_drop is None else request.max_drop)
+    most = math.inf if request.max_drop is None else request.max_drop
+    judgement = judge(examined, artefact, agreement, most, differs)
     if judgement.reason:
         doubts.append(judgement.reason)
         refuse(doubts, force=request.force)

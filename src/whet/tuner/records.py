@@ -14,7 +14,8 @@ Status = Literal["done", "rejected", "failed", "refused", "running", "stopped"]
 """A trial was "stopped" if the time budget was used up while it ran."""
 
 RejectedFor = Literal["quality", "memory", "outputs", "slowdown"]
-"""Outputs are rejected if they hold NaN or infinity where the original's do not, or the other way round."""
+"""Outputs are rejected if they hold NaN or infinity where the original's do not, or the other way round, or if they
+differ for inputs that were not seen."""
 
 
 class Agreement(BaseModel):
