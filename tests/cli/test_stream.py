@@ -48,6 +48,7 @@ def test_a_clip_becomes_a_video_and_the_report_counts_its_frames(here, capsys):
     report = json.loads(out)
     assert report["counts"]["final"] == report["counts"]["written"] == 12
     assert (report["size"], report["verdict"], report["sink"]) == ([32, 48], None, "a.mp4")
+    assert "frames: 0 of 12" in err.splitlines()  # where output is piped, it is not silent
     code, out, err = run(capsys, "negatives.py:build", "--source", "a.mp4", "--sink", "frames/")
     assert code == 0, err
     assert "12 final frames of 12 that arrived" in out

@@ -257,7 +257,7 @@ def _run(
         open_source(source, rate=rate).close()
     progress = counted_progress(console)
     with Stream(target, opened, options) as running, progress:
-        bar = progress.add_task("frames", total=running.source.num_frames)
+        bar = progress.begin("frames", running.source.num_frames)
         try:
             report = running.run(to, on_answer=lambda _: progress.advance(bar))
         except WhetError:

@@ -42,7 +42,7 @@ def test_drift(
     """
     directory = None if out is None else usable_directory(out)
     with counted_progress(console) as progress:
-        bar = progress.add_task("frames", total=num_frames)
+        bar = progress.begin("frames", num_frames)
         report = drift_test(
             target,
             lambda size: open_source(source, size=size, rate=rate),
