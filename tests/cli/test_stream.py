@@ -108,3 +108,20 @@ def test_the_source_is_not_overwritten_by_the_sink(here, capsys):
     code, _, err = run(capsys, "negatives.py:build", "--source", "in", "--sink", "in/", "--overwrite")
     assert code == 2 and "is the source itself" in err
     assert {path.name: path.read_bytes() for path in (here / "in").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("fit", "said"), [("crop", "is cut off"), ("pad", "black bars take"), ("stretch", "stretched by")]
+)
+def test_frames_of_another_aspect_are_said(here, capsys, fit, said):
+    run(capsys, "negatives.py:build", "--source", "synthetic:3", "--sink", "a.mp4", "--size", "32x96")
+    code, out, err = run(capsys, "negatives.py:build", "--source", "a.mp4", "--fit", fit, "--sink", f"{fit}/")
+    assert code == 0, err
+    assert "frames of 96 x 32 have another aspect than 48 x 32" in " ".join(out.split()) and said in out
+    code, out, _ = run(capsys, "negatives.py:build", "--source", "a.mp4", "--size", "16x48", "--fit", fit)
+    assert code == 0 and "another aspect" not in out
+
+
+def test_an_unknown_fit_is_refused_before_any_work(here, capsys):
+    code, _, err = run(capsys, "negatives.py:build", "--source", "absent.mp4", "--fit", "fill")
+    assert code == 2 and "--fit is one of crop, pad, stretch; got 'fill'" in err

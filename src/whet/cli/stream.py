@@ -28,7 +28,7 @@ from whet.models.diffusion.few_steps import SAMPLERS
 from whet.models.diffusion.guidance import KINDS, Guidance
 from whet.models.diffusion.placement import DTYPES
 from whet.network import LOOPBACK
-from whet.streamer.frames import MAX_SIDE, Size
+from whet.streamer.frames import FITS, MAX_SIDE, Fit, Size, check_size
 from whet.streamer.report import StreamReport
 from whet.streamer.sinks import open_sink
 from whet.streamer.sources import Source, open_source, paced
@@ -84,6 +84,9 @@ _SizeOption = Annotated[
     typer.Option(
         "--size", metavar="HEIGHTxWIDTH", help="the size of the frames that the model takes", show_default="its own"
     ),
+]
+_FitOption = Annotated[
+    str, typer.Option("--fit", metavar="WAY", help=f"how frames of another aspect take that size: {', '.join(FITS)}")
 ]
 _Budget = Annotated[
     str | None, typer.Option(metavar="TIME", help="how long a frame may take, as 40ms", show_default="no limit")
@@ -152,6 +155,7 @@ def stream(
     negative_prompt: _Negative = "",
     prompt_embeds: _Embeds = None,
     size: _SizeOption = None,
+    fit: _FitOption = "crop",
     budget: _Budget = None,
     rolling: _Rolling = True,
     skip_still: _Still = None,
@@ -201,6 +205,7 @@ def stream(
         budget_s=None if budget is None else seconds("--budget", budget),
         degrades=degrade,
         stillness=skip_still,
+        fit=_fit(fit),
         threads=threads,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -246,7 +251,7 @@ def _run(
     """Run the stream with a bar of its frames, and show the report, also where it ended early."""
 
     def opened(frame_size: Size) -> Source:
-        found = open_source(source, size=frame_size, rate=rate, threads=codec_threads)
+        found = open_source(source, size=frame_size, fit=options.fit, rate=rate, threads=codec_threads)
         return paced(found) if live and not found.is_live else found
 
     if sink != "null" and not source.startswith(("camera", "synthetic")) and _is_same(Path(source), Path(sink)):
@@ -297,6 +302,12 @@ def _size(text: str) -> Size:
             f"--size {text!r}: write height and width as 256x512, or one number for a square; at most {MAX_SIDE}"
         )
     return height, width
+
+
+def _fit(text: str) -> Fit:
+    """Return a way to take another aspect."""
+    check_size(None, text)  # type: ignore[arg-type]
+    return text  # type: ignore[return-value]
 
 
 def _guidance(text: str) -> Guidance:

@@ -45,7 +45,7 @@ def test_drift(
         bar = progress.begin("frames", num_frames)
         report = drift_test(
             target,
-            lambda size: open_source(source, size=size, rate=rate),
+            lambda size: open_source(source, size=size, fit=options.fit, rate=rate),
             num_frames,
             options,
             on_answer=lambda: progress.advance(bar),

@@ -26,7 +26,7 @@ class Paced(Source):
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         super().__init__(source.name, rate=source.rate, is_live=True, num_frames=source.num_frames)
-        self.problems = source.problems
+        self.problems, self.notes = source.problems, source.notes
         self._source = source
         self._clock = clock
         self._sleep = sleep or self._closing.wait

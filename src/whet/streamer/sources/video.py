@@ -114,6 +114,7 @@ class VideoFile(Source):
         else:
             place = placed(frame.height, frame.width, self._size, self._fit, pixel_aspect=aspect)
             height, width = place.height, place.width
+        self._note(place.note)
         scaled = self._reformatter.reformat(
             frame, width=width, height=height, format="rgb24", interpolation=_INTERPOLATION, threads=1
         )
