@@ -125,3 +125,14 @@ def test_frames_of_another_aspect_are_said(here, capsys, fit, said):
 def test_an_unknown_fit_is_refused_before_any_work(here, capsys):
     code, _, err = run(capsys, "negatives.py:build", "--source", "absent.mp4", "--fit", "fill")
     assert code == 2 and "--fit is one of crop, pad, stretch; got 'fill'" in err
+
+
+def test_a_damaged_video_ends_with_a_line_that_names_the_frame(here, capsys):
+    run(capsys, "negatives.py:build", "--source", "synthetic:40", "--sink", "whole.mkv")
+    data = (here / "whole.mkv").read_bytes()
+    (here / "cut.mkv").write_bytes(data[: len(data) * 2 // 3])
+    code, out, err = run(capsys, "negatives.py:build", "--source", "cut.mkv", "--sink", "out/", "--json")
+    num = json.loads(out)["counts"]["written"]
+    assert code == 2 and num == len(list((here / "out").glob("*.png"))) and 0 < num < 40
+    assert f"cut off after frame {num - 1}" in err.strip().splitlines()[-1]
+    assert json.loads(out)["error"].startswith("cut.mkv is")

@@ -22,7 +22,7 @@ from whet.cli.stream_page import (
     serve_page,
 )
 from whet.cli.units import seconds
-from whet.errors import OptionError, WhetError
+from whet.errors import OptionError, TargetError, WhetError
 from whet.models.diffusion.backends import BACKENDS
 from whet.models.diffusion.few_steps import SAMPLERS
 from whet.models.diffusion.guidance import KINDS, Guidance
@@ -284,9 +284,11 @@ def _is_same(source: Path, sink: Path) -> bool:
 
 
 def _leave(report: StreamReport) -> None:
-    """Leave with an exit code of its own where the stream was interrupted, or missed its budget."""
+    """Leave with an exit code of its own where the stream was interrupted, was of a damaged source, or was too slow."""
     if report.interrupted:
         raise typer.Exit(_INTERRUPTED)
+    if report.error:
+        raise TargetError(f"{report.error}; what could be read was written whole")
     if report.verdict == "missed":
         raise typer.Exit(_MISSED)
     if report.verdict == "inconclusive" and report.busy:

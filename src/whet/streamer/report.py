@@ -69,7 +69,7 @@ class StreamReport:
         ended_at: The last level in words.
         busy: What disturbed the machine; empty where nothing did.
         interrupted: Whether the stream was ended by Ctrl-C.
-        error: The message of what ended the stream early; empty without one.
+        error: The message of what ended the stream early, or how its source is damaged; empty without one.
         notes: What is not as the options say, in sentences.
     """
 

@@ -244,7 +244,7 @@ class Stream:
             ended_at=str(self._loop.level),
             busy="" if self._observed.load.is_quiet else self._observed.load.cause,
             interrupted=self._interrupted,
-            error=self._error,
+            error=self._error or self.source.damage,
             notes=(*self.source.notes, *self.opened.notes),
             **times_of(self.timings),
         )

@@ -32,6 +32,11 @@ class Paced(Source):
         self._sleep = sleep or self._closing.wait
         self._began: float | None = None  # the clock's reading at the stream's time 0
 
+    @property
+    def damage(self) -> str:
+        """Return how the recording is damaged."""
+        return self._source.damage
+
     def _next(self) -> tuple[Image, float]:
         frame = next(self._source)
         if self._began is None:

@@ -57,6 +57,11 @@ class Source(ABC, Iterator[Frame]):
             self._num_given += 1
             return frame
 
+    @property
+    def damage(self) -> str:
+        """Return how what was read so far is damaged, in a sentence that names the frame; "" where it is not."""
+        return ""
+
     def close(self) -> None:
         """End the stream and release what it reads from. It waits for a frame that is being read at the moment."""
         self._closing.set()
