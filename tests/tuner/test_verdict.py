@@ -280,12 +280,15 @@ def test_the_original_without_any_trial_has_the_profiles_mean_over_its_batches()
 SPACE = Space([applicable("bf16", bounds=[4.0])])
 
 
-def test_it_is_open_as_long_as_no_trial_has_ended() -> None:
-    stopped = trial(status="stopped")
-    for records in ([], [stopped], [stopped, stopped]):
+def test_it_is_open_as_long_as_no_trial_was_measured() -> None:
+    stopped = trial(status="stopped", reason="was stopped")
+    failed = [trial(1, "failed", reason="crash"), trial(2, "refused", reason="no graph")]
+    for records in ([], [stopped], [stopped, stopped], [*failed, stopped]):
         assert verdict.is_open(Goal(), SPACE, records, [], None)
         assert not verdict.is_open(Goal(), Space([]), records, [], None)
-    assert not verdict.is_open(Goal(), SPACE, [stopped, trial(1, "failed")], [], None)
+    assert f"; {stopped.label} was stopped. A verdict" in verdict.out_of_time([*failed, stopped], None, 1.0)
+    assert not verdict.is_open(Goal(), SPACE, [stopped, trial(1, "rejected")], [], None)
+    assert not verdict.is_open(Goal(), SPACE, failed, [], None), "that is the verdict failed"
 
 
 def test_it_is_open_until_the_finals_have_judged_the_best_trial() -> None:

@@ -15,6 +15,7 @@ from whet.recipe import Step
 from whet.tuner.agreement import agree
 from whet.tuner.batch import with_free_batch
 from whet.tuner.build import refusals
+from whet.tuner.goal import MAX_DROP
 from whet.tuner.known_target import INPUTS, KEPT, write_inputs
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.target_examination import AGREEMENT, architecture, checkpoint_bytes
@@ -32,7 +33,8 @@ class ReplayRequest(BaseModel):
         directory: Where the artefact is saved.
         machine: The machine that the recipe was made on; None where it is not known.
         model: The digest of the model that the recipe was made for; "" where it is not known.
-        max_drop: The drop in quality that the recipe allows; None where it does not say.
+        max_drop: The drop in quality that the recipe allows. None where it does not say: any drop of a score, and
+            `MAX_DROP` where there is no score.
         force: Continue where the model is another one or the quality falls too far, and report that as a doubt.
     """
 
@@ -116,11 +118,14 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
     kept = tuple(step for step in request.steps if step.technique not in names)
     artefact, built = make_variant(examined, kept, request.directory, batch)
     agreement = agree(examined, artefact.run)
-    judgement = judge(examined, artefact, agreement, math.inf if request.max_drop is None else request.max_drop)
+    quality = examined.workload.quality
+    unsaid = (
+        math.inf if quality else MAX_DROP
+    )  # outputs may not be far off unseen; a score is shown beside the original's
+    judgement = judge(examined, artefact, agreement, unsaid if request.max_drop is None else request.max_drop)
     if judgement.reason:
         doubts.append(judgement.reason)
         refuse(doubts, force=request.force)
-    quality = examined.workload.quality
     write_inputs(examined, request.directory.parent / INPUTS)
     return Replayed(
         **built.model_dump(exclude={"fixed_batch"}),

@@ -157,12 +157,21 @@ class LayerRow(BaseModel):
 
 
 class Diagnosed(BaseModel):
-    """Describe what bounds the original."""
+    """Describe what bounds the original.
+
+    Attributes:
+        sentence: The same in words.
+        bound: The bound of most of the time.
+        shares: The share of the time under each bound; empty where the machine was busy.
+        share_of_limit: The least time that the machine's limits allow over the time measured; None where the machine
+            was busy.
+        layers: Its layers; none where the machine was busy.
+    """
 
     sentence: str
     bound: str
     shares: dict[str, float]
-    share_of_limit: float
+    share_of_limit: float | None
     layers: list[LayerRow] = Field(default_factory=list)
 
 

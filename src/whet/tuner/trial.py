@@ -125,6 +125,7 @@ def judge(examined: ExaminedWorkload, predict: Callable[..., Any], agreement: Ag
 
     A variant that returns NaN or infinity where the original does not has no quality.
     """
+    column = ""
     if agreement.distance is None:
         return Judgement(
             status="rejected",
@@ -135,6 +136,7 @@ def judge(examined: ExaminedWorkload, predict: Callable[..., Any], agreement: Ag
     change = None
     if quality is None or examined.score is None:
         name, value, drop = "agreement with the original", agreement.cosine, agreement.distance
+        column = f": {agreement.column}" if agreement.column else ""
     else:
         score = measure_score(quality, predict)
         name, value, drop = quality.name, score.value, quality.drop(examined.score, score.value)
@@ -142,7 +144,7 @@ def judge(examined: ExaminedWorkload, predict: Callable[..., Any], agreement: Ag
             examined.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
         )
     if drop > max_drop:
-        reason = f"{name} drops by {drop:.1%}, more than the {max_drop:.1%} allowed"
+        reason = f"{name} drops by {drop:.1%}, more than the {max_drop:.1%} allowed{column}"
         return Judgement(
             status="rejected", reason=reason, rejected_for="quality", quality=value, drop=drop, change=change
         )
