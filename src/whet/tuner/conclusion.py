@@ -70,6 +70,7 @@ def conclude(
         finalists=points,
         trials=records,
         refused=list(facts.refused),
+        hints=list(facts.hints),
         untried=verdict.untried(goal, context.space, records),
         pareto=verdict.pareto(records),
         diagnosis=facts.diagnosis,

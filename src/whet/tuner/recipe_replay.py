@@ -20,7 +20,7 @@ from whet.tuner.known_target import INPUTS, KEPT, write_inputs
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.target_examination import AGREEMENT, architecture, checkpoint_bytes
 from whet.tuner.trial import judge, make_variant
-from whet.workload import Workload, examine
+from whet.workload import Workload, examine, unseen_inputs
 from whet.workloads.handover import open_target
 
 
@@ -66,7 +66,7 @@ class AppliedSteps(BaseModel):
         change: The drop's interval, where the quality is scored sample by sample.
         agreement: How closely the outputs agree with the original's.
         libraries: The libraries that whet.load needs with the artefact.
-        notes: What the techniques report.
+        notes: What the techniques report, and what the batches do not show.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -119,16 +119,15 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
     artefact, built = make_variant(examined, kept, request.directory, batch)
     agreement = agree(examined, artefact.run)
     quality = examined.workload.quality
-    unsaid = (
-        math.inf if quality else MAX_DROP
-    )  # outputs may not be far off unseen; a score is shown beside the original's
+    unsaid = math.inf if quality else MAX_DROP  # a score is shown, but nobody sees that outputs are far off
     judgement = judge(examined, artefact, agreement, unsaid if request.max_drop is None else request.max_drop)
     if judgement.reason:
         doubts.append(judgement.reason)
         refuse(doubts, force=request.force)
     write_inputs(examined, request.directory.parent / INPUTS)
     return Replayed(
-        **built.model_dump(exclude={"fixed_batch"}),
+        **built.model_dump(exclude={"fixed_batch", "notes"}),
+        notes=(*built.notes, *unseen_inputs(examined)),
         steps=kept,
         dropped=tuple(dropped),
         differences=tuple(describe().differences(request.machine)) if request.machine else (),

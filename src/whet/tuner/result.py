@@ -187,6 +187,7 @@ class Result(BaseModel):
         needed_s: About the budget that a verdict takes, where this one was too small for it.
         outlook: What was expected to fit into the budget.
         busy: What else ran on the machine, where that disturbed the measurements for good.
+        hints: What the workload's batches do not show, and so is neither calibrated nor judged.
         pareto: Numbers of the trials that no other one beats in all of time, size and quality.
         limits: The machine's limits: `read_bandwidth` in bytes/s, `gemm` as dtype -> operations/s.
         libraries: The libraries that whet.load needs for the saved model.
@@ -222,6 +223,7 @@ class Result(BaseModel):
     finalists: list[MeasuredVariant] = Field(default_factory=list)
     trials: list[TrialRecord] = Field(default_factory=list)
     refused: list[RefusedTechnique] = Field(default_factory=list)
+    hints: list[str] = Field(default_factory=list)
     untried: list[UntriedTechnique] = Field(default_factory=list)
     pareto: list[int] = Field(default_factory=list)
     diagnosis: Diagnosed | None = None

@@ -19,7 +19,7 @@ from whet.tuner.facts import TargetFacts
 from whet.tuner.known_target import INPUTS, OUTPUTS, digest_of, digest_of_content, write_inputs, write_outputs
 from whet.tuner.result import Diagnosed, LayerRow
 from whet.tuner.space import applicable_techniques
-from whet.workload import Workload, examine
+from whet.workload import Workload, examine, unseen_inputs
 from whet.workloads.handover import open_target
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
@@ -84,6 +84,7 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
         applicable=tuple(applicable),
         refused=tuple(refused),
         no_graph=program.refusal(examined),
+        hints=unseen_inputs(examined),
         exclude=request.exclude,
         limits=limits,
         profiles=tuple(profiles),
