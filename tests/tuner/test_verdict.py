@@ -319,6 +319,11 @@ def test_what_is_said_where_the_time_was_up() -> None:
     assert "proved; no technique was tried. A verdict" in verdict.out_of_time([], None, 1.0)
 
 
+def test_finals_that_measured_no_variant_are_no_result() -> None:
+    said = verdict.unmeasured(trial(0, speedup=2.5))
+    assert said.startswith("No verdict: neither original nor another variant ran in the finals")
+
+
 def test_a_stopped_trial_tried_nothing() -> None:
     space = Space(
         [

@@ -77,8 +77,8 @@ def _of_many_lengths(
 ) -> list[dict[str, Tensor]]:
     """Return texts of random lengths, padded, for calibration and judging; other inputs as they are.
 
-    Times are measured on full texts, whose work is known. A batch has one full text; with one text in each batch, twice
-    as many batches hold texts of random lengths, and full ones come last.
+    Times are measured on full texts, whose work is known. Each batch has one full text. With one text a batch, twice as
+    many batches hold texts of random lengths, and a full one comes last.
     """
     if text_lengths.MASK not in inputs[0]:
         return []
@@ -86,11 +86,8 @@ def _of_many_lengths(
     generator = torch.Generator().manual_seed(1)
     side, pad_id = text_lengths.padding_side(directory), config.get_text_config().pad_token_id or 0
     is_single = options.batch == 1
-    texts = [
-        example_inputs(model, options, generator, directory)
-        for _ in range(2 * NUM_BATCHES if is_single else NUM_BATCHES)
-    ]
-    first = 0 if is_single else 1
+    num_batches, first = (2 * NUM_BATCHES, 0) if is_single else (NUM_BATCHES, 1)
+    texts = [example_inputs(model, options, generator, directory) for _ in range(num_batches)]
     cut = [text_lengths.with_lengths(b, generator, side=side, pad_id=pad_id, first=first) for b in texts]
     return [*cut, *(inputs[:1] if is_single else [])]
 
