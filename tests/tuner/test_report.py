@@ -249,7 +249,7 @@ def test_without_matplotlib_one_line_says_so(tmp_path: Path, monkeypatch: pytest
 
 def test_what_a_busy_machine_hides_has_no_figures_and_what_is_unseen_is_said(tmp_path: Path) -> None:
     result = fake_results.gain()
-    sentence = "What holds the model back is not known: others used a core while it was profiled."
+    sentence = "What holds the model back is not known: others used a core while it was measured."
     result.diagnosis = Diagnosed(sentence=sentence, bound="compute-bound", shares={}, share_of_limit=None)
     result.hints = ["mask keeps every place in every batch"]
     page = Page(written(result, tmp_path))

@@ -192,4 +192,4 @@ def test_a_disturbed_profile_gives_no_figures() -> None:
     quiet, busy = (target_examination._diagnosed(profile, limits, cause) for cause in ("", "others used a core"))
     assert quiet.share_of_limit is not None and quiet.layers and quiet.shares
     assert (busy.share_of_limit, busy.layers, busy.shares) == (None, [], {})
-    assert busy.sentence == "What holds the model back is not known: others used a core while it was profiled."
+    assert busy.sentence == "What holds the model back is not known: others used a core while it was measured."

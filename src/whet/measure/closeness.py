@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def finite_entries(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     return (a, b) if is_finite is True else (a[is_finite], b[is_finite])
 
 
-def _common_places(a: Tensor, b: Tensor) -> Tensor | bool | None:
+def _common_places(a: Tensor, b: Tensor) -> Tensor | Literal[True] | None:
     """Return the places where both tensors are finite, True for all; None where only one of them is."""
     is_finite = a.isfinite()
     if is_finite.all() and b.isfinite().all():

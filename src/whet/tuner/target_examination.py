@@ -133,7 +133,7 @@ def _diagnosed(profile: Profile, limits: Limits, busy: str) -> Diagnosed:
     """
     diagnosis = diagnose(profile, limits)
     if busy:
-        sentence = f"What holds the model back is not known: {busy} while it was profiled."
+        sentence = f"What holds the model back is not known: {busy} while it was measured."
         return Diagnosed(sentence=sentence, bound=str(diagnosis.bound), shares={}, share_of_limit=None)
     return Diagnosed(
         sentence=diagnosis.sentence,
