@@ -64,6 +64,8 @@ class TuningProgress(Listener):
         if facts.no_graph:
             why = f"refused: every technique that makes a graph of the model: {facts.no_graph}"
             self._console.print(why, markup=False)
+        for hint in facts.hints:
+            self._console.print(hint, markup=False, highlight=False)
         if facts.score is not None:
             self._console.print(f"{one_line(facts.quality_name)} of the original: {facts.score:.4g}", markup=False)
         self._advance("searching")

@@ -157,12 +157,21 @@ class LayerRow(BaseModel):
 
 
 class Diagnosed(BaseModel):
-    """Describe what bounds the original."""
+    """Describe what bounds the original.
+
+    Attributes:
+        sentence: The same in words.
+        bound: The bound of most of the time.
+        shares: The share of the time under each bound; empty where the machine was busy.
+        share_of_limit: The least time that the machine's limits allow over the time measured; None where the machine
+            was busy.
+        layers: Its layers; none where the machine was busy.
+    """
 
     sentence: str
     bound: str
     shares: dict[str, float]
-    share_of_limit: float
+    share_of_limit: float | None
     layers: list[LayerRow] = Field(default_factory=list)
 
 
@@ -178,6 +187,7 @@ class Result(BaseModel):
         needed_s: About the budget that a verdict takes, where this one was too small for it.
         outlook: What was expected to fit into the budget.
         busy: What else ran on the machine, where that disturbed the measurements for good.
+        hints: What the workload's batches do not show, and so is neither calibrated nor judged.
         pareto: Numbers of the trials that no other one beats in all of time, size and quality.
         limits: The machine's limits: `read_bandwidth` in bytes/s, `gemm` as dtype -> operations/s.
         libraries: The libraries that whet.load needs for the saved model.
@@ -214,6 +224,7 @@ class Result(BaseModel):
     finalists: list[MeasuredVariant] = Field(default_factory=list)
     trials: list[TrialRecord] = Field(default_factory=list)
     refused: list[RefusedTechnique] = Field(default_factory=list)
+    hints: list[str] = Field(default_factory=list)
     untried: list[UntriedTechnique] = Field(default_factory=list)
     pareto: list[int] = Field(default_factory=list)
     diagnosis: Diagnosed | None = None

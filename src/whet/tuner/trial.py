@@ -3,6 +3,7 @@
 The artefact as loaded back from disk is what is judged and timed, unless a recipe works in process.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -142,6 +143,7 @@ def judge(
     A variant has no quality if it returns NaN or infinity where the original does not, or if it answers inputs that
     were not seen otherwise (`differs` says how).
     """
+    column = ""
     if agreement.distance is None:
         return Judgement(
             status="rejected",
@@ -154,6 +156,9 @@ def judge(
     change = None
     if quality is None or examined.score is None:
         name, value, drop = "agreement with the original", agreement.cosine, agreement.distance
+        if agreement.column:
+            times = f", {math.sqrt(drop / max_drop):.3g} times as much as may be" if max_drop else ""
+            column = f": {agreement.column}{times}"
     else:
         score = measure_score(quality, predict)
         name, value, drop = quality.name, score.value, quality.drop(examined.score, score.value)
@@ -161,7 +166,8 @@ def judge(
             examined.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
         )
     if drop > max_drop:
-        reason = f"{name} drops by {drop:.1%}, more than the {max_drop:.1%} allowed"
+        by = "" if drop > 1 and column else f" by {drop:.1%}"  # the share of a column's spread has no upper end
+        reason = f"{name} drops{by}, more than the {max_drop:.1%} allowed{column}"
         return Judgement(
             status="rejected", reason=reason, rejected_for="quality", quality=value, drop=drop, change=change
         )

@@ -11,6 +11,7 @@ from whet.workload.inference import InferenceWorkload, samples_of
 from whet.workload.quality import Predict, Quality, Score, measure_quality, measure_score
 from whet.workload.stream import StreamWorkload
 from whet.workload.training import TrainingWorkload
+from whet.workload.hints import unseen_inputs
 
 Workload = InferenceWorkload
 """`Workload` was the first name of `InferenceWorkload` and still works."""
@@ -31,4 +32,5 @@ __all__ = [
     "measure_quality",
     "measure_score",
     "samples_of",
+    "unseen_inputs",
 ]
