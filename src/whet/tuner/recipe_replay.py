@@ -118,10 +118,10 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
     kept = tuple(step for step in request.steps if step.technique not in names)
     artefact, built, differs = make_variant(examined, kept, request.directory, batch)
     agreement = agree(examined, artefact.run)
-        quality = examined.workload.quality
-        unsaid = math.inf if quality else MAX_DROP  # a score is shown, but nobody sees that outputs are far off
-        most = unsaid if request.max_drop is None else request.max_drop
-        judgement = judge(examined, artefact, agreement, most, differs)
+    quality = examined.workload.quality
+    unsaid = math.inf if quality else MAX_DROP  # a score is shown, but nobody sees that outputs are far off
+    most = unsaid if request.max_drop is None else request.max_drop
+    judgement = judge(examined, artefact, agreement, most, differs)
     if judgement.reason:
         doubts.append(judgement.reason)
         refuse(doubts, force=request.force)

@@ -7,11 +7,11 @@
 from whet.slo import Slo
 from whet.workload.examination import ExaminedWorkload, examine, is_near
 from whet.workload.generation import GenerationWorkload
+from whet.workload.hints import unseen_inputs
 from whet.workload.inference import InferenceWorkload, samples_of
 from whet.workload.quality import Predict, Quality, Score, measure_quality, measure_score
 from whet.workload.stream import StreamWorkload
 from whet.workload.training import TrainingWorkload
-from whet.workload.hints import unseen_inputs
 
 Workload = InferenceWorkload
 """`Workload` was the first name of `InferenceWorkload` and still works."""

@@ -283,7 +283,9 @@ def test_embedded_guidance_is_what_diffusers_pipeline_tells_the_unet(distilled, 
 def test_embedded_guidance_is_refused_where_the_unet_was_not_distilled(latents, tmp_path):
     model = DiffusersFrames(read_parts(latents), read_prompt(embeddings_file(tmp_path / "p.safetensors")), (32, 32))
     steps = few_steps("lcm", model.schedule, model.prediction, 0.5)
-    with pytest.raises(OptionError, match=r"distilled with guidance \(time_cond_proj_dim in their config\), and this one"):
+    with pytest.raises(
+        OptionError, match=r"distilled with guidance \(time_cond_proj_dim in their config\), and this one"
+    ):
         DiffusionStep(model, steps, 2, guidance=Guidance("embedded", 8.5))
 
 
