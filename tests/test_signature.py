@@ -356,3 +356,12 @@ def test_constants_are_told_apart_by_type_and_sign() -> None:
         for other in others:
             with pytest.raises(InputsError, match="but was called with"):
                 signature.flatten((x, other), {})
+
+
+@pytest.mark.parametrize(("shape", "is_said"), [((2, 4), True), ((3, 3), False), ((2, 3, 1), False)])
+def test_another_size_says_how_to_free_it(shape: tuple[int, ...], is_said: bool) -> None:
+    signature = read_signature([torch.ones(2, 3)], torch.ones(2))
+    with pytest.raises(InputsError) as caught:
+        signature.flatten([torch.ones(shape)], {})
+    assert ("; a size is free where the batches" in str(caught.value)) == is_said
+    assert read_signature([torch.ones(2, 3), torch.ones(2, 4)], torch.ones(2)).flatten([torch.ones(2, 5)], {})

@@ -1,8 +1,10 @@
 """Run an ASGI application by uvicorn on a bound socket, with an orderly end."""
 
 import asyncio
+import os
 import signal
 import socket
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,6 +15,8 @@ import uvicorn
 from whet.network import listen
 
 _START_S = 10.0
+_STUCK_S = 5.0  # an event loop that does nothing for so long after a signal is stuck
+_LAST_S = 8.0  # for what still runs in threads once the server has finished
 
 
 class UvicornWithoutSignals(uvicorn.Server):
@@ -48,15 +52,21 @@ class AsgiServer(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
+        self._has_finished, self._has_ended = threading.Event(), threading.Event()
         listen(bound, backlog)
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or Ctrl-C. A second signal ends the work at once. Call it in the main thread only.
 
+        If the server does not end by itself, since some code never returns, the process ends with exit code 1.
+
         Args:
             on_ready: Called once the server takes requests.
         """
-        asyncio.run(self._run(on_ready, has_signals=True))
+        try:
+            asyncio.run(self._run(on_ready, has_signals=True))
+        finally:
+            self._has_ended.set()
 
     def start(self) -> None:
         """Serve in a thread, and return once the server takes requests."""
@@ -93,10 +103,45 @@ class AsgiServer(ABC):
 
     async def _run(self, on_ready: Callable[[], None], *, has_signals: bool) -> None:
         self._loop = asyncio.get_running_loop()
-        if has_signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.add_signal_handler(number, self._end)
-        await self._serve(on_ready)
+        if not has_signals:
+            await self._serve(on_ready)
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._end)
+        heard, written = socket.socketpair()
+        written.setblocking(False)
+        with heard, written:
+            # A thread hears of signals even while the event loop is stuck. The loop hears of them from the thread.
+            signal.set_wakeup_fd(written.fileno())
+            threading.Thread(target=self._hear, args=(heard, self._loop), name="whet-signals", daemon=True).start()
+            try:
+                await self._serve(on_ready)
+            finally:
+                signal.set_wakeup_fd(-1)
+                written.shutdown(socket.SHUT_WR)
+
+    def _hear(self, heard: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to end with each signal, and see to it after the first one that the process ends."""
+        is_first = True
+        while heard.recv(1):
+            loop.call_soon_threadsafe(self._end)
+            if is_first:
+                threading.Thread(target=self._end_in_time, args=(loop,), name="whet-end", daemon=True).start()
+            is_first = False
+
+    def _end_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._has_finished.wait(1.0):
+            has_turned = threading.Event()
+            try:
+                loop.call_soon_threadsafe(has_turned.set)
+            except RuntimeError:  # the loop is closed
+                break
+            if not has_turned.wait(_STUCK_S):
+                break
+        if not self._has_ended.wait(_LAST_S):
+            sys.stderr.write("whet: the server was ended while some of its code still ran\n")
+            sys.stderr.flush()
+            os._exit(1)
 
     def _end(self) -> None:
         if self._ending is None:
@@ -109,3 +154,4 @@ class AsgiServer(ABC):
             await self._finish()
         finally:
             self._server.should_exit = True
+            self._has_finished.set()

@@ -33,6 +33,8 @@ __all__ += ["output_tensors", "read_output", "read_signature", "split", "tensors
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 
+_FREEING = "a size is free where the batches that a model is tuned with differ in it: give inputs of both sizes"
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -96,7 +98,8 @@ class Signature:
             or not all(matches(node, kwargs[name], flat) for name, node in self.kwargs.items() if name in kwargs)
             or not all(map(_fits, flat, self.inputs))
         ):
-            raise InputsError(f"this model takes {self} but was called with {_as_text(args, kwargs)}")
+            wrong = f"this model takes {self} but was called with {_as_text(args, kwargs)}"
+            raise InputsError(f"{wrong}; {_FREEING}" if _differs_in_size(self.inputs, flat) else wrong)
         return tuple(flat)
 
     def call(self, tensors: Sequence[Tensor]) -> tuple[list[Any], dict[str, Any]]:
@@ -257,6 +260,19 @@ def _fits(tensor: Tensor, argument: Argument) -> bool:
 _DTYPE_NAMES = {
     dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
 }
+
+
+def _differs_in_size(arguments: Sequence[Argument], values: Sequence[Any]) -> bool:
+    """Return whether values are tensors of the right kinds, but one has another size beyond its first dimension.
+
+    Batch sizes are tried when a model is tuned; a fixed one has a reason.
+    """
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    return [_kind(a) for a in arguments] == [_kind(argument_of(None, x)) for x in tensors] and any(
+        want not in (None, size)
+        for argument, tensor in zip(arguments, tensors, strict=True)
+        for want, size in zip(argument.shape[1:], tensor.shape[1:], strict=True)
+    )
 
 
 def _kind(argument: Argument) -> tuple[str, int]:

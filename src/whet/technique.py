@@ -209,7 +209,7 @@ class Candidate:
     def save(self, directory: Path) -> Path:
         """Write the candidate as an artefact that whet.load reads in a fresh process, and return the directory."""
         runtime = self.runtime or program.ProgramRuntime.export(self.module, self.examined)
-        conditions = program.conditions(self.examined)
+        conditions = list(dict.fromkeys([*program.conditions(self.examined), *runtime.conditions]))
         return runtime.save(directory, self.signature, self.num_threads, self.notes, conditions)
 
 

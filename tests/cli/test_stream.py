@@ -48,6 +48,7 @@ def test_a_clip_becomes_a_video_and_the_report_counts_its_frames(here, capsys):
     report = json.loads(out)
     assert report["counts"]["final"] == report["counts"]["written"] == 12
     assert (report["size"], report["verdict"], report["sink"]) == ([32, 48], None, "a.mp4")
+    assert "frames: 0 of 12" in err.splitlines()  # where output is piped, it is not silent
     code, out, err = run(capsys, "negatives.py:build", "--source", "a.mp4", "--sink", "frames/")
     assert code == 0, err
     assert "12 final frames of 12 that arrived" in out
@@ -107,3 +108,31 @@ def test_the_source_is_not_overwritten_by_the_sink(here, capsys):
     code, _, err = run(capsys, "negatives.py:build", "--source", "in", "--sink", "in/", "--overwrite")
     assert code == 2 and "is the source itself" in err
     assert {path.name: path.read_bytes() for path in (here / "in").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("fit", "said"), [("crop", "is cut off"), ("pad", "black bars take"), ("stretch", "stretched by")]
+)
+def test_frames_of_another_aspect_are_said(here, capsys, fit, said):
+    run(capsys, "negatives.py:build", "--source", "synthetic:3", "--sink", "a.mp4", "--size", "32x96")
+    code, out, err = run(capsys, "negatives.py:build", "--source", "a.mp4", "--fit", fit, "--sink", f"{fit}/")
+    assert code == 0, err
+    assert "frames of 96 x 32 have another aspect than 48 x 32" in " ".join(out.split()) and said in out
+    code, out, _ = run(capsys, "negatives.py:build", "--source", "a.mp4", "--size", "16x48", "--fit", fit)
+    assert code == 0 and "another aspect" not in out
+
+
+def test_an_unknown_fit_is_refused_before_any_work(here, capsys):
+    code, _, err = run(capsys, "negatives.py:build", "--source", "absent.mp4", "--fit", "fill")
+    assert code == 2 and "--fit is one of crop, pad, stretch; got 'fill'" in err
+
+
+def test_a_damaged_video_ends_with_a_line_that_names_the_frame(here, capsys):
+    run(capsys, "negatives.py:build", "--source", "synthetic:40", "--sink", "whole.mkv")
+    data = (here / "whole.mkv").read_bytes()
+    (here / "cut.mkv").write_bytes(data[: len(data) * 2 // 3])
+    code, out, err = run(capsys, "negatives.py:build", "--source", "cut.mkv", "--sink", "out/", "--json")
+    num = json.loads(out)["counts"]["written"]
+    assert code == 2 and num == len(list((here / "out").glob("*.png"))) and 0 < num < 40
+    assert f"cut off after frame {num - 1}" in err.strip().splitlines()[-1]
+    assert json.loads(out)["error"].startswith("cut.mkv is")

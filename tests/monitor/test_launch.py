@@ -78,7 +78,7 @@ def test_the_exit_code_is_the_commands(code: str, expected: int, tmp_path: Path)
     assert summary["message"] == ("ended by SIGKILL" if expected == 137 else "")
     assert summary["is_partial"] is True
     assert "The figures are partial" in done.stderr
-    assert "no step was seen yet" in summary["unavailable"]["steps"]
+    assert "no step was seen: the command ran no Python" in summary["unavailable"]["steps"]
     assert summary["latency"] is None
 
 

@@ -57,11 +57,9 @@ def test_two_requests_do_not_share_their_place() -> None:
 @pytest.mark.parametrize(
     ("structure", "message"),
     [
-        (Structure.json_schema({"type": "array", "uniqueItems": True}), "Unimplemented keys"),
-        (Structure.json_schema({"type": "string", "format": "nope"}), "Unknown format: nope"),
-        (Structure.json_schema(False), "Unsatisfiable"),
-        (Structure.json_schema({"$ref": "http://example.com/x"}), "does not fetch"),
-        (Structure.json_schema("{"), "the JSON schema cannot be enforced"),
+        (Structure.json_schema(False), "no value is valid by it"),
+        (Structure.json_schema({"$ref": "http://example.com/x"}), "is in another document"),
+        (Structure.json_schema("{"), "it is not JSON"),
         (Structure.json_schema("5"), "the JSON schema cannot be enforced"),
         (Structure.json_schema(PERSON, "("), "unclosed group"),
         (Structure.regex(r"(a)\1"), "backreferences are not supported"),
@@ -164,6 +162,26 @@ def test_what_no_token_can_write() -> None:
     guide.matcher.compute_bitmask()
     assert guide.has_failed()
     assert guide.error == "the structure cannot go on: no token of the model's vocabulary can stand where it goes on"
+
+
+def test_an_output_that_can_only_stop_in_the_midst_is_no_success() -> None:
+    guide = Grammars(TOKENIZER, VOCAB).guide(Structure.regex("ab"))
+    guide.matcher = StoppedEarly()
+    with pytest.raises(RequestError, match="nothing can follow, and it is not complete"):
+        guide.consume(0)
+
+
+class StoppedEarly:
+    """A matcher that finds nothing that could follow."""
+
+    def consume_token(self, token_id: int) -> bool:
+        return True
+
+    def is_stopped(self) -> bool:
+        return True
+
+    def is_accepting(self) -> bool:
+        return False
 
 
 def test_shown_special_tokens_stand_between_texts() -> None:

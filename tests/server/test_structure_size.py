@@ -6,15 +6,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import llguidance
 import pytest
 from driving import outputs
-from guided import TOKENIZER, VOCAB, random_stepper, request
+from guided import VOCAB, random_stepper, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.errors import RequestError
-from whet.server import grammars
-from whet.server.grammars import Grammars
+from whet.server import compiling
 from whet.server.structure import Structure
 from whet.server.structure_size import MOST_LINKS, num_levels, why_too_large
 
@@ -41,15 +41,13 @@ CHAINS: dict[str, Callable[[int], Structure]] = {
 
 
 def compile_in_turn(kind: str, counts: list[int], *, is_checked: bool) -> None:
-    """Compile chains of these lengths; this is run in a process of its own."""
+    """Compile chains of these lengths, as a child does; this is run in a process of its own."""
     if not is_checked:
-        setattr(grammars, "why_too_large", lambda structure: None)  # noqa: B010 - mypy knows no such export
+        setattr(compiling, "why_too_large", lambda structure: None)  # noqa: B010 - mypy knows no such export
     for count in counts:
-        try:
-            Grammars(TOKENIZER, VOCAB).guide(CHAINS[kind](count))
-            print("compiled")
-        except RequestError as error:
-            print(error)
+        one = CHAINS[kind](count)
+        message = {"kind": one.kind, "text": one.text, "whitespace": None, "size": VOCAB, "special": {}}
+        print(compiling._answer(llguidance, message).get("error", "compiled"))
 
 
 def compiled_apart(kind: str, counts: list[int], *, is_checked: bool) -> list[str]:

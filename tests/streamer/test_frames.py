@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.errors import OptionError, TargetError
-from whet.streamer.frames import check_rate, check_size, placed
+from whet.streamer.frames import Fit, check_rate, check_size, placed
 
 SIDES = st.integers(1, 300)
 
@@ -45,8 +45,35 @@ def test_a_cut_is_the_centre_and_contiguous() -> None:
     assert cut.flags.c_contiguous
 
 
+@given(SIDES, SIDES, SIDES, SIDES)
+def test_padding_keeps_the_whole_picture_in_the_middle(height: int, width: int, rows: int, columns: int) -> None:
+    place = placed(height, width, (rows, columns), "pad")
+    padded = place.cut(np.full((place.height, place.width, 3), 200, np.uint8))
+    assert padded.shape == (rows, columns, 3)
+    assert (padded == 200).all(-1).sum() == place.height * place.width  # nothing is cut off
+    assert place.height == rows or place.width == columns
+    bright = np.argwhere(padded[..., 0])
+    for (first, last), side in zip(zip(bright.min(0), bright.max(0), strict=True), (rows, columns), strict=True):
+        assert abs(first - (side - 1 - last)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("fit", "said"),
+    [
+        ("crop", "frames of 480 x 270 have another aspect than 64 x 64: 44% of each is cut off; --fit pad or"),
+        ("pad", "black bars take 44% of each"),
+        ("stretch", "they are stretched by 1.78"),
+    ],
+)
+def test_another_aspect_is_said(fit: Fit, said: str) -> None:
+    assert said in placed(270, 480, (64, 64), fit).note
+    assert placed(270, 480, (540, 960), fit).note == ""
+    assert placed(1080, 1920, (271, 480), fit).note == "", "a pixel is no other aspect"
+    assert "of 1024 x 576 have" in placed(576, 720, (64, 64), fit, pixel_aspect=64 / 45).note
+
+
 def test_a_picture_that_is_a_line_is_not_cropped() -> None:
-    with pytest.raises(TargetError, match="stretch it instead"):
+    with pytest.raises(TargetError, match="pad it or stretch it instead"):
         placed(1, 10_000, (512, 512), "crop")
     assert placed(1, 10_000, (512, 512), "stretch").size == (512, 512)
 
@@ -55,8 +82,8 @@ def test_options_out_of_range() -> None:
     for size in ((0, 4), (4, -1), (4, 16_385)):
         with pytest.raises(OptionError, match="1 to 16,384 pixels"):
             check_size(size, "crop")
-    with pytest.raises(OptionError, match="'crop' or 'stretch'"):
-        check_size(None, "pad")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="--fit is one of crop, pad, stretch"):
+        check_size(None, "fill")  # type: ignore[arg-type]
     for rate in (0, -1, 1001, float("nan"), float("inf")):
         with pytest.raises(OptionError, match="at most 1,000 frames/s"):
             check_rate(rate)

@@ -56,6 +56,16 @@ def test_all_answers_reach_the_sink_with_their_times():
     assert read["counts"] == report.counts and read["schema"] == 1
 
 
+def test_latency_is_that_of_computed_frames_and_repeats_are_counted_apart():
+    report = stream(Listed(40, levels=[5] * 40), stillness=0.98).run(Recorder())
+    assert report.counts["still"] > report.counts["final"] > 0
+    assert report.latency.count == report.counts["final"]
+    assert report.repeats.count == report.counts["still"]
+    assert stream(Listed(5)).run(Recorder()).repeats is None
+    broken = stream(Listed(5), lambda: lambda frame: frame * torch.nan).run(Recorder())
+    assert broken.latency.count == 5  # the model ran for them
+
+
 def test_a_sink_that_fails_ends_the_stream_and_is_closed():
     sink = Recorder(fails_at=3, error=OutputError("the disk is full"))
     running = stream(Listed(10_000))

@@ -58,6 +58,20 @@ def test_a_latent_pipeline_counts_its_autoencoders_halvings(latents, tmp_path):
         open_target(str(latents), ModelOptions(negative="a dog"))
 
 
+def test_the_report_names_what_is_not_done_as_the_directory_says(tmp_path):
+    settings = {"_class_name": "UniPCMultistepScheduler", "use_karras_sigmas": True, "solver_order": 2}
+    directory = latent_pipeline(tmp_path / "model", scheduler=settings, time_cond_proj_dim=16)
+    embeds = embeddings_file(tmp_path / "p.safetensors")
+    stream = Stream(str(directory), "synthetic:2", StreamOptions(steps=1, prompt_embeds=embeds))
+    list(stream)
+    scheduler, unread, weight = stream.report().notes
+    assert scheduler == "whet has no sampler for UniPCMultistepScheduler; the steps are those of ddim"
+    assert "does not read: use_karras_sigmas = true; the steps" in unread
+    assert "--guidance embedded:8.5" in weight
+    told = ModelOptions(prompt_embeds=embeds, sampler="lcm", guidance=Guidance("embedded", 8.5))
+    assert [note for note in open_target(str(directory), told).notes if "karras" not in note] == []
+
+
 def test_guidance_that_does_not_fit_is_refused_and_the_stream_goes_on(pixels):
     stream = Stream(str(pixels), "synthetic:4", StreamOptions(steps=1))
     answers = iter(stream)

@@ -1,9 +1,11 @@
 """Video files, made by PyAV: times, colours, turns, and what is wrong with files from outside."""
 
 import gc
+import re
 import threading
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -290,3 +292,81 @@ def test_the_file_is_closed_after_the_last_frame_and_where_iteration_is_abandone
         assert not is_open(path)
     finally:
         gc.enable()
+
+
+def damage_of(path: Path) -> tuple[int, str]:
+    """Return how many frames a video gives, and what is said of its damage."""
+    with VideoFile(path) as source:
+        return sum(1 for _ in source), source.damage
+
+
+def grainy(num: int) -> list[np.ndarray]:
+    """Return pictures with grain, whose packets hold bytes enough to be damaged."""
+    random = np.random.default_rng(0)
+    grain = random.integers(-20, 20, (num, 96, 128, 1))
+    return [(picture(i, (96, 128)) + grain[i]).clip(0, 255).astype(np.uint8) for i in range(num)]
+
+
+def test_a_video_that_breaks_off_names_its_last_frame(tmp_path: Path) -> None:
+    write_video(tmp_path / "t.mkv", grainy(40), options=INTRA, with_sound=True)
+    data = (tmp_path / "t.mkv").read_bytes()
+    (tmp_path / "t.mkv").write_bytes(data[: len(data) // 2])
+    num, said = damage_of(tmp_path / "t.mkv")
+    assert 15 < num < 25
+    assert said.endswith(f"it is cut off after frame {num - 1}: {num / 25:.2f} s of 1.60 s are there")
+
+
+@pytest.mark.parametrize("kind", ["flipped", "zeroed"])
+def test_damage_that_the_decoder_mends_names_its_frame(tmp_path: Path, kind: str) -> None:
+    """The 20th packet is damaged, of pictures that refer to the one before: all from there on are wrong."""
+    path = tmp_path / "f.mp4"
+    write_video(path, grainy(40), options={"bf": "0", "g": "100"})
+    with av.open(str(path)) as container:
+        packet = next(packet for index, packet in enumerate(container.demux(video=0)) if index == 20)
+    data = bytearray(path.read_bytes())
+    for place in range(packet.pos + packet.size // 3, packet.pos + 2 * packet.size // 3):
+        data[place] = data[place] ^ 0xFF if kind == "flipped" else 0
+    path.write_bytes(bytes(data))
+    num, said = damage_of(path)
+    assert num in (39, 40)
+    assert said.startswith(f"{path} is damaged from frame 20 on (")
+
+
+def test_lost_parts_of_a_transport_stream_name_their_frame(tmp_path: Path) -> None:
+    write_video(tmp_path / "l.ts", grainy(40), options=INTRA)
+    data = (tmp_path / "l.ts").read_bytes()
+    middle = len(data) // 188 // 2 * 188
+    (tmp_path / "l.ts").write_bytes(data[:middle] + data[middle + 5 * 188 :])
+    assert re.search(r"damaged from frame (18|19|20|21) on \(", damage_of(tmp_path / "l.ts")[1])
+
+
+OPEN = {"x264-params": "open-gop=1:keyint=10:bframes=3"}
+SOUND: dict[str, dict[str, Any]] = {
+    "frames that refer to later ones.mp4": {"options": {"bf": "4", "b-adapt": "0", "g": "12"}},
+    "groups that refer to others.mkv": {"options": OPEN},
+    "interlaced.mp4": {"options": {"x264-params": "tff=1:interlaced=1"}},
+    "intra refresh.ts": {"options": {"x264-params": "intra-refresh=1:keyint=20"}},
+    "uneven times.mp4": {"pts": [3600 * i * (i + 3) for i in range(40)]},
+    "uneven times.mkv": {"pts": [3600 * i * (i + 3) for i in range(40)]},
+    "late beginning.mp4": {"pts": [3600 * (i + 50) for i in range(40)]},
+    "a long gap.mp4": {"pts": [3600 * (i if i < 20 else i + 100) for i in range(40)]},
+    "shorter sound.mkv": {"with_sound": True},
+    "other codec.avi": {"codec": "mjpeg", "pix_fmt": "yuvj420p"},
+    "other codec.webm": {"codec": "libvpx"},
+    "ten bits.mkv": {"pix_fmt": "yuv420p10le"},
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_video_is_not_called_damaged(tmp_path: Path, name: str) -> None:
+    write_video(tmp_path / name, grainy(40), **SOUND[name])
+    assert damage_of(tmp_path / name) == (40, "")
+
+
+def test_a_recording_that_begins_anywhere_or_was_joined_is_not_called_damaged(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.ts", grainy(40), options=OPEN)
+    data = (tmp_path / "a.ts").read_bytes()
+    (tmp_path / "b.ts").write_bytes(data[len(data) // 188 // 3 * 188 :])
+    assert damage_of(tmp_path / "b.ts")[1] == ""
+    (tmp_path / "c.ts").write_bytes(data + data)
+    assert damage_of(tmp_path / "c.ts") == (80, "")

@@ -1,5 +1,7 @@
 """What goes wrong while a run goes ends it with one message, and loses nothing."""
 
+import itertools
+import json
 import multiprocessing
 import os
 from dataclasses import replace
@@ -15,7 +17,7 @@ from test_loop import trained, weights
 from tiny_run import config, tables
 
 from whet.cli import main
-from whet.errors import ModelError, OutputError, TargetError
+from whet.errors import ModelError, OptionError, OutputError, TargetError
 from whet.models.decoder import load_decoder
 from whet.recipe import Step
 from whet.trainer import free_memory, memory_parts
@@ -29,6 +31,7 @@ from whet.trainer.state import state_of
 from whet.training.checkpoints import Checkpoints
 from whet.training.tokens import file_digests
 from whet.tuner.training.opening import PreparedTrainer
+from whet.workload.training import Trainer
 
 
 def of_tokens(place: Path, **changes: Any) -> TrainConfig:
@@ -131,6 +134,57 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     ):
         trained(made)
     assert newest(made) == 1
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, far: range) -> None:
+    """Let the steps of a range have a loss of 1,000."""
+    make, steps = Trainer.step_on, itertools.count(1)
+
+    def step_on(self: Trainer, batches: list[Any]) -> torch.Tensor:
+        loss = make(self, batches)
+        return torch.tensor(1e3) if next(steps) in far else loss
+
+    monkeypatch.setattr(Trainer, "step_on", step_on)
+
+
+def test_odd_batches_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, range(21, 24))
+    assert trained(config(tmp_path, steps=26)).stopped_by == ""
+
+
+def test_losses_that_stay_far_end_a_run_and_keep_a_checkpoint_from_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, range(22, 100))
+    sections: dict[str, Any] = {"checkpoints": {"save_interval": 1, "keep": 1}, "divergence": {"patience": 4}}
+    with pytest.raises(
+        ModelError,
+        match=r"^the losses of the last 4 steps are more than .*: 1000 in step 25, on the rows .*step-00000021 is kept"
+        r".*or set divergence\.factor = 0, if such losses are sound",
+    ):
+        trained(config(tmp_path, steps=40, **sections))
+    other = config(tmp_path, steps=30, out=str(tmp_path / "other"), divergence={"factor": 0, "patience": 4})
+    scripted(monkeypatch, range(22, 100))
+    assert trained(other).step == 30
+
+
+def test_a_factor_that_ordinary_losses_reach_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"divergence: factor is 0\.5, and ordinary losses reach 1; give more, or 0"):
+        config(tmp_path, divergence={"factor": 0.5})
+
+
+def test_a_line_has_the_rate_of_its_step_and_the_tokens_with_a_loss(tmp_path: Path) -> None:
+    made = config(tmp_path, steps=6, data={"pack": True, "separator": "\n"}, schedule={"warmup_steps": 4})
+    trained(made)
+    lines = [json.loads(line) for line in (made.out / "log.jsonl").read_text().splitlines()]
+    setup = set_up(made, lambda line: None)
+    trainer, tokens = PreparedTrainer(setup.workload(), setup.steps).trainer, 0
+    for line in lines:
+        batches, rate = trainer.next_batches(), trainer.optimizer.param_groups[0]["lr"]
+        trainer.step_on(batches)
+        tokens += int((batches[0]["targets"] >= 0).sum())
+        assert (line["lr"], line["tokens"]) == (pytest.approx(rate), tokens), line
+    assert tokens < 6 * 8 * 32, "the last token of a document has no loss"
 
 
 def test_a_text_without_text_is_named(tmp_path: Path) -> None:

@@ -64,6 +64,27 @@ def test_a_run_that_diverges_ends_the_proof() -> None:
     assert LossProof.model_validate_json(proof.model_dump_json()) == proof
 
 
+@pytest.mark.parametrize("field", ["old", "old_middle", "begin"])
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [(3.0, "; with the recipe it does not fail"), (math.nan, ", with and without the recipe")],
+)
+def test_where_the_original_diverges_the_recipe_is_not_blamed(field: str, new: float, said: str) -> None:
+    broken = pair(0.0).model_copy(update={field: math.nan, "new": new})
+    proof = judge([pair(0.0, seed=1), broken, pair(0.0, seed=2)], allowed=ALLOWED)
+    assert proof.is_same is None
+    assert is_over(proof)
+    assert f"the original's own run with seed 0 fails: its score is nan{said}" in proof.words
+    named = broken.model_copy(update={"old_failure": "the loss of step 12 is nan"})
+    assert f"fails: the loss of step 12 is nan{said}" in judge([named], allowed=ALLOWED, change="the recipe").words
+
+
+def test_a_run_that_diverges_and_recovers_is_no_equal_training() -> None:
+    proof = judge([pair(0.0).model_copy(update={"new_failure": "the loss of step 9 is inf"})], allowed=ALLOWED)
+    assert (proof.is_same, is_over(proof)) == (False, True)
+    assert proof.words == "worse held-out loss: the loss of step 9 is inf (seed 0)"
+
+
 def test_one_or_two_pairs_prove_nothing() -> None:
     for number in (1, 2):
         proof = judge([pair(0.0, seed=i) for i in range(number)], allowed=ALLOWED)

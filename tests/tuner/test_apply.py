@@ -11,6 +11,7 @@ from processors import NEEDS_BFLOAT16
 from whet.cli import main
 from whet.errors import RecipeError, RecipeRefused
 from whet.recipe import Step
+from whet.tuner import recipe_replay
 from whet.tuner.apply import Applied
 from whet.tuner.recipe_replay import Replayed, ReplayRequest, replay_recipe
 from whet.tuner.target_examination import architecture
@@ -41,6 +42,19 @@ def strict():
 
 def retrained():
     return build(seed=1)
+
+class Rare(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+        self.linear.weight.data[0] *= 1e6
+
+    def forward(self, x):
+        return self.linear(x)
+
+def unscored():
+    torch.manual_seed(0)
+    return Rare().eval(), torch.randn(64, 8)
 """
 
 
@@ -83,6 +97,24 @@ def test_a_quality_that_falls_beyond_what_the_recipe_allows_is_refused(models: s
     assert "nearness drops by 100.0%" in forced.doubts[0]
     unknown = replayed(models, "strict", tmp_path / "unknown")
     assert unknown.doubts == (), "a recipe without evidence allows any drop"
+
+
+def test_a_recipe_without_a_limit_or_a_score_may_not_lose_a_column(
+    models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ReplayRequest(target=f"{models}:unscored", directory=tmp_path / "out")
+    assert replay_recipe(request).doubts == ()
+
+    def lossy(*arguments: Any) -> Any:
+        artefact, built = make_variant(*arguments)
+        run = artefact.run
+        monkeypatch.setattr(artefact, "run", lambda *x: tuple(y.where(y.abs() > 1e3, 0) for y in run(*x)))
+        return artefact, built
+
+    make_variant = recipe_replay.make_variant
+    monkeypatch.setattr(recipe_replay, "make_variant", lossy)
+    with pytest.raises(RecipeRefused, match=r"not applied: agreement .* output 0, column [123] of 4 along axis 1"):
+        replay_recipe(request.model_copy(update={"directory": tmp_path / "other"}))
 
 
 def test_the_command_exits_with_3(

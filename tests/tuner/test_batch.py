@@ -48,6 +48,25 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
 
 
+@pytest.mark.parametrize("recipe", ["program", "openvino", "openvino int8", "onnxruntime", "onnxruntime int8"])
+def test_batches_of_two_sizes_free_the_size_of_images(recipe: str, tmp_path: Path) -> None:
+    for step in RECIPES[recipe]:
+        pytest.importorskip(step.technique)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    square, wide = torch.randn(2, 3, 12, 12), torch.randn(2, 3, 10, 20)
+    examined, batch = with_free_batch(examine(Workload(model=model, inputs=[square], calibration=[square, wide])))
+    made = make(examined, RECIPES[recipe], tmp_path / "model", batch)
+    other = torch.randn(3, 3, 17, 9)
+    with torch.no_grad():
+        wanted, found = model(other), made.artefact(other)
+    assert torch.allclose(found, wanted, atol=0.1 if "int8" in recipe else 1e-5)
+    fixed, batch = with_free_batch(examine(Workload(model=model, inputs=[square])))
+    assert fixed.signature.inputs[0].shape == (None, 3, 12, 12)
+    with pytest.raises(InputsError, match="a size is free where the batches"):
+        fixed.signature.flatten([other], {})
+
+
 @pytest.mark.parametrize(
     ("recipe", "size"), [*((name, 4) for name in RECIPES), ("program", 1), ("openvino", 1), ("onnxruntime", 1)]
 )

@@ -178,6 +178,13 @@ def test_sixty_seconds_give_a_proof_and_name_what_is_untried(tmp_path: Path) -> 
     assert out_of_reach(result.untried) >= 1
 
 
+def test_an_examination_longer_than_the_budget_is_not_told_as_a_part_of_it(tmp_path: Path) -> None:
+    _, ear, _ = tuned(SlowRunner(Clock(), examination_s=24.0), tmp_path / "out", 20)
+    assert ear.outlooks[0].sentence.startswith(
+        "Looking at the model took 24 s, more than the budget of 20 s. What fits: "
+    )
+
+
 def test_twenty_seconds_prove_nothing_and_say_so(tmp_path: Path) -> None:
     result, ear, took_s = tuned(SlowRunner(Clock()), tmp_path / "out", 20)
     assert took_s <= allowed(20)

@@ -12,7 +12,7 @@ from whet.recipe import Step
 from whet.tuner import plots
 from whet.tuner.figures import final_points, over_compile_only
 from whet.tuner.report import render, write_report
-from whet.tuner.result import RefusedTechnique, Result
+from whet.tuner.result import Diagnosed, RefusedTechnique, Result
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 MAKERS = {"gain": fake_results.gain, "no-gain": fake_results.no_gain, "agreement": fake_results.agreement_only}
@@ -245,6 +245,18 @@ def test_without_matplotlib_one_line_says_so(tmp_path: Path, monkeypatch: pytest
     page = Page(written(fake_results.gain(), tmp_path))
     assert page.text.count("plots need matplotlib: " + how_to_install("report")) == 3
     assert "9.49×" in page.text
+
+
+def test_what_a_busy_machine_hides_has_no_figures_and_what_is_unseen_is_said(tmp_path: Path) -> None:
+    result = fake_results.gain()
+    sentence = "What holds the model back is not known: others used a core while it was measured."
+    result.diagnosis = Diagnosed(sentence=sentence, bound="compute-bound", shares={}, share_of_limit=None)
+    result.hints = ["mask keeps every place in every batch"]
+    page = Page(written(result, tmp_path))
+    assert sentence in page.text
+    assert "mask keeps every place in every batch" in page.text
+    assert "As a whole the original reaches" not in page.text
+    assert "As a whole the original reaches" in Page(written(fake_results.gain(), tmp_path)).text
 
 
 def test_the_same_result_gives_the_same_page(tmp_path: Path, htmls: dict[str, str]) -> None:

@@ -2,9 +2,12 @@
 
 import json
 import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import script_process
@@ -30,6 +33,8 @@ from whet.tuner.scripts.proof import Original, judge
 from whet.tuner.scripts.runs import ScriptRuns
 from whet.tuner.scripts.search import Candidate, ScriptSearch, candidates
 from whet.tuner.scripts.tuning import ScriptPlan, examine, tune_planned
+from whet.tuner.scripts.verdict import Spent, verdict
+from whet.tuner.verdict_costs import VerdictCosts
 
 TRAIN = """
 import torch
@@ -273,12 +278,24 @@ def proof(is_same: bool | None) -> LossProof:
     return LossProof(is_same=is_same, drop=0.0, most=0.001, grown=0.0, allowed=0.0025, score="training loss")
 
 
+SPENT = Spent(35.0, VerdictCosts(trial_s=4.0, pair_s=9.0), needed_s=180.0, num_untried=5)
+
+
+def record(speedup: float) -> TrialRecord:
+    return TrialRecord(number=1, steps=(FUSED,), status="done", speedup=speedup)
+
+
 @pytest.mark.parametrize(
     ("points", "word", "label", "said"),
     [
         ([point((AUTOCAST,), 1.8, proof(True))], "gain", "autocast", "autocast: 1.80x"),
-        ([point((AUTOCAST,), 1.8, proof(None))], "inconclusive", "original", "the training loss is open"),
-        ([point((AUTOCAST,), 1.8)], "inconclusive", "original", "no pair of runs for its training loss fitted"),
+        ([point((AUTOCAST,), 1.8, proof(None))], "inconclusive", "original", "is allowed; --budget 3m would be enough"),
+        (
+            [point((AUTOCAST,), 1.8)],
+            "inconclusive",
+            "original",
+            "no pair of runs for its training loss fitted into the budget; --budget",
+        ),
         ([point((AUTOCAST,), 1.8, proof(False))], "no-gain", "original", "worse training loss"),
         (
             [point((AUTOCAST,), 1.8, proof(False)), point((FUSED,), 1.2)],
@@ -292,9 +309,66 @@ def proof(is_same: bool | None) -> LossProof:
 def test_the_verdict(points: list[MeasuredVariant], word: str, label: str, said: str) -> None:
     records = [TrialRecord(number=1, steps=(FUSED,), status="done", speedup=1.1)]
     baseline = point((), 1.0).model_copy(update={"label": "original"})
-    found = tuning._verdict(baseline, points, records, Patience("go-on"), has_untried=False)
+    found = verdict(baseline, points, records, Patience("go-on"), SPENT)
     assert (found[0], found[2].label) == (word, label)
     assert said in found[1]
+    assert found[3] == ("--budget" in said)
+
+
+@pytest.mark.parametrize(
+    ("points", "records", "said"),
+    [
+        (
+            [],
+            [],
+            r"ended before anything was tried: to examine the script took 35 s, and a trial takes 4 s; --budget 3m ",
+        ),
+        (
+            [],
+            [record(1.62)],
+            r"showed 1\.62x in the screening, which proves nothing: the finals did not fit .* 3m would",
+        ),
+        (
+            [point((FUSED,), 1.1).model_copy(update={"verdict": "inconclusive"})],
+            [record(1.1)],
+            r"do not tell.* 3m would",
+        ),
+    ],
+)
+def test_a_budget_that_is_too_small_is_told_which_one_would_do(
+    points: list[MeasuredVariant], records: list[TrialRecord], said: str
+) -> None:
+    baseline = point((), 1.0)
+    word, sentence, kept, wants_time = verdict(baseline, points, records, Patience("go-on"), SPENT)
+    assert (word, kept, wants_time) == ("inconclusive", baseline, True)
+    assert re.search(said, sentence), sentence
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "spent_s", "search_s"),
+    [
+        (60, 35, 21.0),  # no finals fit after a trial: all that is left is for trials
+        (60, 59, 0.5),  # one trial fits into the time by which a budget may be exceeded
+        (60, 80, -1.0),
+        (300, 35, 300 - 35 - 4 - 6 * 9 - 3 * 10),  # the finals and the proof of the loss have their time
+        (120, 35, 0.5),
+    ],
+)
+def test_a_budget_is_used_up(budget_s: float, spent_s: float, search_s: float) -> None:
+    clock, costs = Clock(), VerdictCosts(trial_s=4.0, pair_s=9.0, loss_pair_s=10.0)
+    budget = Budget(budget_s, clock=clock)
+    clock.now = spent_s
+    assert costs.search_s(budget) == pytest.approx(search_s)
+    assert costs.needed_s(35.0, num_trials=5) == 180.0  # 35 + 20 + 54 + 30, in whole minutes beyond two
 
 
 def test_the_training_loss_is_proved_in_pairs_with_other_seeds(
@@ -306,6 +380,41 @@ def test_the_training_loss_is_proved_in_pairs_with_other_seeds(
     assert same is not None and same.is_same is True, same
     assert len({pair.old for pair in same.pairs}) == len(same.pairs) == 3
     assert same.words.startswith("same training loss")
+
+
+@dataclass
+class WrittenRuns:
+    """Give losses in the place of runs: those of the original and those with a recipe."""
+
+    old: list[float]
+    new: list[float]
+    longest_s: float = 0.0
+
+    def for_loss(self, steps: Sequence[Step], seed: int, num_steps: int) -> ScriptOutcome:
+        losses: list[float | None] = [loss + 0.001 * seed for loss in (self.new if steps else self.old)]
+        return ScriptOutcome(Path(), ScriptRecord(seconds=[], losses=losses))
+
+
+FALLING, LATE = [2.0 - 0.02 * i for i in range(40)], [2.0] * 20 + [math.nan] * 20
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (LATE, "the loss of step 21 is nan, with and without the recipe. "),
+        (FALLING, "with the recipe it does not fail"),
+    ],
+)
+def test_a_script_that_diverges_under_other_seeds_is_said_to(tmp_path: Path, new: list[float], said: str) -> None:
+    plan = ScriptPlan(ScriptCommand((), 0, tmp_path), tmp_path / "out")
+    proof = tuning._prove(plan, cast(ScriptRuns, WrittenRuns(LATE, new)), Budget(300), (FUSED,), Listener())
+    assert proof is not None and proof.is_same is None
+    assert (
+        "the training loss is open: the original's own run with seed 1 fails: the loss of step 21 is nan" in proof.words
+    )
+    assert said in proof.words
+    blamed = tuning._prove(plan, cast(ScriptRuns, WrittenRuns(FALLING, LATE)), Budget(300), (FUSED,), Listener())
+    assert blamed is not None and blamed.is_same is False
 
 
 @pytest.mark.parametrize(

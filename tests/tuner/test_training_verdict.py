@@ -39,7 +39,7 @@ BASELINE = point(peak_bytes=2_000_000_000, speedup=1.0)
 def verdict(*points: MeasuredVariant, goal: Goal) -> tuple[str, str, MeasuredVariant]:
     records = [TrialRecord(number=1, steps=(CHUNKED,), status="done", speedup=0.9, peak_bytes=1_500_000_000)]
     best = best_point(goal, BASELINE, points)
-    return conclusion(goal, FACTS, BASELINE, best, points, records, Patience("go-on"))
+    return conclusion(goal, FACTS, BASELINE, best, points, records, Patience("go-on"), 480.0)
 
 
 def test_a_smaller_one_that_is_too_slow_is_named() -> None:
@@ -58,7 +58,7 @@ def test_too_few_pairs_are_no_verdict() -> None:
     few = point(CHECKPOINTING, peak_bytes=500_000_000, speedup=0.9, num_pairs=MIN_ROUNDS - 1)
     word, sentence, best = verdict(few, goal=Goal("memory"))
     assert (word, best) == ("inconclusive", BASELINE)
-    assert "larger --budget" in sentence
+    assert "--budget 8m would be enough" in sentence
 
 
 @pytest.mark.parametrize(("objective", "said"), [("memory", "took 1.50 GB"), ("throughput", "showed 0.90x")])

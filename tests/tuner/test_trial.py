@@ -149,3 +149,47 @@ def test_autocast_is_tried_only_where_no_graph_can_stand_for_the_model(monkeypat
     facts = examine_target(ExaminationRequest(target="conv", directory=tmp_path))
     reasons = {entry.technique: entry.reason for entry in facts.refused}
     assert reasons["autocast"].startswith("bf16 does the same faster")
+
+
+class Detector(torch.nn.Module):
+    """Boxes of 0 to 320 beside scores of 0 to 1, in one tensor [1, 10, places]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([320 * x[:, :4].sigmoid(), x[:, 4:].sigmoid()], 1)
+
+
+def test_a_rejected_variant_names_the_column_that_is_lost() -> None:
+    inputs = torch.randn(1, 10, 400, generator=torch.Generator().manual_seed(0))
+    examined = examine(Workload(model=Detector(), inputs=[inputs]))
+    lost = examined.outputs[0][0].clone()
+    lost[:, 4:] = 0
+    agreement = agree(examined, lambda x: (lost,))
+    assert agreement.cosine > 0.99999
+    found = judge(examined, lambda x: x, agreement, 0.01)
+    assert (found.status, found.rejected_for) == ("rejected", "quality")
+    assert re.search(
+        r"agreement with the original drops by .*: output 0, column \d of 10 along axis 1: error 0\.5\d? at a spread "
+        r"of 0\.2\d?, [\d.]+ times as much as may be$",
+        found.reason,
+    )
+    assert "times" not in judge(examined, lambda x: x, agreement, 0.0).reason
+    flat = agree(examined, lambda x: (examined.outputs[0][0] * (1 + 1e-6),))
+    assert (judge(examined, lambda x: x, flat, 0.01).status, flat.column) == ("done", "")
+
+
+def test_the_first_axis_of_an_output_that_is_no_batch_has_columns() -> None:
+    inputs = torch.randn(1, 10, 400, generator=torch.Generator().manual_seed(0))
+    model = torch.nn.Sequential(Detector(), torch.nn.Flatten(0, 1))
+    examined = examine(Workload(model=model, inputs=[inputs]))
+    lost = examined.outputs[0][0].clone()
+    lost[4:] = 0
+    assert "of 10 along axis 0" in agree(examined, lambda x: (lost,)).column
+
+
+def test_a_disturbed_profile_gives_no_figures() -> None:
+    profile = Profile(total_s=1.0, layers=(LayerCost("fc", "Linear", 1, 1.0, 10, 10, 10, 1),), dtype="float32")
+    limits = Limits(read_bandwidth=1e9, gemm={"float32": 1e9})
+    quiet, busy = (target_examination._diagnosed(profile, limits, cause) for cause in ("", "others used a core"))
+    assert quiet.share_of_limit is not None and quiet.layers and quiet.shares
+    assert (busy.share_of_limit, busy.layers, busy.shares) == (None, [], {})
+    assert busy.sentence == "What holds the model back is not known: others used a core while it was measured."

@@ -280,12 +280,15 @@ def test_the_original_without_any_trial_has_the_profiles_mean_over_its_batches()
 SPACE = Space([applicable("bf16", bounds=[4.0])])
 
 
-def test_it_is_open_as_long_as_no_trial_has_ended() -> None:
-    stopped = trial(status="stopped")
-    for records in ([], [stopped], [stopped, stopped]):
+def test_it_is_open_as_long_as_no_trial_was_measured() -> None:
+    stopped = trial(status="stopped", reason="was stopped")
+    failed = [trial(1, "failed", reason="crash"), trial(2, "refused", reason="no graph")]
+    for records in ([], [stopped], [stopped, stopped], [*failed, stopped]):
         assert verdict.is_open(Goal(), SPACE, records, [], None)
         assert not verdict.is_open(Goal(), Space([]), records, [], None)
-    assert not verdict.is_open(Goal(), SPACE, [stopped, trial(1, "failed")], [], None)
+    assert f"; {stopped.label} was stopped. A verdict" in verdict.out_of_time([*failed, stopped], None, 1.0)
+    assert not verdict.is_open(Goal(), SPACE, [stopped, trial(1, "rejected")], [], None)
+    assert not verdict.is_open(Goal(), SPACE, failed, [], None), "that is the verdict failed"
 
 
 def test_it_is_open_until_the_finals_have_judged_the_best_trial() -> None:
@@ -314,6 +317,11 @@ def test_what_is_said_where_the_time_was_up() -> None:
     assert f"proved; {stopped.label} was stopped. A verdict" in verdict.out_of_time([stopped, best], None, 1.0)
     assert f"proved; {stopped.label} was stopped. A verdict" in verdict.out_of_time([stopped], trial(1), 1.0)
     assert "proved; no technique was tried. A verdict" in verdict.out_of_time([], None, 1.0)
+
+
+def test_finals_that_measured_no_variant_are_no_result() -> None:
+    said = verdict.unmeasured(trial(0, speedup=2.5))
+    assert said.startswith("No verdict: neither original nor another variant ran in the finals")
 
 
 def test_a_stopped_trial_tried_nothing() -> None:

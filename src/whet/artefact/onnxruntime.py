@@ -15,10 +15,12 @@ from torch import Tensor
 
 from whet.artefact.ranges import finds_ranges_in_onnx
 from whet.artefact.runtime import Manifest, Runtime
-from whet.errors import ArtefactError, MissingExtra, reason
+from whet.errors import ArtefactError, MissingExtra, TargetError, foreign, reason
 
 FILE = "model.onnx"
 DATA = "model.onnx.data"
+
+_REJECTED = frozenset({"NotImplemented", "InvalidGraph"})  # ONNX Runtime's errors for whole files that it does not run
 
 _QUIET = 3  # errors only: the rest is for those who make models
 
@@ -79,7 +81,7 @@ class ONNXRuntime(Runtime):
         try:
             runtime._start()
         except Exception as error:  # the errors of ONNX Runtime have no base of their own
-            if type(error).__name__ == "NotImplemented":
+            if type(error).__name__ in _REJECTED:
                 raise ArtefactError(
                     f"ONNX Runtime cannot run {path} here: {reason(error)}; apply the recipe again with `whet apply` "
                     "on this machine"
@@ -87,13 +89,28 @@ class ONNXRuntime(Runtime):
             raise ArtefactError(f"{path} is damaged: {reason(error)}; write it again with `whet apply`") from error
         return runtime
 
-    def _start(self) -> None:
+    def check(self) -> None:
+        """Check that ONNX Runtime takes the graph, without the optimisations that make it fast.
+
+        Raises:
+            TargetError: It rejects the graph.
+        """
+        options = import_onnxruntime().GraphOptimizationLevel
+        with foreign(TargetError, "ONNX Runtime rejects the graph that torch.onnx made of the model"):
+            self._new_session(options.ORT_DISABLE_ALL)
+
+    def _new_session(self, level: Any = None) -> Any:
         onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _QUIET
+        if level is not None:
+            options.graph_optimization_level = level
         path = str(self._directory / FILE)
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def _start(self) -> None:
+        self._session = self._new_session()
         self._names = [value.name for value in self._session.get_inputs()]
 
 

@@ -63,8 +63,9 @@ class OpenVINORuntime(Runtime):
 
     NAME = "openvino"
 
-    def __init__(self, model: Any, settings: Settings) -> None:
+    def __init__(self, model: Any, settings: Settings, conditions: Sequence[str] = ()) -> None:
         self._model = model
+        self._conditions = list(conditions)
         self._settings = settings
         self._file: Path | None = None  # of a model that was loaded: once compiled, it need not stay in memory
         self._tuned: _Compiled | None = None  # for settings.shapes alone
@@ -91,6 +92,11 @@ class OpenVINORuntime(Runtime):
     def settings(self) -> dict[str, Any]:
         """Return the settings that the model is compiled with."""
         return self._settings.model_dump(mode="json", exclude_none=True)
+
+    @property
+    def conditions(self) -> list[str]:
+        """Return the conditions under which no integer overflows. A loaded model's stand in its manifest."""
+        return self._conditions
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
@@ -202,6 +208,11 @@ def core() -> Any:
         MissingExtra: OpenVINO is not installed.
     """
     return import_openvino().Core()
+
+
+def openvino_type(dtype: torch.dtype) -> Any:
+    """Return OpenVINO's type for a dtype."""
+    return getattr(import_openvino().Type, next(name for name, found in _DTYPES.items() if found is dtype))
 
 
 def said(error: Exception) -> str:

@@ -74,6 +74,11 @@ class Runtime(ABC):
         return {}
 
     @property
+    def conditions(self) -> list[str]:
+        """Return the conditions, as guards read them, under which this runtime computes what the graph says."""
+        return []
+
+    @property
     def custom_operators(self) -> list[str]:
         """The qualified names of the custom operators that the model calls."""
         return []

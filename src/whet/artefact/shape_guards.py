@@ -89,8 +89,8 @@ def _broken(condition: str, tensors: Sequence[Tensor]) -> str:
     shapes = ", ".join(str(list(t.shape)) for t in tensors)
     if "['least']" in condition or "['largest']" in condition:
         return (
-            f"what was tuned holds only where {readable(condition)}: the model looks that input up in a table, which "
-            "has no other rows"
+            f"what was tuned holds only where {readable(condition)}: a table has no rows for other values, or the "
+            "runtime has too few bits for the integers that the model computes from them"
         )
     if "is_contiguous" in condition:
         return (

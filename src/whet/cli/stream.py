@@ -17,7 +17,7 @@ from whet.cli.stream_page import (
     PageOption,
     PortOption,
 )
-from whet.errors import OptionError, WhetError
+from whet.errors import OptionError, TargetError, WhetError
 from whet.fast_import import large_imports
 from whet.models.diffusion.guidance import KINDS, Guidance
 from whet.models.diffusion.names import (
@@ -31,7 +31,7 @@ from whet.models.diffusion.names import (
     check_strength,
 )
 from whet.network import LOOPBACK, checked_port
-from whet.streamer.frames import MAX_SIDE, Size
+from whet.streamer.frames import FITS, MAX_SIDE, Fit, Size, check_size
 from whet.streamer.target_name import check_sink, check_stream, source_kind
 from whet.units import seconds
 
@@ -121,6 +121,15 @@ _SizeOption = Annotated[
         metavar="HEIGHTxWIDTH",
         help="the size of the frames that the model takes",
         show_default="its own",
+        rich_help_panel=_MODEL,
+    ),
+]
+_FitOption = Annotated[
+    str,
+    typer.Option(
+        "--fit",
+        metavar="WAY",
+        help=f"how frames of another aspect take that size: {', '.join(FITS)}",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -243,6 +252,7 @@ def stream(
     negative_prompt: _Negative = "",
     prompt_embeds: _Embeds = None,
     size: _SizeOption = None,
+    fit: _FitOption = "crop",
     budget: _Budget = None,
     rolling: _Rolling = True,
     skip_still: _Still = None,
@@ -318,6 +328,7 @@ def stream(
         budget_s=budget_s,
         degrades=degrade,
         stillness=skip_still,
+        fit=_fit(fit),
         threads=threads,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -399,7 +410,7 @@ def _run(
     from whet.streamer.terminal import show_report
 
     def opened(frame_size: Size) -> "Source":
-        found = open_source(source, size=frame_size, rate=rate, threads=codec_threads)
+        found = open_source(source, size=frame_size, fit=options.fit, rate=rate, threads=codec_threads)
         return paced(found) if live and not found.is_live else found
 
     if sink != "null" and not source.startswith(("camera", "synthetic")) and _is_same(Path(source), Path(sink)):
@@ -410,7 +421,7 @@ def _run(
         open_source(source, rate=rate).close()
     progress = counted_progress(console)
     with Stream(target, opened, options) as running, progress:
-        bar = progress.add_task("frames", total=running.source.num_frames)
+        bar = progress.begin("frames", running.source.num_frames)
         try:
             report = running.run(to, on_answer=lambda _: progress.advance(bar))
         except WhetError:
@@ -432,9 +443,11 @@ def _is_same(source: Path, sink: Path) -> bool:
 
 
 def _leave(report: "StreamReport") -> None:
-    """Leave with an exit code of its own where the stream was interrupted, or missed its budget."""
+    """Leave with an exit code of its own where the stream was interrupted, was of a damaged source, or was too slow."""
     if report.interrupted:
         raise typer.Exit(_INTERRUPTED)
+    if report.error:
+        raise TargetError(f"{report.error}; what could be read was written whole")
     if report.verdict == "missed":
         raise typer.Exit(_MISSED)
     if report.verdict == "inconclusive" and report.busy:
@@ -450,6 +463,12 @@ def _size(text: str) -> Size:
             f"--size {text!r}: write height and width as 256x512, or one number for a square; at most {MAX_SIDE}"
         )
     return height, width
+
+
+def _fit(text: str) -> Fit:
+    """Return a way to take another aspect."""
+    check_size(None, text)  # type: ignore[arg-type]
+    return text  # type: ignore[return-value]
 
 
 def _guidance(text: str) -> Guidance:

@@ -42,10 +42,10 @@ def test_drift(
     """
     directory = None if out is None else usable_directory(out)
     with counted_progress(console) as progress:
-        bar = progress.add_task("frames", total=num_frames)
+        bar = progress.begin("frames", num_frames)
         report = drift_test(
             target,
-            lambda size: open_source(source, size=size, rate=rate),
+            lambda size: open_source(source, size=size, fit=options.fit, rate=rate),
             num_frames,
             options,
             on_answer=lambda: progress.advance(bar),

@@ -114,7 +114,7 @@ def serve_page(
         open_source(source, rate=rate).close()  # a mistake shows before the model is loaded
 
     def own_source(size: "Size") -> "Source":
-        return open_source(source, size=size, rate=rate)
+        return open_source(source, size=size, fit=options.fit, rate=rate)
 
     num_reports = 0
 

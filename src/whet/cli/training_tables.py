@@ -10,7 +10,8 @@ from whet.figures import num_bytes
 from whet.recipe import FILE as RECIPE
 from whet.training.memory import StepMemory
 from whet.tuner import figures
-from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.result import FILE, MeasuredVariant, Result
+from whet.tuner.time_account import time_sentence
 from whet.tuner.training.words import batch_sentences, proof_of
 
 
@@ -30,7 +31,7 @@ def show_result(console: Console, result: Result) -> None:
         console.print()
         _show_rest(console, result)
     if result.out:
-        for name, file in (("report", "report.html"), ("recipe", RECIPE)):
+        for name, file in (("report", "report.html"), ("recipe", RECIPE), ("result", FILE)):
             if (result.directory / file).exists():  # a script's run has no page
                 path = figures.one_line(str(figures.shortened(result.directory / file)))
                 console.print(Text.assemble((f"{name}  ", "dim"), path), overflow="fold")
@@ -53,7 +54,8 @@ def _show_rest(console: Console, result: Result) -> None:
     """Print what proves that the best recipe trains as the original does, and what it needs."""
     if result.best.steps and (proof := proof_of(result.best)):
         console.print(Text(figures.one_line(proof), "dim"))
-    for line in [*_lines(result), *map(figures.one_line, batch_sentences(result))]:
+    spent = time_sentence(result.time_s, result.compile_s)
+    for line in [*_lines(result), *([spent] if spent else []), *map(figures.one_line, batch_sentences(result))]:
         console.print(Text(line, "dim"))
 
 

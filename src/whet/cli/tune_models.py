@@ -107,5 +107,5 @@ def _show_rest(console: Console, result: Result, options: dict[str, Any], again:
         return
     budget_s = max(options["budget_s"], result.needed_s or 0.0)
     command = again(**{**options, "budget_s": budget_s}, out=Path(result.out))
-    line = going_on(num_untried, command, was_busy=bool(result.busy))
+    line = going_on(num_untried, command, was_busy=bool(result.busy)) if num_untried else f"For a verdict: {command}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -54,6 +54,9 @@ class _Lines(Listener):
     def waiting(self, text: str) -> None:
         show_waiting(self._console, text)
 
+    def known(self, text: str) -> None:
+        self._say(text)
+
     def measured(self, rounds_done: int, rounds: int) -> None:
         self._say(f"finals, round {rounds_done} of {rounds}")
 

@@ -64,6 +64,8 @@ class TuningProgress(Listener):
         if facts.no_graph:
             why = f"refused: every technique that makes a graph of the model: {facts.no_graph}"
             self._console.print(why, markup=False)
+        for hint in facts.hints:
+            self._console.print(hint, markup=False, highlight=False)
         if facts.score is not None:
             self._console.print(f"{one_line(facts.quality_name)} of the original: {facts.score:.4g}", markup=False)
         self._advance("searching")
@@ -77,6 +79,10 @@ class TuningProgress(Listener):
     def proved(self, num_pairs: int) -> None:
         """Show how many pairs of training runs have ended."""
         self._advance(f"comparing losses, {count(num_pairs, 'pair')} of runs")
+
+    def known(self, text: str) -> None:
+        """Say what is known so far."""
+        self._console.print(text, style="dim", markup=False, highlight=False)
 
     def planned(self, outlook: Outlook) -> None:
         """Say how the budget is divided."""

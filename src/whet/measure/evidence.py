@@ -119,7 +119,9 @@ def _tensors(file: str) -> dict[tuple[int, int], Tensor]:
     return {(i, j): named[i, j] for i, j in sorted(named)}
 
 
-def _closeness(old: dict[tuple[int, int], Tensor], new: dict[tuple[int, int], Tensor]) -> list[Closeness] | str:
+def _closeness(
+    old: dict[tuple[int, int], Tensor], new: dict[tuple[int, int], Tensor], *, by_column: bool = True
+) -> list[Closeness] | str:
     """Return the closeness of each output over all batches, or why the tensors cannot be held against each other."""
     if old.keys() != new.keys():
         return f"the old variant returned {len(old)} tensors, the new one {len(new)}"
@@ -128,7 +130,7 @@ def _closeness(old: dict[tuple[int, int], Tensor], new: dict[tuple[int, int], Te
         b = new[i, j]
         if a.shape != b.shape or a.is_complex() != b.is_complex():
             return f"output {j} of batch {i} is {tuple(a.shape)} {a.dtype} and {tuple(b.shape)} {b.dtype}"
-        sums.setdefault(j, Sums()).add(a, b)
+        sums.setdefault(j, Sums(by_column=by_column)).add(a, b)
     return [total.closeness() for _, total in sorted(sums.items())]
 
 
@@ -143,6 +145,9 @@ def _outputs_agreement(old: dict[tuple[int, int], Tensor], new: dict[tuple[int, 
     cosine = min((one.cosine for one in found), default=1.0)
     is_same = distance <= OUTPUT_TOLERANCE
     words = f"{'same' if is_same else 'other'} outputs: distance {distance:.2g}, cosine {cosine:.6f}"
+    worst = max(range(len(found)), key=lambda i: found[i].distance or 0.0, default=0)
+    if found and (column := found[worst].column) is not None:
+        words += f"; output {worst}, {column.words}"
     return Agreement(is_same=is_same, distance=distance, words=words)
 
 
@@ -153,7 +158,7 @@ def _drift_agreement(old: dict[tuple[int, int], Tensor], new: dict[tuple[int, in
         return Agreement(is_same=False, distance=None, words=words)
     distances: list[float] = []
     for place, frame in old.items():
-        found = _closeness({(0, 0): frame}, {(0, 0): new[place]})
+        found = _closeness({(0, 0): frame}, {(0, 0): new[place]}, by_column=False)
         if isinstance(found, str) or found[0].distance is None:
             words = f"other frames: frame {place[0]} has another shape, or values that are not finite"
             return Agreement(is_same=False, distance=None, words=words)

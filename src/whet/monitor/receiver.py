@@ -19,7 +19,8 @@ from whet.monitor.run import Run
 from whet.monitor.series import Cell
 from whet.monitor.steps import StepTotals
 
-_NO_STEPS = "no step was seen yet: the command runs no Python that can import whet, or does not train with torch"
+_NO_STEPS_YET = "no step was seen yet"  # imports and the first compilation take their time
+_NO_STEPS = "no step was seen: the command ran no Python that can import whet, or did not train with torch"
 _NO_CUDA = "no watched process has used CUDA"
 
 
@@ -50,7 +51,7 @@ class Receiver:
     """
 
     def __init__(self, run: Run) -> None:
-        self.unavailable: dict[str, str] = {"steps": _NO_STEPS, ALLOCATOR: _NO_CUDA}
+        self.unavailable: dict[str, str] = {"steps": _NO_STEPS_YET, ALLOCATOR: _NO_CUDA}
         self._run = run
         self._directory = _private_directory()
         self.path = Path(self._directory.name) / "socket"
@@ -106,6 +107,8 @@ class Receiver:
             time.sleep(0.01)
         self._stopped.set()
         self._thread.join()
+        if self.unavailable.get("steps") == _NO_STEPS_YET:
+            self.unavailable["steps"] = _NO_STEPS
         self._listening.close()
         self._directory.cleanup()
 

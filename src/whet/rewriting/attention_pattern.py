@@ -8,13 +8,13 @@ batch (three dimensions) and unfolded for the mask.
 Shape suffixes: B batch, N heads, T queries, S keys, H head width, BN batch times heads.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from whet.rewriting.attention_mask import Step, combined_mask
 from whet.rewriting.graph import operator, parameter, rebuild, value
 
 _aten = torch.ops.aten
@@ -29,24 +29,6 @@ class Operand:
 
     node: fx.Node
     order: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """Describe one operation on the scores between product and softmax.
-
-    Attributes:
-        kind: "scale" (by a number or a node), "add" (a mask), "fill" (replace scores under a condition), "keep" (keep
-            scores under a condition), "split" (into batch and heads) or "merge".
-        operand: What the operation takes: the factor, the mask, the condition, or batch and heads.
-        reciprocal: Whether a scale divides.
-        fill: The number that replaces scores.
-    """
-
-    kind: str
-    operand: Any = None
-    reciprocal: bool = False
-    fill: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -336,7 +318,8 @@ def _replace(graph: fx.Graph, attention: Attention) -> None:
     with graph.inserting_before(output):
         query_BNTH, key_BNSH, value_BNSH = map(to_4d, (attention.scores.query, attention.scores.key, attention.value))
         query_BNTH, scale = _scaled(call, query_BNTH, attention.scores.steps)
-        mask = _mask(call, attention.scores.steps, folded=num_dims == 3 and split is None)
+        steps = attention.scores.steps
+        mask = combined_mask(call, steps, attention.scores.query.node, folded=num_dims == 3 and split is None)
         mixed = call(
             _aten.scaled_dot_product_attention.default,
             *(query_BNTH, key_BNSH, value_BNSH, mask, 0.0, False),
@@ -367,33 +350,3 @@ def _scaled(call: Any, query_BNTH: fx.Node, steps: tuple[Step, ...]) -> tuple[fx
         else:
             scale = scale / step.operand if step.reciprocal else scale * step.operand
     return query_BNTH, scale
-
-
-def _mask(call: Any, steps: tuple[Step, ...], *, folded: bool) -> fx.Node | None:
-    """Combine all masks: True where scores stay, or the numbers to add if one of the masks is added."""
-    mask: fx.Node | None = None
-    is_bool = True
-    for step in steps:
-        if step.kind not in ("add", "fill", "keep"):
-            continue
-        operand = step.operand
-        shape = value(operand)
-        if shape is not None and shape.dim() == 3:
-            operand = call(_aten.unsqueeze.default, operand, 1 if folded else 0)
-        if step.kind == "add":
-            if mask is not None:
-                dropped = call(_aten.logical_not.default, mask) if is_bool else None
-                fill = -math.inf
-                operand = (
-                    call(_aten.masked_fill.Scalar, operand, dropped, fill)
-                    if dropped is not None
-                    else call(_aten.add.Tensor, mask, operand)
-                )
-            mask, is_bool = operand, False
-        elif is_bool:
-            kept = operand if step.kind == "keep" else call(_aten.logical_not.default, operand)
-            mask = kept if mask is None else call(_aten.logical_and.default, mask, kept)
-        else:
-            dropped = operand if step.kind == "fill" else call(_aten.logical_not.default, operand)
-            mask = call(_aten.masked_fill.Scalar, mask, dropped, step.fill)
-    return mask

@@ -18,6 +18,7 @@ from whet.artefact import program
 from whet.errors import TargetError
 from whet.measure.closeness import finite_entries
 from whet.workload import ExaminedWorkload
+from whet.workload.unseen import masked
 
 _aten = torch.ops.aten
 
@@ -42,10 +43,11 @@ def trace(module: nn.Module, examined: ExaminedWorkload) -> fx.GraphModule:
     """
     if isinstance(module, Traced):
         return fx.GraphModule(module.body, copy.deepcopy(module.body.graph))
-    return _cleaned(program.export(module, examined))
+    return cleaned(program.export(module, examined))
 
 
-def _cleaned(made: torch.export.ExportedProgram) -> fx.GraphModule:
+def cleaned(made: torch.export.ExportedProgram) -> fx.GraphModule:
+    """Return an exported program as a graph that may be rewritten."""
     exported = made.module(check_guards=False)
     exported.graph.set_codegen(fx.graph.CodeGen())
     _clean(exported.graph)
@@ -67,7 +69,7 @@ def trace_original(examined: ExaminedWorkload) -> fx.GraphModule:
     Raises:
         TargetError: There is no graph.
     """
-    return _cleaned(program.original(examined))
+    return cleaned(program.original(examined))
 
 
 def operator(node: Any) -> str:
@@ -120,14 +122,33 @@ def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 
 
 def verify(name: str, changed: nn.Module, module: nn.Module, examined: ExaminedWorkload, tolerance: float) -> None:
-    """Raise TargetError where a rewritten module answers the first calibration batch otherwise than before."""
-    batch = examined.flat_calibration[0]
+    """Check that a rewritten module answers the first calibration batch as before, also with other masks.
+
+    A mask that the module does not bear, or for which it answers NaN, says nothing.
+
+    Raises:
+        TargetError: It answers otherwise.
+    """
     with torch.no_grad(), without_tf32():
-        error = relative_error(changed(*batch), module(*batch))
-    if not error <= tolerance:
-        raise TargetError(
-            f"{name} changed the outputs by {error:.1e} relative, more than {tolerance:.0e}; leave it out of the recipe"
-        )
+        for how, batch in (("", examined.flat_calibration[0]), *masked(examined.flat_calibration)):
+            try:
+                wanted = module(*batch)
+            except Exception:
+                if not how:
+                    raise
+                continue
+            error = relative_error(*_where_finite(changed(*batch), wanted) if how else (changed(*batch), wanted))
+            if not error <= tolerance:
+                raise TargetError(
+                    f"{name} changed the outputs{how} by {error:.1e} relative, more than {tolerance:.0e}; leave it out "
+                    "of the recipe"
+                )
+
+
+def _where_finite(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return two sets of outputs with zeros in both where the second is not finite."""
+    kept = [b.isfinite() for b in wanted]
+    return tuple([torch.where(keep, y, 0) for y, keep in zip(ys, kept, strict=True)] for ys in (found, wanted))  # type: ignore[return-value]
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from whet.artefact import program
-from whet.artefact.onnxruntime import Folder
+from whet.artefact.onnxruntime import Folder, ONNXRuntime
 from whet.errors import MissingExtra, TargetError, foreign
+from whet.rewriting import torch_semantics
 from whet.technique import Candidate
 
 LARGEST_FILE_BYTES = 1_800_000_000  # protobuf ends at 2 GiB; the graph takes room too
@@ -30,7 +30,7 @@ def export(candidate: Candidate) -> Folder:
     """
     onnx = import_onnx()
     folder = Folder()
-    exported = program.export(candidate.module, candidate.examined)
+    exported = torch_semantics.export(candidate.module, candidate.examined, ONNXRuntime.NAME)
     with quiet(), torch.no_grad(), foreign(TargetError, "the model cannot be written as ONNX"):
         _write(exported, candidate, folder)
     graph = onnx.load(folder.model, load_external_data=False).graph

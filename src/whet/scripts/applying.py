@@ -19,10 +19,18 @@ from whet.technique import PRECISION, named, options_of
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.applied import applied, unfit
 from whet.training.parts import Parts
-from whet.training.technique import COMPILER, Exactness, TrainingTechnique
+from whet.training.technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
 
 _UPDATES_EARLY = "it updates during backward, where a script may accumulate or clip gradients later"
 _SPLITS = "the script's loop has to go over the parts of a batch itself; use whet.micro_batches in it"
+_REPEATS = "LBFGS computes the loss several times in a step, from its closure"
+_OF_FORWARD = (
+    TrainingStage.STRUCTURE,
+    TrainingStage.PRECISION,
+    TrainingStage.LAYOUT,
+    TrainingStage.MEMORY,
+    TrainingStage.COMPILER,
+)
 _OTHER = "it is another optimiser, and a script's own training loss cannot show that it trains as well"
 
 
@@ -72,6 +80,10 @@ def why_not(found: FoundLoop, step: Step, machine: Machine, *, is_started: bool 
     technique = named(step, TRAINING_TABLE)
     if reason := _why_never(step):
         return reason
+    if technique.stage is TrainingStage.OPTIMIZER and isinstance(found.parts.optimizer, torch.optim.LBFGS):
+        return _REPEATS
+    if not found.is_called and technique.stage in _OF_FORWARD:
+        return f"the script calls parts of {type(found.parts.model).__name__} one by one, and never the whole"
     if COMPILER in technique.groups and found.is_compiled:
         return "the script compiles its model already"
     if PRECISION in technique.groups and found.is_autocast:

@@ -21,6 +21,7 @@ from whet.machine import describe
 from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes
 from whet.recipe import Recipe
 from whet.scripts.applying import applicable, apply, shift_seeds
+from whet.scripts.closures import FirstCall, closure_of, with_closure
 from whet.scripts.file_guard import FileGuard
 from whet.scripts.first_steps import FirstSteps
 from whet.scripts.loop_finder import ONE_LOOP, FoundLoop, LoopFinder
@@ -60,6 +61,7 @@ class ScriptLoop:
         self._patches = Patches()
         self._losses = BackwardLosses()
         self._heard: list[Tensor | None] = []
+        self._closure_loss: Tensor | None = None  # of the step's first call of its closure
         self._rates: list[list[float]] = []
         self._record = ScriptRecord(seconds=[], losses=[])
         self._first: FirstSteps | None = None
@@ -136,9 +138,23 @@ class ScriptLoop:
     def _is_loop(self, optimizer: Optimizer) -> bool:
         return self._first is None or not self._first.is_mine(optimizer)
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if self._has_ended or not self._is_loop(optimizer):
-            return
+            return None
+        self._closure_loss = None
+        closure = closure_of(args[1:], kwargs)
+        if closure is None:
+            self._before_update(optimizer)
+            return None
+
+        def computed() -> None:
+            self._closure_loss = self._losses.take()  # later calls of the closure in this step are no further steps
+            self._before_update(optimizer)
+
+        return with_closure(args, kwargs, FirstCall(closure, computed))
+
+    def _before_update(self, optimizer: Optimizer) -> None:
+        """Note what the optimiser is about to do: the gradients are computed, and the parameters are the old ones."""
         self._finder.before_step(optimizer)
         found = self._finder.found
         assert found is not None
@@ -163,6 +179,7 @@ class ScriptLoop:
             return
         now = time.perf_counter_ns()
         loss = self._losses.take()
+        loss = loss if self._closure_loss is None else self._closure_loss
         self._heard.append(None if loss is None else loss.clone())
         if self._first is not None:
             self._first.after_step()

@@ -15,9 +15,14 @@ AnyLoader = DataLoader[Any]
 
 
 class LoaderPasses:
-    """Watch the passes over DataLoaders until the loop is found. Classes derived from DataLoader are left alone."""
+    """Watch the passes over DataLoaders until the loop is found. Classes derived from DataLoader are left alone.
+
+    Attributes:
+        num_batches: The batches that all passes gave.
+    """
 
     def __init__(self) -> None:
+        self.num_batches = 0
         self._patches = Patches()
         self._latest: weakref.ref[_Pass] | None = None
         self._replaced: tuple[AnyLoader, Iterable[Any]] | None = None
@@ -53,6 +58,7 @@ class LoaderPasses:
 
     def _note(self, latest: "_Pass") -> None:
         self._latest = weakref.ref(latest)
+        self.num_batches += 1
 
     def _beginning(self, begin: Callable[[AnyLoader], Iterator[Any]]) -> Callable[[AnyLoader], Iterator[Any]]:
         @functools.wraps(begin)

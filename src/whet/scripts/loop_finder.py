@@ -2,6 +2,7 @@
 
 Every optimiser is noted as it is made. The loop's model is the outermost module that is called in training mode and
 holds every parameter of the optimiser. The moment is before that call, so that techniques can change the model in time.
+Where the call comes from a closure, within the optimiser's step, the closure is called once before, up to that moment.
 """
 
 import functools
@@ -14,13 +15,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from whet.scripts.closures import Closure, closure_of
+from whet.scripts.lightning_modules import holds, lead_through_call, modules_that_hold
 from whet.scripts.loader_passes import LoaderPasses
 from whet.step_profiler.patches import Patches
 from whet.training.parts import Parts
+from whet.workload.training import kept_generators
 
 OnFound = Callable[["FoundLoop"], None]
 
 ONE_LOOP = "whet works on one model that one optimiser trains"
+_DRAWS = "the closure of optimizer.step draws its batch itself; draw it before the step, and let the closure use it"
+
+
+class _LoopFound(BaseException):
+    """End the first call of a closure, which was made to find the loop."""
 
 
 class FoundLoop:
@@ -31,10 +40,14 @@ class FoundLoop:
         passes: Puts other batches in the place of the loader's.
         is_compiled: Whether the script has compiled the model itself.
         is_autocast: Whether the script computes in autocast.
+        is_called: Whether the script calls the model, and not only parts of it.
     """
 
-    def __init__(self, outermost: nn.Module, optimizer: Optimizer, passes: LoaderPasses) -> None:
+    def __init__(
+        self, outermost: nn.Module, optimizer: Optimizer, passes: LoaderPasses, *, is_called: bool = True
+    ) -> None:
         model = outermost
+        self.is_called = is_called
         self.is_compiled = False
         while (inner := _inside(model)) is not None:
             self.is_compiled |= type(model).__name__ == "OptimizedModule"
@@ -68,6 +81,8 @@ class LoopFinder:
         self._called: dict[int, weakref.ref[nn.Module]] = {}
         self._making = Patches()
         self._calling = Patches()
+        self._entered: set[type[Optimizer]] = set()
+        self._is_probing = False
         self._passes = LoaderPasses()
         self._making.set(Optimizer, "__init__", self._noting(Optimizer.__init__))
         self._calling.set(nn.Module, "__call__", self._looking(nn.Module.__call__))
@@ -77,7 +92,11 @@ class LoopFinder:
         if self.found is not None:
             return
         called = [module for module in (ref() for ref in self._called.values()) if module is not None]
-        model = next((module for module in called if _holds(module, optimizer)), None)
+        model = next((module for module in called if holds(module, optimizer)), None)
+        whole = None if model is not None else _whole_of(called, optimizer)
+        if model is None and whole is not None:
+            self._accept(whole, optimizer, is_called=False)
+            return
         if model is None:
             kinds = ", ".join(dict.fromkeys(type(module).__name__ for module in called)) or "no module"
             self._refuse(
@@ -91,16 +110,48 @@ class LoopFinder:
         def noted(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             initialise(optimizer, *args, **kwargs)
             self._optimizers.append(weakref.ref(optimizer))
+            kind = type(optimizer)
+            if kind not in self._entered:
+                self._entered.add(kind)
+                self._making.set(kind, "step", self._entering(kind.step))
+            lead_through_call(optimizer)
 
         return noted
+
+    def _entering(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def entered(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            closure = closure_of(args, kwargs)
+            if self.found is not None or closure is None:
+                return step(optimizer, *args, **kwargs)
+            self._probe(optimizer, closure)
+            return optimizer.step(*args, **kwargs)  # a technique may have taken its place
+
+        return entered
+
+    def _probe(self, optimizer: Optimizer, closure: Closure) -> None:
+        """Find the loop in a call of the closure, which ends where the model is called."""
+        num_batches, self._is_probing = self._passes.num_batches, True
+        try:
+            with kept_generators(), torch.enable_grad():
+                closure()
+        except _LoopFound:
+            pass
+        finally:
+            self._is_probing = False
+        if self._passes.num_batches != num_batches:
+            self._refuse(_DRAWS)
+        self.before_step(optimizer)
 
     def _looking(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def looked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self.found is None and module.training and torch.is_grad_enabled():
-                optimizer = next((one for one in self._alive() if _holds(module, one)), None)
+                optimizer = next((one for one in self._alive() if holds(module, one)), None)
                 if optimizer is not None:
                     self._accept(module, optimizer)
+                    if self._is_probing:
+                        raise _LoopFound
                     return type(module).__call__(module, *args, **kwargs)  # the call may have changed
                 if next(module.parameters(), None) is not None:
                     self._called.setdefault(id(module), weakref.ref(module))
@@ -111,7 +162,7 @@ class LoopFinder:
     def _alive(self) -> list[Optimizer]:
         return [optimizer for optimizer in (ref() for ref in self._optimizers) if optimizer is not None]
 
-    def _accept(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def _accept(self, model: nn.Module, optimizer: Optimizer, *, is_called: bool = True) -> None:
         others = [one for one in self._alive() if one is not optimizer]
         if others:
             gc.collect()
@@ -120,7 +171,7 @@ class LoopFinder:
             self._refuse(f"the script has several optimisers ({_kinds([optimizer, *others])}). {ONE_LOOP}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._refuse("the script trains in several processes (torch.distributed); start it as one process")
-        self.found = FoundLoop(model, optimizer, self._passes)
+        self.found = FoundLoop(model, optimizer, self._passes, is_called=is_called)
         self._calling.restore()
         self._making.restore()
         self._optimizers.clear()
@@ -128,10 +179,11 @@ class LoopFinder:
         self._on_found(self.found)
 
 
-def _holds(module: nn.Module, optimizer: Optimizer) -> bool:
-    """Return whether a module holds every parameter that the optimiser updates."""
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return bool(updated) and updated <= {id(p) for p in module.parameters()}
+def _whole_of(called: Sequence[nn.Module], optimizer: Optimizer) -> nn.Module | None:
+    """Return the smallest module that holds every parameter, and whose parts were called; None where there is none."""
+    parts = {id(module) for module in called}
+    wholes = (whole for whole in modules_that_hold(optimizer) if parts & {id(part) for part in whole.modules()})
+    return next(wholes, None)
 
 
 def _inside(module: nn.Module) -> nn.Module | None:

@@ -89,7 +89,7 @@ def expression_size(text: str) -> ExpressionSize:
     """Return the size of an expression. One that is not well-formed has some size: the library refuses it."""
     longest = 0
     groups = [_Group()]
-    for token in _tokens(text):
+    for token in tokens(text):
         parts = groups[-1].parts
         if token[0] == "(" and not (token[1:2] == "?" and token[-1] == ")"):
             groups.append(_Group())
@@ -113,7 +113,8 @@ def expression_size(text: str) -> ExpressionSize:
     return ExpressionSize(_closed(groups[0]).starts, longest)
 
 
-def _tokens(text: str) -> Iterator[str]:
+def tokens(text: str) -> Iterator[str]:
+    """Yield the characters, classes, groups and repeats of an expression."""
     has_spaces = _SPACES.search(text) is not None
     at = 0
     while at < len(text):

@@ -1,37 +1,22 @@
 """Compile structures to grammars over a tokenizer's vocabulary, and keep the place of a request in its grammar.
 
-The library is llguidance: it takes JSON schemas, regular expressions and grammars, computes the allowed tokens on the
-fly, and refuses what it cannot enforce, where xgrammar accepts a schema and leaves out the keyword.
+The library is llguidance: it takes regular expressions and grammars, and computes the allowed tokens on the fly.
 Source: github.com/guidance-ai/llguidance.
 """
 
-import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, cast
 
-from whet.errors import MissingExtra, RequestError, reason
+from whet.errors import MissingExtra, RequestError
+from whet.server.compiling import TRIALS, matcher, on_large_stack, short, vocabulary
 from whet.server.structure import Structure
-from whet.server.structure_size import why_too_large
 from whet.server.text import Tokenizer
 
+CANNOT_GO_ON = "the structure cannot go on"  # how the error of a request begins whose structure is at fault
 _MOST_KEPT = 64  # compiled structures
-_MOST_FUEL = 2_000_000  # for the expressions of one structure: about 40 ms
-_MOST_SYMBOLS = 200_000  # of one grammar
-_MOST_ITEMS = 10_000  # of the parser for one mask: about 20 ms; every request of a step waits for each mask
-_MOST_STEP_FUEL = 200_000  # for the expressions of one mask: about 4 ms
-_STACK_BYTES = 512 * 2**20  # of the thread that compiles: only what is used of it takes memory
-_STARTING = threading.Lock()  # the size of the stack is set for all threads that start
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-_WORDS = "[a-z]+"  # a mask that allows all tokens of such a set is made from the set: half the time for many grammars
 _BEFORE = "\x02"  # a character that no token continues
-_AS_OBJECTS = {"true": "{}", "false": '{"enum":[]}'}  # the library takes options for objects only
-_TOO_MANY = re.compile("Too many items|Current row has [0-9]+ items")  # as the library says it
-_TOO_MUCH = re.compile("lexer precomputation failed|fuel exhausted|Unable to determine if regex is empty")
-_LONGEST_REASON = 500  # characters of what the library says
 
 
 class Guide:
@@ -51,13 +36,17 @@ class Guide:
             RequestError: The grammar does not allow the token.
         """
         if not self.matcher.consume_token(token_id):
-            raise RequestError(f"the structure cannot go on: {_short(self.matcher.get_error())}")
-        return bool(self.matcher.is_stopped())
+            raise RequestError(f"{CANNOT_GO_ON}: {short(self.matcher.get_error())}")
+        if not self.matcher.is_stopped():
+            return False
+        if not self.matcher.is_accepting():
+            raise RequestError(f"{CANNOT_GO_ON}: nothing can follow, and it is not complete")
+        return True
 
     def has_failed(self) -> bool:
         """Return whether something went wrong with the last mask, and note in `error` what."""
         if self.error is None and self.matcher.is_error():
-            self.error = f"the structure cannot go on: {_short(self.matcher.get_error())}"
+            self.error = f"{CANNOT_GO_ON}: {short(self.matcher.get_error())}"
         return self.error is not None
 
     def copy(self) -> "Guide":
@@ -83,6 +72,7 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._library: Any = None
         self._vocabulary: Any = None
+        self._described: dict[str, object] = {}
         self._building = threading.Lock()
         self._changing = threading.Lock()
         self._compiled: OrderedDict[Structure, Any] = OrderedDict()
@@ -95,54 +85,22 @@ class Grammars:
             MissingExtra: llguidance is not installed.
         """
         with self._changing:
-            matcher = self._compiled.get(structure)
-            if matcher is not None:
+            compiled = self._compiled.get(structure)
+            if compiled is not None:
                 self._compiled.move_to_end(structure)
-        if matcher is None:
-            matcher = _on_large_stack(lambda: self._compile(structure))
+        if compiled is None:
+            compiled = self._compile(structure)
             with self._changing:
-                self._compiled[structure] = matcher
+                self._compiled[structure] = compiled
                 while len(self._compiled) > _MOST_KEPT:
                     self._compiled.popitem(last=False)
-        return Guide(matcher.deep_copy())
+        return Guide(compiled.deep_copy())
 
     def _compile(self, structure: Structure) -> Any:
         structure.check()
-        if (why := why_too_large(structure)) is not None:
-            raise _refused(structure, why)
         self._build()
-        grammar = self._grammar(structure)
-        limits = self._library.LLParserLimits(
-            initial_lexer_fuel=_MOST_FUEL,
-            step_lexer_fuel=_MOST_STEP_FUEL,
-            step_max_items=_MOST_ITEMS,
-            max_grammar_size=_MOST_SYMBOLS,
-            verbose_errors=False,
-        )
-        matcher = self._library.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
-        error = matcher.get_error()
-        if not error:
-            matcher.compute_bitmask()  # what can go wrong with the first token goes wrong here
-            error = matcher.get_error()
-        if error:
-            raise _refused(structure, error)
-        return matcher
-
-    def _grammar(self, structure: Structure) -> str:
-        make = self._library.LLMatcher
-        try:
-            if structure.kind == "json_schema":
-                schema = _AS_OBJECTS.get(structure.text.strip(), structure.text)
-                return str(make.grammar_from_json_schema(schema, overrides=_json_options(structure)))
-            if structure.kind == "regex":
-                return str(make.grammar_from_regex(structure.text))
-            if structure.kind == "choice":
-                choices = dict.fromkeys(json.loads(structure.text))
-                written = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-                return str(make.grammar_from_lark(f"start: CHOICE\nCHOICE: {written}"))  # a terminal shares prefixes
-            return str(self._library.grammar_from("grammar", structure.text))
-        except (ValueError, RecursionError) as error:
-            raise _refused(structure, reason(error)) from error
+        written = TRIALS.written(structure, self._described)
+        return on_large_stack(lambda: matcher(self._library, self._vocabulary, structure, written))
 
     def _build(self) -> None:
         """Import the library and build the vocabulary, once."""
@@ -154,10 +112,11 @@ class Grammars:
             except ImportError as error:
                 raise MissingExtra("llguidance", "serve", "structured output") from error
             self._library = llguidance
-            vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
-            slices = [_WORDS, *llguidance.LLTokenizer.general_slices()]
-            self._vocabulary = llguidance.LLTokenizer(cast(Any, vocabulary), slices=slices)
-            vocabulary.greedy = self._vocabulary.greedy_tokenize
+            tokens = _Vocabulary(self._tokenizer, self._vocab_size)
+            special = {number: tokens.tokens[number].hex() for number in tokens.special_token_ids[:-1]}
+            self._described = {"size": self._vocab_size, "special": special}
+            self._vocabulary = vocabulary(llguidance, cast(Any, tokens))
+            tokens.greedy = self._vocabulary.greedy_tokenize
 
 
 class _Vocabulary:
@@ -187,62 +146,3 @@ class _Vocabulary:
             if written == text.encode() and self._special_ids.isdisjoint(token_ids):
                 return token_ids
         return self.greedy(text)
-
-
-def _on_large_stack(work: Callable[[], Any]) -> Any:
-    """Return what `work` returns in a thread of its own, where the library's recursion has much room."""
-    result = Future[Any]()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, name="whet-compile", daemon=True)
-    with _STARTING:
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    return result.result()
-
-
-def _json_options(structure: Structure) -> dict[str, Any]:
-    pattern = structure.whitespace_pattern
-    if pattern is None:
-        pattern = _WHITESPACE
-    return {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
-
-
-_NAMES = {
-    "json_schema": "the JSON schema",
-    "regex": "the regular expression",
-    "choice": "the list of choices",
-    "grammar": "the grammar",
-}
-
-
-def _refused(structure: Structure, why: str) -> RequestError:
-    message = f"{_NAMES[structure.kind]} cannot be enforced: {_short(why)}"
-    return RequestError(message, param="structure", code="invalid_structure")
-
-
-def _short(why: str) -> str:
-    why = " ".join(why.removesuffix("<non-verbose/>").split())
-    if _TOO_MANY.search(why):
-        return (
-            f"too many alternatives can go on at one place (the parser follows {_MOST_ITEMS} at most): shorten long "
-            "lists of alternatives or optional properties, write a list as one regular expression or as choices, and "
-            "give each text one way to be read"
-        )
-    if _TOO_MUCH.search(why):
-        return (
-            "its expressions need too much work: write shorter ones, with fewer optional parts and alternatives in a "
-            "row, and fewer expressions for one text"
-        )
-    if why.startswith("NoExtension"):
-        return "no token of the model's vocabulary can stand where it goes on"
-    return why if len(why) <= _LONGEST_REASON else f"{why[:_LONGEST_REASON]} ..."

@@ -7,6 +7,7 @@ counted before anything is compiled.
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from whet.server.expression_size import MOST_PLAIN, why_expensive, why_too_plain
@@ -24,7 +25,7 @@ _TEXTS = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*'
 _IN_LARK = re.compile(_TEXTS)
 _IN_GBNF = re.compile(rf"\[(?:\\.|[^\]\\\n])*\]|{_TEXTS}")
 _REFERENCE = re.compile(r'"(?:\$|\\u0024)(?:ref|dynamicRef|recursiveRef)"')
-_INSERTED = re.compile(r"%(json|regex)\s*")  # JSON follows
+_INSERTED = re.compile(rf"%(json|regex)\b\s*|{_TEXTS}")  # JSON follows
 _RULE = re.compile(r"([\w-]+)\s*(?:\[[^\]\n]*\]\s*)?:+=?")
 _BRACKET = re.compile(r"[({\[)}\]]")
 _TERMINAL = re.compile(r"_?[A-Z]")
@@ -65,7 +66,10 @@ def _why_grammar(text: str) -> str | None:
     num_references = len(_REFERENCE.findall(text))
     if num_references > MOST_LINKS:
         return f"its schemas have {num_references} references ($ref), and {MOST_LINKS} is the most: write smaller ones"
-    text, schemas = _split(text)
+    try:
+        text, schemas = _split(text)
+    except ValueError as error:
+        return str(error)
     for schema in schemas:
         if (why := _why_schema(schema)) is not None:
             return f"one of its schemas is too large: {why}"
@@ -115,19 +119,51 @@ def _why_rule(name: str, body: str, is_gbnf: bool) -> str | None:
     return None
 
 
+def inserted_schemas(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a Lark grammar with a name in place of each %json and its schema, and the schemas by these names.
+
+    Raises:
+        ValueError: What follows %json is no JSON.
+    """
+    kept, schemas, at = list[str](), dict[str, Any](), 0
+    for name, begin, end, inserted in _inserted(text):
+        if name == "json":
+            inner = f"whet_json_{len(schemas)}"
+            schemas[inner] = inserted
+            kept += [text[at:begin], f"@{inner}"]
+            at = end
+    return "".join([*kept, text[at:]]), schemas
+
+
 def _split(text: str) -> tuple[str, list[Any]]:
     """Return a grammar without the JSON in it, and its schemas."""
-    decoder, schemas, kept, at = json.JSONDecoder(), list[Any](), list[str](), 0
+    schemas, kept, at = list[Any](), list[str](), 0
+    for name, begin, end, inserted in _inserted(text):
+        kept.append(text[at : begin + len(name) + 1])
+        at = end
+        if name == "json":
+            schemas.append(inserted)
+    return "".join([*kept, text[at:]]), schemas
+
+
+def _inserted(text: str) -> Iterator[tuple[str, int, int, Any]]:
+    """Yield what stands before each JSON in a grammar (json or regex), where both begin and end, and the JSON.
+
+    Raises:
+        ValueError: What follows %json is no JSON.
+    """
+    decoder, at = json.JSONDecoder(), 0
     while (found := _INSERTED.search(text, at)) is not None:
-        kept.append(text[at : found.end()])
         at = found.end()
+        if found[1] is None:
+            continue  # a text, an expression or a comment
         try:
             inserted, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
+            if found[1] == "json":
+                raise ValueError(f"what follows %json at character {found.start()} is no JSON") from None
             continue  # the library refuses it
-        if found[1] == "json":
-            schemas.append(inserted)
-    return "".join([*kept, text[at:]]), schemas
+        yield found[1], found.start(), at, inserted
 
 
 def _shortened(text: re.Match[str]) -> str:

@@ -12,14 +12,24 @@ from whet.errors import RequestError, TargetError
 from whet.files import read_object
 from whet.server.compression import bytes_per_token
 from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from whet.server.rendering import RENDERINGS
 from whet.tokenizer_files.byte_alphabet import BYTE_OF
 from whet.tokenizer_files.chat_template import ChatTemplate
-from whet.tokenizer_files.reading import CONFIG, FILE, SPECIAL_TOKENS, library, read_tokenizer, special_tokens
+from whet.tokenizer_files.reading import (
+    CONFIG,
+    FILE,
+    SPECIAL_TOKENS,
+    failing_as,
+    library,
+    read_tokenizer,
+    special_tokens,
+)
 
 __all__ = ["Detokenizer", "Tokenizer"]
 
 # Many checkpoints pad their logits to a round number. A tokenizer that covers less than half belongs to another model.
 _LEAST_COVERED = 0.5
+_FAILS = "the model's tokenizer fails on this text"
 
 
 class Tokenizer:
@@ -96,8 +106,9 @@ class Tokenizer:
             RequestError: The text is not valid Unicode: it has half a surrogate pair.
         """
         _check_unicode([text])
-        # Unlike encode, encode_batch_fast lets other threads run in the meantime.
-        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
+        with failing_as(RequestError, _FAILS):
+            # Unlike encode, encode_batch_fast lets other threads run in the meantime.
+            return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
 
     def parts(self, texts: Sequence[str]) -> list[Any]:
         """Return texts as the tokenizers library's encodings, without special tokens. `joined` adds these.
@@ -106,7 +117,8 @@ class Tokenizer:
             RequestError: A text is not valid Unicode.
         """
         _check_unicode(texts)
-        return list(self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+        with failing_as(RequestError, _FAILS):
+            return list(self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
 
     def joined(self, first: Any, second: Any = None, *, most: int | None = None) -> tuple[list[int], list[int]]:
         """Return token ids and type ids of a text or of a pair, with special tokens around it.
@@ -134,7 +146,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
         """Return the text of tokens. Unknown ids add nothing; special tokens add their text unless they are skipped."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special))
+        with failing_as(RequestError, "the model's tokenizer fails on these tokens"):
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special))
 
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for a new sequence. Its pieces, joined, equal `decode` of all the tokens."""
@@ -164,9 +177,15 @@ class Tokenizer:
         Raises:
             RequestError: The template refuses the messages. The error holds the template's own message.
         """
-        return self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}, tools=tools
-        )
+        given = {
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "variables": dict(variables or {}),
+            "tools": None if tools is None else list(tools),
+        }
+        if self.chat_template.is_plain:
+            return self.chat_template.render(**given)  # type: ignore[arg-type]
+        return RENDERINGS.rendered(self.chat_template, given)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token. A part of a character becomes U+FFFD, an unknown id an empty text."""

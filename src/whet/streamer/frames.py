@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from whet.errors import OptionError, TargetError
+from whet.figures import percent
 
 if TYPE_CHECKING:  # the command line reads names and limits here, and needs no NumPy for them
     import numpy as np
@@ -17,8 +18,10 @@ else:
 Size: TypeAlias = tuple[int, int]
 """A height and a width in pixels."""
 
-Fit: TypeAlias = Literal["crop", "stretch"]
-"""How a picture takes another aspect: its centre is cut out, or it is stretched."""
+Fit: TypeAlias = Literal["crop", "pad", "stretch"]
+"""How a picture takes another aspect: its centre is cut out, it gets black bars, or it is stretched."""
+
+FITS: tuple[Fit, ...] = get_args(Fit)
 
 MAX_SIDE = 16_384  # pixels; one frame then takes at most 805 MB
 _MAX_EXCESS = 64  # a picture is scaled to at most as many times the pixels that are cut out of it
@@ -46,9 +49,10 @@ class Placement:
     Attributes:
         height: The rows of the scaled picture.
         width: Its columns.
-        top: The first of its rows that is kept.
-        left: The first of its columns that is kept.
-        size: The rows and columns that are kept.
+        top: The first of its rows that is kept; below 0, so many black rows lie above it.
+        left: The first of its columns that is kept; below 0, so many black columns lie before it.
+        size: The rows and columns of the result.
+        note: What another aspect does to the picture, as a sentence; "" where the aspect fits.
     """
 
     height: int
@@ -56,6 +60,7 @@ class Placement:
     top: int
     left: int
     size: Size
+    note: str = ""
 
     def cut(self, scaled: Image) -> Image:
         """Return the part of the scaled picture that is kept, C-contiguous.
@@ -65,16 +70,21 @@ class Placement:
         """
         import numpy as np
 
-        kept = scaled[self.top : self.top + self.size[0], self.left : self.left + self.size[1]]
-        return np.ascontiguousarray(kept)
+        top, left = max(0, self.top), max(0, self.left)
+        kept = scaled[top : top + self.size[0], left : left + self.size[1]]
+        if kept.shape[:2] == self.size:
+            return np.ascontiguousarray(kept)
+        padded = np.zeros((*self.size, 3), np.uint8)
+        padded[-min(0, self.top) :, -min(0, self.left) :][: kept.shape[0], : kept.shape[1]] = kept
+        return padded
 
 
 def placed(height: int, width: int, size: Size | None, fit: Fit, *, pixel_aspect: float = 1.0) -> Placement:
     """Compute how a picture takes a size.
 
     With "crop", the picture keeps its aspect: it is scaled until it covers the size, and its centre is cut out. The
-    scaled picture has whole pixels, so that its aspect may be off by half a pixel. With "stretch", the whole picture
-    is kept, and its aspect is not.
+    scaled picture has whole pixels, so that its aspect may be off by half a pixel. With "pad", it keeps its aspect too,
+    and lies whole in the middle of a black frame. With "stretch", the whole picture is kept, and its aspect is not.
 
     Args:
         height: The picture's rows.
@@ -88,17 +98,37 @@ def placed(height: int, width: int, size: Size | None, fit: Fit, *, pixel_aspect
     """
     if size is None:
         return Placement(height, width, 0, 0, (height, width))
+    shown = width * pixel_aspect
+    scales = size[0] / height, size[1] / shown
+    note = _note(fit, (height, round(shown)), size, min(scales) / max(scales))
     if fit == "stretch":
-        return Placement(*size, 0, 0, size)
-    scale = max(size[0] / height, size[1] / (width * pixel_aspect))
+        return Placement(*size, 0, 0, size, note)
+    if fit == "pad":
+        rows = max(1, min(size[0], round(height * min(scales))))
+        columns = max(1, min(size[1], round(shown * min(scales))))
+        return Placement(rows, columns, (rows - size[0]) // 2, (columns - size[1]) // 2, size, note)
+    scale = max(scales)
     rows = max(size[0], round(height * scale))
-    columns = max(size[1], round(width * pixel_aspect * scale))
+    columns = max(size[1], round(shown * scale))
     if rows * columns > _MAX_EXCESS * size[0] * size[1]:
         raise TargetError(
             f"a picture of {width} x {height} pixels cannot be cropped to {size[1]} x {size[0]}: less than 1/"
-            f"{_MAX_EXCESS} of it would be left; stretch it instead"
+            f"{_MAX_EXCESS} of it would be left; pad it or stretch it instead"
         )
-    return Placement(rows, columns, (rows - size[0]) // 2, (columns - size[1]) // 2, size)
+    return Placement(rows, columns, (rows - size[0]) // 2, (columns - size[1]) // 2, size, note)
+
+
+def _note(fit: Fit, shown: Size, size: Size, kept: float) -> str:
+    """Say what a fit does to a picture of another aspect, of which a crop keeps the share `kept`."""
+    if (1 - kept) * max(size) < 2:  # less than a pixel at each end
+        return ""
+    of = f"frames of {shown[1]} x {shown[0]} have another aspect than {size[1]} x {size[0]}"
+    match fit:
+        case "crop":
+            return f"{of}: {percent(1 - kept)} of each is cut off; --fit pad or --fit stretch keeps it"
+        case "pad":
+            return f"{of}: black bars take {percent(1 - kept)} of each"
+    return f"{of}: they are stretched by {1 / kept:.3g}"
 
 
 def check_size(size: Size | None, fit: Fit) -> None:
@@ -109,8 +139,8 @@ def check_size(size: Size | None, fit: Fit) -> None:
     """
     if size is not None and not all(1 <= side <= MAX_SIDE for side in size):
         raise OptionError(f"a frame's height and width are from 1 to {MAX_SIDE:,} pixels; got {size[0]} x {size[1]}")
-    if fit not in get_args(Fit):
-        raise OptionError(f"a picture takes another aspect by 'crop' or 'stretch'; got {fit!r}")
+    if fit not in FITS:
+        raise OptionError(f"--fit is one of {', '.join(FITS)}; got {fit!r}")
 
 
 def check_rate(rate: float | None) -> None:

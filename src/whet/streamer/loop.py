@@ -45,6 +45,11 @@ class Answer:
     arrived_s: float
     ready_s: float
 
+    @property
+    def is_computed(self) -> bool:
+        """Return whether the model was run for this frame to the end. Other answers repeat the one before."""
+        return self.kind in ("computed", "not finite")
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -216,7 +221,9 @@ class Loop:
         image = None if output is None else self._model.as_image(output, self._options.size)
         ended_s = self._clock()
         is_final = image is not None
-        self._timings.computed(model_s=model_s, frame_s=ended_s - taken_s, ended_s=ended_s, is_final=is_final)
+        self._timings.computed(
+            model_s=model_s, frame_s=ended_s - taken_s, ended_s=ended_s, is_final=is_final, every=self.level.every
+        )
         if output is not None:
             yield from self._ready()  # frames that repeat an answer before this one
             yield self._answer(image, ended_s)

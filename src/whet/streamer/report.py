@@ -59,7 +59,8 @@ class StreamReport:
         frame: Times of a call with its conversions: from taking a frame to the image that the call finishes. In a
             rolling batch that image answers an earlier frame; see `latency`.
         model: Times of the model's calls alone.
-        latency: Times from a frame's arrival to the moment at which its answer was written.
+        latency: Times from the arrival of a computed frame to the moment at which its answer was written.
+        repeats: The same of frames that were not computed; their answer repeats the one before. None without them.
         interval: Times between computed frames.
         jitter_s: The standard deviation of these intervals.
         budget_s: Seconds that a frame may take; None without a budget.
@@ -68,7 +69,7 @@ class StreamReport:
         ended_at: The last level in words.
         busy: What disturbed the machine; empty where nothing did.
         interrupted: Whether the stream was ended by Ctrl-C.
-        error: The message of what ended the stream early; empty without one.
+        error: The message of what ended the stream early, or how its source is damaged; empty without one.
         notes: What is not as the options say, in sentences.
     """
 
@@ -87,6 +88,7 @@ class StreamReport:
     latency: Spread | None
     interval: Spread | None
     jitter_s: float | None
+    repeats: Spread | None = None
     budget_s: float | None = None
     late_share: float | None = None
     levels: tuple[tuple[int, str], ...] = ()
@@ -136,6 +138,7 @@ def times_of(timings: Timings) -> dict[str, Any]:
             "frame": Spread.of(timings.frame_s),
             "model": Spread.of(timings.model_s),
             "latency": Spread.of(timings.latency_s),
+            "repeats": Spread.of(timings.repeated_s),
             "interval": Spread.of(timings.interval_s),
             "jitter_s": jitter_s,
             "budget_s": timings.budget_s,

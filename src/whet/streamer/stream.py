@@ -13,7 +13,7 @@ from whet.errors import OptionError, TargetError, WhetError
 from whet.measure.load import Observed
 from whet.models.diffusion.guidance import Guidance
 from whet.streamer.degrading import Level
-from whet.streamer.frames import Frame, Size
+from whet.streamer.frames import Fit, Frame, Size
 from whet.streamer.interrupts import uninterrupted
 from whet.streamer.loop import Answer, Loop, LoopOptions
 from whet.streamer.report import StreamReport, times_of
@@ -35,6 +35,7 @@ class StreamOptions(ModelOptions):
         degrades: Whether a live stream that misses its budget does less for each frame.
         stillness: The cosine similarity from which a still scene's frames may be skipped; None computes all.
         warms_up: Whether the model is called a few times before the first frame.
+        fit: How frames of another aspect take the model's size, where the source is given by its name.
         same_size: Whether answers have the size of the frames that came in; otherwise that which the model returns.
         threads: PyTorch's threads in the thread that runs the model; None for what is set.
     """
@@ -43,6 +44,7 @@ class StreamOptions(ModelOptions):
     degrades: bool = True
     stillness: float | None = None
     warms_up: bool = True
+    fit: Fit = "crop"
     same_size: bool = False
     threads: int | None = None
 
@@ -88,7 +90,9 @@ class Stream:
         self.opened.model.restart()  # a model that is open may have run before
         budget_s = options.budget_s or self.opened.budget_s
         self.source = (
-            open_source(source, size=self.opened.size) if isinstance(source, str) else source(self.opened.size)
+            open_source(source, size=self.opened.size, fit=options.fit)
+            if isinstance(source, str)
+            else source(self.opened.size)
         )
         self.timings = Timings(budget_s)
         self._levels: list[tuple[int, str]] = []
@@ -240,8 +244,8 @@ class Stream:
             ended_at=str(self._loop.level),
             busy="" if self._observed.load.is_quiet else self._observed.load.cause,
             interrupted=self._interrupted,
-            error=self._error,
-            notes=tuple(self.opened.notes),
+            error=self._error or self.source.damage,
+            notes=(*self.source.notes, *self.opened.notes),
             **times_of(self.timings),
         )
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from whet.errors import OptionError, TargetError, foreign
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
-from whet.models.diffusion.directory import Parts, read_parts
-from whet.models.diffusion.few_steps import few_steps, sampler_of
+from whet.models.diffusion.directory import Parts, read_parts, unread_settings
+from whet.models.diffusion.few_steps import few_steps, is_known, sampler_of
 from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.names import is_diffusers_directory, is_frame_unet
 from whet.models.diffusion.pipeline import DiffusionStep
@@ -258,6 +258,7 @@ def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
     frames = DiffusersFrames(parts, prompts.first(), size)
     notes = placement.record(frames)
     sampler = options.sampler or sampler_of(parts.scheduler.class_name)
+    notes[:0] = _departures(parts, frames, options, sampler)
     strength = DEFAULT_STRENGTH if options.strength is None else options.strength
     step = DiffusionStep(
         frames,
@@ -287,6 +288,21 @@ def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
         prepare_guidance=partial(_prepare_guidance, step),
         notes=notes,
     )
+
+
+def _departures(parts: Parts, frames: DiffusersFrames, options: ModelOptions, sampler: str) -> list[str]:
+    """Say what of the directory is not done as diffusers does it."""
+    notes = []
+    if options.sampler is None and not is_known(parts.scheduler.class_name):
+        notes.append(f"whet has no sampler for {parts.scheduler.class_name}; the steps are those of {sampler}")
+    if parts.unread:
+        notes.append(unread_settings(parts.unread, sampler))
+    if frames.embedded_weight is not None and options.guidance.kind != "embedded":
+        notes.append(
+            "the U-Net was distilled with guidance, and is told weight 1, which is none; --guidance embedded:8.5 tells "
+            "it what diffusers' pipeline does"
+        )
+    return notes
 
 
 def _size_of(parts: Parts) -> Size:

@@ -53,6 +53,8 @@ def _times(report: StreamReport) -> Table:
         "arrival to written": report.latency,
         "between frames": report.interval,
     }
+    if report.repeats is not None:
+        rows["the same, repeated"] = report.repeats
     for name, found in rows.items():
         table.add_row(name, *_cells(found))
     return table

@@ -18,7 +18,8 @@ class Timings:
         budget_s: Seconds that a frame may take; None without a budget.
         model_s: Times of the model's calls alone.
         frame_s: Times of a call with its conversions: from taking a frame to the image that the call finishes.
-        latency_s: Times from a frame's arrival to the moment at which its answer was written or sent.
+        latency_s: Times from the arrival of a computed frame to the moment at which its answer was written or sent.
+        repeated_s: The same of frames that were not computed, whose answer repeats the one before.
         interval_s: Times between the ends of two computed frames.
         counts: How many frames arrived, were computed, skipped, dropped, late, not finite, written, ...
     """
@@ -27,6 +28,7 @@ class Timings:
     model_s: LatencyHistogram = field(default_factory=LatencyHistogram)
     frame_s: LatencyHistogram = field(default_factory=LatencyHistogram)
     latency_s: LatencyHistogram = field(default_factory=LatencyHistogram)
+    repeated_s: LatencyHistogram = field(default_factory=LatencyHistogram)
     interval_s: LatencyHistogram = field(default_factory=LatencyHistogram)
     counts: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -39,7 +41,7 @@ class Timings:
         with self.lock:
             self.counts.update(names)
 
-    def computed(self, *, model_s: float, frame_s: float, ended_s: float, is_final: bool) -> None:
+    def computed(self, *, model_s: float, frame_s: float, ended_s: float, is_final: bool, every: int = 1) -> None:
         """Record one call of the model.
 
         Args:
@@ -47,11 +49,12 @@ class Timings:
             frame_s: Seconds from taking the frame to the image that the call finishes.
             ended_s: The time of the clock at its end.
             is_final: Whether a frame came out. The first calls of a rolling batch give none.
+            every: One frame of so many is computed, and has the time of all of them before it is late.
         """
         with self.lock:
             self.model_s.add(model_s)
             self.frame_s.add(frame_s)
-            if self.budget_s is not None and frame_s > self.budget_s:
+            if self.budget_s is not None and frame_s > self.budget_s * every:
                 self.counts["late"] += 1
             if not is_final:
                 return
@@ -63,10 +66,10 @@ class Timings:
                 self._first_s = ended_s
             self._last_s = ended_s
 
-    def written(self, latency_s: float) -> None:
+    def written(self, latency_s: float, *, is_computed: bool = True) -> None:
         """Record that the answer to a frame was written, so many seconds after the frame arrived."""
         with self.lock:
-            self.latency_s.add(latency_s)
+            (self.latency_s if is_computed else self.repeated_s).add(latency_s)
             self.counts["written"] += 1
 
     def final_fps(self) -> float | None:

@@ -102,7 +102,7 @@ class Writer:
         try:
             while (answer := self._queue.get()) is not None:
                 self._outlet.take(answer)
-                self._timings.written(self._clock() - answer.arrived_s)
+                self._timings.written(self._clock() - answer.arrived_s, is_computed=answer.is_computed)
         except Closed:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that computes

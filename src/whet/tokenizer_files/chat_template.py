@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -53,8 +54,10 @@ class ChatTemplate:
         self.special_tokens = special_tokens
         try:
             self._template = _environment().from_string(self.text)
-        except TemplateSyntaxError as error:
-            raise TargetError(f"the chat template in {directory} ({self.source}) is damaged: {error}") from error
+        except Exception as error:  # it may also nest too deeply for Jinja or for Python
+            raise TargetError(
+                f"the chat template in {directory} ({self.source}) is damaged: {reason(error)}"
+            ) from error
 
     def render(
         self,
@@ -155,10 +158,23 @@ def _find(directory: Path | None, settings: dict[str, Any]) -> tuple[str, str]:
     return PLAIN, "whet's plain one, since the checkpoint has none"
 
 
+class _Unevaluated(CodeGenerator):
+    """Generate code that computes nothing while a template is loaded.
+
+    Jinja computes constants such as `'a' * 3000000000` then, without any limit.
+    """
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation]
     )
+    environment.code_generator_class = _Unevaluated
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

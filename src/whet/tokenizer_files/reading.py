@@ -4,10 +4,12 @@ Source: the tokenizers library; the files of Hugging Face checkpoints.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from whet.errors import MissingExtra, TargetError, foreign
+from whet.errors import MissingExtra, TargetError, WhetError, foreign, reason
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -31,6 +33,25 @@ def library(extra: str, purpose: str) -> Any:
     return tokenizers
 
 
+@contextmanager
+def failing_as(kind: type[WhetError], what: str) -> Iterator[None]:
+    """Raise what the tokenizers library raises in the block as an error of whet's.
+
+    A panic of the library's Rust code is a BaseException, which nothing else would catch.
+
+    Args:
+        kind: The error that is raised instead.
+        what: What could not be done, as the beginning of the message.
+    """
+    try:
+        with foreign(kind, what):
+            yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {reason(error)}") from error
+
+
 def read_tokenizer(package: Any, path: Path) -> tuple[Any, dict[str, Any]]:
     """Return the tokenizers.Tokenizer of a file, which neither truncates nor pads, and the content of the file.
 
@@ -41,7 +62,7 @@ def read_tokenizer(package: Any, path: Path) -> tuple[Any, dict[str, Any]]:
     Raises:
         TargetError: The file cannot be read.
     """
-    with foreign(TargetError, f"{path} cannot be read as a tokenizer"):
+    with failing_as(TargetError, f"{path} cannot be read as a tokenizer"):
         content = path.read_text(encoding="utf-8")
         tokenizer = package.Tokenizer.from_str(content)
         described = json.loads(content)

@@ -1,7 +1,7 @@
 """Train a classifier of texts: task = "classification" of `whet train`."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,11 @@ class ClassifierModel(TrainedModel):
     """
 
     labels: tuple[str, ...] = ()
+
+    @property
+    def num_outcomes(self) -> int:
+        """Return among how many labels it chooses."""
+        return len(self.labels)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of a batch, in nats a text."""
@@ -147,9 +152,9 @@ class ClassificationData:
     def close(self) -> None:
         """Do nothing: no processes read the batches, which are in memory."""
 
-    def tokens_of(self, step: int) -> int:
-        """Return the tokens that a step sees, without padding."""
-        return int(self.learnt.lengths[self.order.rows_of(step)].sum())
+    def tokens_of(self, batches: Iterable[Batch]) -> int:
+        """Return the tokens of batches, without padding: each text has one loss, which comes from all its tokens."""
+        return sum(int(batch["mask"].sum()) for batch in batches)
 
     def held_out(self, num_rows: int) -> list[Batch]:
         """Return batches of held-out rows, at most so many, chosen the same way each time."""

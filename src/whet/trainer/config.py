@@ -12,6 +12,7 @@ from whet.errors import OptionError, TargetError
 from whet.trainer.fine_tuning import DistillSection, LoraSection
 from whet.trainer.prune_section import PruneSection
 from whet.trainer.section import Count, Rate, Section, Share
+from whet.training.divergence import FAR, PATIENCE
 
 
 class ModelSection(BaseModel):
@@ -180,6 +181,24 @@ class CheckpointSection(Section):
     keep_every: Count | None = None
 
 
+class DivergenceSection(Section):
+    """Say when losses end the run. One that is NaN or infinite always does.
+
+    Attributes:
+        factor: Losses this many times as large as the largest of the first 20 steps are far; 0 turns this off.
+        patience: The far losses in a row that end the run.
+    """
+
+    factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = FAR
+    patience: Count = PATIENCE
+
+    @model_validator(mode="after")
+    def _is_above_the_first(self) -> "DivergenceSection":
+        if 0 < self.factor <= 1:
+            raise ValueError(f"factor is {self.factor:g}, and ordinary losses reach 1; give more, or 0 to turn it off")
+        return self
+
+
 class LogSection(Section):
     """Say where the figures go.
 
@@ -221,6 +240,7 @@ class TrainConfig(Section):
     schedule: ScheduleSection = ScheduleSection()
     evaluation: EvaluationSection = EvaluationSection()
     checkpoints: CheckpointSection = CheckpointSection()
+    divergence: DivergenceSection = DivergenceSection()
     log: LogSection = LogSection()
     distill: DistillSection | None = None
     lora: LoraSection | None = None

@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ from whet.errors import OptionError, TargetError, foreign
 from whet.tokenizer_files.reading import FILE as TOKENIZER
 from whet.trainer.config import DataSection, TrainConfig
 from whet.trainer.model import Batch
-from whet.training.packing import TokenBatch
+from whet.training.packing import IGNORED, TokenBatch
 from whet.training.tokens.batches import PackedRows, Rows, TokenBatches, Windows, split
 from whet.training.tokens.file_digests import check_untouched, file_identity
 from whet.training.tokens.store import TokenStore, open_raw
@@ -163,9 +163,9 @@ class RunData:
         """Return a batch of one row."""
         return batch_of(self.learnt.batch([0]), is_packed=self.config.data.pack)
 
-    def tokens_of(self, step: int) -> int:
-        """Return the tokens that a step sees."""
-        return self.config.batch.global_batch_size * self.config.data.sequence_length
+    def tokens_of(self, batches: Iterable[Batch]) -> int:
+        """Return the tokens of batches that have a loss: neither padding nor what is masked."""
+        return sum(int((batch["targets"] != IGNORED).sum()) for batch in batches)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ class Line(BaseModel):
 
     Attributes:
         step: The optimiser steps that have been made.
-        tokens: The tokens that have been learnt from, over the whole run.
+        tokens: The tokens that had a loss, over the whole run; of a classification, those of its texts.
         seconds: The seconds of training so far, over all starts of the run.
         loss: The mean training loss of the steps since the line before, in nats a token.
         lr: The learning rate of the latest step.

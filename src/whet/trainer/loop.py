@@ -26,7 +26,7 @@ from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
 from whet.training.applied import still_to_apply
 from whet.training.checkpoints import Checkpoints, Found, RunLock
-from whet.training.divergence import FAR
+from whet.training.divergence import LossWatch
 from whet.training.evaluating import evaluating
 from whet.training.later_notes import NUM_STEPS
 from whet.training.parts import Parts
@@ -35,7 +35,6 @@ from whet.tuner.training.opening import PreparedTrainer
 from whet.workload import TrainingWorkload
 
 CHECKPOINTS, MODEL = "checkpoints", "model"
-_FIRST = 20  # steps whose largest loss tells what a sound one is
 
 
 @dataclass
@@ -117,7 +116,9 @@ class _Run:
         self._setup, self._config, self._checkpoints = setup, setup.config, checkpoints
         self._stop, self._say, self._found = stop, say, found
         self._step = self._tokens = self._saved = 0
-        self._seconds, self._largest = 0.0, 0.0
+        self._seconds = 0.0
+        self._lr = 0.0  # of the latest step
+        self._watch = self._watching()
         self._scores: dict[str, float] = {}
         self._losses: list[float] = []  # of the steps since the latest line
         self._mean: float | None = None
@@ -131,7 +132,7 @@ class _Run:
             kept = state.values[RUN]
             check_same(kept["identity"], self._setup)
             self._step, self._tokens = kept["step"], kept["tokens"]
-            self._seconds, self._largest = kept["seconds"], kept["largest_loss"]
+            self._seconds, self._watch = kept["seconds"], self._watching(kept["largest_loss"])
             self._scores, self._losses = kept.get("scores", {}), list(kept.get("losses", []))
             self._saved = self._step
         with memory_told("to set the training up", self._setup):
@@ -160,6 +161,12 @@ class _Run:
             ended = self._loop()
         return self._result(ended)
 
+    def _watching(self, largest: float = 0.0) -> LossWatch:
+        """Return what tells where the run diverges."""
+        section = self._config.divergence
+        floor = math.log(max(2, self._setup.model.num_outcomes))
+        return LossWatch(factor=section.factor, patience=section.patience, floor=floor, largest=largest)
+
     def _loop(self) -> str:
         """Make steps until the end, and return what ended them early; "" where nothing did."""
         config = self._config
@@ -168,9 +175,11 @@ class _Run:
         while self._step < config.steps:
             with memory_told(f"in step {self._step + 1}", self._setup, self._trainer.optimizer):
                 step_began = time.perf_counter()
-                loss = float(self._trainer.step_on(self._next_batches()))
+                batches = self._next_batches()
+                self._lr = float(self._trainer.optimizer.param_groups[0]["lr"])  # the step's end sets the next one's
+                loss = float(self._trainer.step_on(batches))
                 self._pure_s += time.perf_counter() - step_began
-                tokens = self._setup.data.tokens_of(self._step)
+                tokens = self._setup.data.tokens_of(batches)
             self._step += 1
             if self._pruning is not None:
                 self._pruning.after_step(self._step)
@@ -191,7 +200,8 @@ class _Run:
                     self._write_line(rate, scores=is_scored)
                 line_began, line_tokens = time.monotonic(), 0
             ends = self._ends()
-            if self._step % config.checkpoints.save_interval == 0 or ends:
+            is_due = self._step % config.checkpoints.save_interval == 0 and not self._watch.is_far
+            if is_due or ends:
                 self._save(wait=ends)
             if ends and self._step < config.steps:
                 return self._stop.name or "max_minutes"
@@ -234,17 +244,14 @@ class _Run:
         """Check that the loss of the latest step is one of a sound training.
 
         Raises:
-            ModelError: It is not finite, or far above those of the first steps.
+            ModelError: It is not finite, or losses stay far above those of the first steps.
         """
-        if math.isfinite(loss) and (self._step <= _FIRST or abs(loss) <= FAR * self._largest):
-            if self._step <= _FIRST:
-                self._largest = max(self._largest, abs(loss))
-            return
-        why = f"is {loss}" if not math.isfinite(loss) else f"is {loss:.4g}, more than {FAR:g} times the first ones"
-        raise self._unsound(f"the loss of step {self._step} {why}")
+        if why := self._watch.fault(self._step, loss):
+            is_far = "; or set divergence.factor = 0, if such losses are sound" if math.isfinite(loss) else ""
+            raise self._unsound(why, is_far)
 
-    def _unsound(self, what: str) -> ModelError:
-        """Return the error that ends a training with what it saw and what is kept of it."""
+    def _unsound(self, what: str, else_: str = "") -> ModelError:
+        """Return the error that ends a training with what it saw, what is kept of it, and what else may help."""
         self._checkpoints.wait()
         rows = self._setup.data.rows_of(self._step - 1)
         shown = ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
@@ -252,7 +259,7 @@ class _Run:
         kept = "there is no checkpoint yet" if found is None else f"{found.path} is kept"
         return ModelError(
             f"{what}, on the rows {shown} of the training data; {kept}. Look at these rows, or train with a lower "
-            "optimizer.lr or a lower optimizer.max_norm"
+            f"optimizer.lr or a lower optimizer.max_norm{else_}"
         )
 
     def _write_line(self, rate: float, *, scores: bool) -> None:
@@ -268,7 +275,7 @@ class _Run:
                 tokens=self._tokens,
                 seconds=self._seconds,
                 loss=self._mean,
-                lr=float(self._trainer.optimizer.param_groups[0]["lr"]),
+                lr=self._lr,
                 gradient_norm=None if norm is None else float(norm),
                 tokens_per_s=rate,
                 **(self._scores if scores else {}),
@@ -308,7 +315,7 @@ class _Run:
             "step": self._step,
             "tokens": self._tokens,
             "seconds": self._seconds,
-            "largest_loss": self._largest,
+            "largest_loss": self._watch.largest,
             "scores": self._scores,
             "losses": self._losses,
         }

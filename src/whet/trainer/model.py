@@ -57,6 +57,11 @@ class TrainedModel:
     not_adapted: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
 
+    @property
+    def num_outcomes(self) -> int:
+        """Return among how many tokens it chooses: a guess has the loss of their logarithm."""
+        return self.vocab_size
+
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the targets of a batch, in nats a token."""
         documents = Documents(batch["documents"]) if "documents" in batch else None

@@ -30,6 +30,8 @@ class LossPair(BaseModel):
         old_middle: The original's in the middle of the run.
         new_middle: The changed run's.
         begin: The score before the first step.
+        old_failure: Where the original's run diverged or failed; "" where it did not.
+        new_failure: The same of the changed run.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -40,6 +42,18 @@ class LossPair(BaseModel):
     old_middle: float
     new_middle: float
     begin: float
+    old_failure: str = ""
+    new_failure: str = ""
+
+    @property
+    def old_fault(self) -> str:
+        """Return why the original's run tells nothing, in words; "" where it does."""
+        return self.old_failure or _not_finite(self.old, self.old_middle, self.begin)
+
+    @property
+    def new_fault(self) -> str:
+        """Return why the changed run is no training, in words; "" where it is one."""
+        return self.new_failure or _not_finite(self.new, self.new_middle)
 
 
 class LossProof(BaseModel):
@@ -86,20 +100,34 @@ class LossProof(BaseModel):
 
 
 def judge(
-    pairs: Sequence[LossPair], *, allowed: float, higher_is_better: bool = False, score: str = HELD_OUT
+    pairs: Sequence[LossPair],
+    *,
+    allowed: float,
+    higher_is_better: bool = False,
+    score: str = HELD_OUT,
+    change: str = "the recipe",
 ) -> LossProof:
-    """Judge pairs of runs.
+    """Judge pairs of runs. Where the original itself diverges in one, they cannot tell, whatever the other run did.
 
     Args:
         pairs: The pairs so far.
         allowed: The drop that is allowed, as a fraction of the original's score.
         higher_is_better: Whether a higher score is a better one.
         score: What the scores are, in words.
+        change: What the second run of each pair has and the first one has not, in words.
     """
-    if not all(math.isfinite(value) for pair in pairs for value in (pair.new, pair.new_middle)):
+    if broken := next((pair for pair in pairs if pair.old_fault or pair.new_fault), None):
         worst = math.inf
         return LossProof(
-            is_same=False, drop=worst, most=worst, grown=worst, allowed=allowed, pairs=tuple(pairs), score=score
+            is_same=None if broken.old_fault else False,
+            drop=worst,
+            most=worst,
+            grown=worst,
+            allowed=allowed,
+            pairs=tuple(pairs),
+            doubt=_failing(broken, change) if broken.old_fault else "",
+            failure="" if broken.old_fault else f"{broken.new_fault} (seed {broken.seed})",
+            score=score,
         )
     sign = -1.0 if higher_is_better else 1.0
     drops = [sign * (pair.new - pair.old) / abs(pair.old) for pair in pairs]
@@ -120,6 +148,19 @@ def judge(
         pairs=tuple(pairs),
         doubt=doubt if len(pairs) in LOOKS else "",
         score=score,
+    )
+
+
+def _not_finite(*scores: float) -> str:
+    return next((f"its score is {score}" for score in scores if not math.isfinite(score)), "")
+
+
+def _failing(pair: LossPair, change: str) -> str:
+    """Return how the original's own run fails, and whether the changed run does too."""
+    other = f", with and without {change}" if pair.new_fault else f"; with {change} it does not fail"
+    return (
+        f"the original's own run with seed {pair.seed} fails: {pair.old_fault}{other}. Nothing can be held against "
+        "that; mend the training first, as with a smaller learning rate or clipped gradients"
     )
 
 

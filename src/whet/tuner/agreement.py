@@ -16,7 +16,9 @@ from whet.workload import ExaminedWorkload
 
 
 def agree(examined: ExaminedWorkload, run: Callable[..., Sequence[Tensor]]) -> Agreement:
-    """Compare a variant's outputs with the original's over the calibration batches. The worst output counts.
+    """Compare a variant's outputs with the original's over the calibration batches.
+
+    The worst output counts, and of an output the worst column, with its own spread.
 
     Args:
         examined: The original, with its outputs.
@@ -28,7 +30,7 @@ def agree(examined: ExaminedWorkload, run: Callable[..., Sequence[Tensor]]) -> A
     Raises:
         TargetError: The variant returns other tensors than the original does.
     """
-    sums = [Sums() for _ in examined.outputs[0]]
+    sums = [Sums(is_batched=_is_batched(examined.flat_calibration[0], y)) for y in examined.outputs[0]]
     for batch, outputs in zip(examined.flat_calibration, examined.outputs, strict=True):
         with torch.no_grad():
             answers = run(*batch)
@@ -43,9 +45,18 @@ def agree(examined: ExaminedWorkload, run: Callable[..., Sequence[Tensor]]) -> A
     distances = [a.distance for a in each if a.distance is not None]
     tops = [a.top1 for a in each if a.top1 is not None]
     is_finite = len(errors) == len(each)
+    distance = max(distances) if is_finite else None
+    worst = ((i, a.column) for i, a in enumerate(each) if a.column is not None and a.distance == distance)
     return Agreement(
         relative_error=max(errors) if is_finite else None,
-        distance=max(distances) if is_finite else None,
+        distance=distance,
         cosine=min(a.cosine for a in each),
         top1=min(tops) if tops else None,
+        column=next((f"output {i}, {column.words}" for i, column in worst), ""),
     )
+
+
+def _is_batched(inputs: Sequence[Tensor], output: Tensor) -> bool:
+    """Return whether an output's first axis counts samples: it is as long as that of an input."""
+    firsts = {x.shape[0] for x in inputs if x.dim()}
+    return not firsts or (output.dim() > 0 and output.shape[0] in firsts)

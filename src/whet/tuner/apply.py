@@ -8,23 +8,25 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
-from whet.artefact import MANIFEST, Artefact, load
+from whet.artefact import MANIFEST, Artefact
 from whet.errors import ArtefactError, OptionError, OutputError, TargetError
 from whet.files import check_new_directory, replace_directory, writable_parent
 from whet.machine import describe
 from whet.recipe import Recipe
 from whet.signature import Batch
+from whet.tuner.batch import with_free_batch
 from whet.tuner.budget import Runner
-from whet.tuner.build import build, in_order, is_in_process, options_of, refusals
-from whet.tuner.in_process import as_artefact
-from whet.tuner.known_target import INPUTS
+from whet.tuner.build import in_order, is_in_process, options_of, refusals
+from whet.tuner.known_target import INPUTS, KEPT
 from whet.tuner.processes import isolated
 from whet.tuner.recipe_replay import AppliedSteps, Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
 from whet.tuner.reloading import refusal, reload_failure
+from whet.tuner.trial import make_variant
 from whet.tuner.tuning import workload_of
 from whet.workload import Workload, examine
 from whet.workloads import resolve
@@ -68,13 +70,15 @@ def apply(
         recipe: A recipe, or the recipe.toml that `whet tune` wrote.
         target: A model, with `inputs`; or what `whet tune` takes as a target.
         inputs: One batch (a tensor, a tuple, a dict) or a list of batches, as for `whet.tune`.
-        force: Apply the recipe even if it was made for another model.
+        force: Apply the recipe even if it was made for another model, or if the result answers inputs that were not
+            seen otherwise than the model.
 
     Returns:
-        The model as the recipe makes it. Its quality is not judged: `whet tune` and `whet apply` do that.
+        The model as the recipe makes it, for any batch size where it can be. Its quality is not judged: `whet tune` and
+        `whet apply` do that.
 
     Raises:
-        RecipeRefused: The recipe was made for another model.
+        RecipeRefused: The recipe was made for another model, or the result answers inputs that were not seen otherwise.
         RecipeError: The recipe is damaged.
         TargetError: The model or its inputs cannot be used, or a step of the recipe fails on it.
     """
@@ -90,18 +94,19 @@ def apply(
         workload = workload_of(target, inputs)
     if doubt := doubt_about_model(plan.model, workload):
         refuse([doubt], force=force)
-    examined = examine(workload, with_quality=False)
+    examined, batch = with_free_batch(examine(workload, with_quality=False))
     with _without_torchs_output():
         refused = refusals(steps, examined, describe())
     for step, why in refused:
         _LOG.warning("left out %s: %s", step, why)
     names = {step.technique for step, _ in refused}
-    candidate = build(examined, [step for step in steps if step.technique not in names])
-    if candidate.is_in_process:
-        return as_artefact(candidate)
     folder = Path(tempfile.mkdtemp(prefix="whet-applied-"))
     try:
-        artefact = load(candidate.save(folder))
+        kept = [step for step in steps if step.technique not in names]
+        artefact, _, differs = make_variant(replace(examined, kept_in=folder / KEPT), kept, folder / "model", batch)
+        if differs:
+            refuse([differs], force=force)
+            _LOG.warning("%s", differs)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

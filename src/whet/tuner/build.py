@@ -7,7 +7,7 @@ from whet.artefact import program
 from whet.errors import RecipeError
 from whet.machine import Machine
 from whet.recipe import Step
-from whet.technique import AnyTechnique, Candidate, NotApplicable, Technique, named
+from whet.technique import AnyTechnique, Candidate, NotApplicable, Stage, Technique, named
 from whet.technique import options_of as technique_options
 from whet.techniques import TABLE
 from whet.workload import ExaminedWorkload
@@ -67,6 +67,19 @@ def graph_refusal(technique: Technique, examined: ExaminedWorkload) -> str:
 def is_in_process(steps: Sequence[Step]) -> bool:
     """Return whether the steps' result cannot be saved, so that each process makes it anew from the target."""
     return any(step.technique in TABLE and TABLE[step.technique].in_process for step in steps)
+
+
+def computes_in_few_bits(examined: ExaminedWorkload, steps: Sequence[Step]) -> bool:
+    """Return whether a recipe's result rounds to fewer bits than float32 has, or the model itself does."""
+    tensors = [*examined.workload.model.parameters(), *examined.flat_inputs[0], *examined.outputs[0]]
+    if any(tensor.is_floating_point() and tensor.dtype.itemsize < 4 for tensor in tensors):
+        return True
+    for step in steps:
+        technique = technique_of(step)
+        dtype = technique.dtype_of(options_of(step)) if technique.dtype_of else None
+        if technique.stage is Stage.PRECISION or dtype not in (None, "float32", "float64"):
+            return True
+    return False
 
 
 def build(examined: ExaminedWorkload, steps: Sequence[Step]) -> Candidate:

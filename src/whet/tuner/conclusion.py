@@ -49,6 +49,8 @@ def conclude(
     elif word == "no-gain" and is_short and verdict.is_open(goal, context.space, records, points, beaten):
         word, needed_s = "inconclusive", costs.needed_s(outlook.spent_s)
         sentence = verdict.out_of_time(records, next(iter(best_first), None), needed_s)
+    elif word == "no-gain" and best_first and beaten is None and not points:
+        word, sentence = "inconclusive", verdict.unmeasured(best_first[0])
     is_disturbed = (word == "inconclusive" and needed_s is None) or patience.goes_on
     return Result(
         target=facts.name,
@@ -68,6 +70,7 @@ def conclude(
         finalists=points,
         trials=records,
         refused=list(facts.refused),
+        hints=list(facts.hints),
         untried=verdict.untried(goal, context.space, records),
         pareto=verdict.pareto(records),
         diagnosis=facts.diagnosis if patience.goes_on or not facts.busy else None,

@@ -60,6 +60,7 @@ class TargetFacts(KnownFacts):
         num_samples: Samples in a batch, on average.
         original_bytes: The size of the weights and buffers as safetensors.
         no_graph: Why the model cannot be exported as a graph; "" where it can.
+        hints: What the batches do not show, in words.
         limits: The machine's limits on the model's device.
         profiles: For each batch size, a profile of the original and the number of batches of that size.
         diagnosis: What bounds the original.
@@ -86,6 +87,7 @@ class TargetFacts(KnownFacts):
     num_samples: float
     original_bytes: int
     no_graph: str = ""
+    hints: tuple[str, ...] = ()
     limits: Limits
     profiles: tuple[tuple[Profile, int], ...]
     diagnosis: Diagnosed

@@ -199,7 +199,7 @@ def _point(context: TrialContext, finalist: TrialRecord | None, runs: Sequence[R
         quality=facts.score if finalist is None else finalist.quality,
         change=None if finalist is None else finalist.change,
         agreement=None if finalist is None else finalist.agreement,
-        share_of_limit=context.share_of_limit(steps, latency),
+        share_of_limit=context.share_of_limit(steps, latency) if all(run.counts for run in runs) else None,
         process_latencies_ms=[run.latency_ms for run in runs],
         load=asdict(total(run.load for run in runs)),
         fixed_batch=None if finalist is None else finalist.fixed_batch,

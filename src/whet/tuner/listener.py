@@ -31,6 +31,9 @@ class Listener:
     def waiting(self, text: str) -> None:
         """Note that the machine is busy and whet waits for quiet. The text is "" once it goes on."""
 
+    def known(self, text: str) -> None:
+        """Note what is known so far, in a sentence, before it is proved."""
+
     def measured(self, rounds_done: int, rounds: int) -> None:
         """Note that a round of the finals has ended."""
 

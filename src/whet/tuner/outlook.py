@@ -130,7 +130,9 @@ class Outlook:
     @property
     def sentence(self) -> str:
         """Return a sentence that tells the user, before the search begins, what fits."""
-        spent = f"Looking at the model took {self.elapsed_s:.0f} s of the {self.budget_s:g} s."
+        spent = f"Looking at the model took {self.elapsed_s:.0f} s"
+        is_over = self.elapsed_s > self.budget_s
+        spent += f", more than the budget of {self.budget_s:g} s." if is_over else f" of the {self.budget_s:g} s."
         more = "more " if self.has_trials else ""
         each = " each" if self.num_trials != 1 else ""
         trials = f"{self.num_trials} {more}trial{'s' * bool(each)} of about {self.costs.trial_s:.0f} s{each}"

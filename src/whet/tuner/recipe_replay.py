@@ -15,11 +15,12 @@ from whet.recipe import Step
 from whet.tuner.agreement import agree
 from whet.tuner.batch import with_free_batch
 from whet.tuner.build import refusals
+from whet.tuner.goal import MAX_DROP
 from whet.tuner.known_target import INPUTS, KEPT, write_inputs
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.target_examination import AGREEMENT, architecture, checkpoint_bytes
 from whet.tuner.trial import judge, make_variant
-from whet.workload import Workload, examine
+from whet.workload import Workload, examine, unseen_inputs
 from whet.workloads.handover import open_target
 
 
@@ -32,7 +33,8 @@ class ReplayRequest(BaseModel):
         directory: Where the artefact is saved.
         machine: The machine that the recipe was made on; None where it is not known.
         model: The digest of the model that the recipe was made for; "" where it is not known.
-        max_drop: The drop in quality that the recipe allows; None where it does not say.
+        max_drop: The drop in quality that the recipe allows. None where it does not say: any drop of a score, and
+            `MAX_DROP` where there is no score.
         force: Continue where the model is another one or the quality falls too far, and report that as a doubt.
     """
 
@@ -64,7 +66,7 @@ class AppliedSteps(BaseModel):
         change: The drop's interval, where the quality is scored sample by sample.
         agreement: How closely the outputs agree with the original's.
         libraries: The libraries that whet.load needs with the artefact.
-        notes: What the techniques report.
+        notes: What the techniques report, and what the batches do not show.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -114,16 +116,19 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
     dropped = refusals(request.steps, examined, describe())
     names = {step.technique for step, _ in dropped}
     kept = tuple(step for step in request.steps if step.technique not in names)
-    artefact, built = make_variant(examined, kept, request.directory, batch)
+    artefact, built, differs = make_variant(examined, kept, request.directory, batch)
     agreement = agree(examined, artefact.run)
-    judgement = judge(examined, artefact, agreement, math.inf if request.max_drop is None else request.max_drop)
+    quality = examined.workload.quality
+    unsaid = math.inf if quality else MAX_DROP  # a score is shown, but nobody sees that outputs are far off
+    most = unsaid if request.max_drop is None else request.max_drop
+    judgement = judge(examined, artefact, agreement, most, differs)
     if judgement.reason:
         doubts.append(judgement.reason)
         refuse(doubts, force=request.force)
-    quality = examined.workload.quality
     write_inputs(examined, request.directory.parent / INPUTS)
     return Replayed(
-        **built.model_dump(exclude={"fixed_batch"}),
+        **built.model_dump(exclude={"fixed_batch", "notes"}),
+        notes=(*built.notes, *unseen_inputs(examined)),
         steps=kept,
         dropped=tuple(dropped),
         differences=tuple(describe().differences(request.machine)) if request.machine else (),

@@ -14,7 +14,8 @@ Status = Literal["done", "rejected", "failed", "refused", "running", "stopped"]
 """A trial was "stopped" if the time budget was used up while it ran."""
 
 RejectedFor = Literal["quality", "memory", "outputs", "slowdown"]
-"""Outputs are rejected if they hold NaN or infinity where the original's do not, or the other way round."""
+"""Outputs are rejected if they hold NaN or infinity where the original's do not, or the other way round, or if they
+differ for inputs that were not seen."""
 
 
 class Agreement(BaseModel):
@@ -27,10 +28,12 @@ class Agreement(BaseModel):
             infinity are left out; None where only one of them does.
         distance: What may not exceed `max_drop` where a workload has no quality: half the squared error over the
             squared spread of the original's values, which is half the normalised mean squared error. For values around
-            zero that is 1 - cosine, but it also detects an offset or a scale. For integers, the share that differs.
+            zero that is 1 - cosine, but it also detects an offset or a scale. For integers, the share that differs. A
+            column whose own distance is more than ten times as large counts with a tenth of it.
         cosine: The cosine of all values as one vector.
         top1: Share of rows whose largest entry is at the same place; None where no output has rows of two or more
             floats.
+        column: The column that decides the distance, with its output and axis, in words; "" where a whole output does.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,6 +42,7 @@ class Agreement(BaseModel):
     distance: float | None = None
     cosine: float
     top1: float | None = None
+    column: str = ""
 
 
 class QualityChange(BaseModel):

@@ -158,12 +158,21 @@ class LayerRow(BaseModel):
 
 
 class Diagnosed(BaseModel):
-    """Describe what bounds the original."""
+    """Describe what bounds the original.
+
+    Attributes:
+        sentence: The same in words.
+        bound: The bound of most of the time.
+        shares: The share of the time under each bound; empty where the machine was busy.
+        share_of_limit: The least time that the machine's limits allow over the time measured; None where the machine
+            was busy.
+        layers: Its layers; none where the machine was busy.
+    """
 
     sentence: str
     bound: str
     shares: dict[str, float]
-    share_of_limit: float
+    share_of_limit: float | None
     layers: list[LayerRow] = Field(default_factory=list)
 
 
@@ -179,6 +188,7 @@ class Result(BaseModel):
         needed_s: About the budget that a verdict takes, where this one was too small for it.
         outlook: What was expected to fit into the budget.
         busy: What else ran on the machine, where that disturbed the measurements for good.
+        hints: What the workload's batches do not show, and so is neither calibrated nor judged.
         pareto: Numbers of the trials that no other one beats in all of time, size and quality.
         limits: The machine's limits: `read_bandwidth` in bytes/s, `gemm` as dtype -> operations/s.
         libraries: The libraries that whet.load needs for the saved model.
@@ -186,6 +196,7 @@ class Result(BaseModel):
         larger_batches: For training with allow_batch: larger batches beside the training's own.
         profile: For training: where the time of the original's steps goes, in seconds; None for inference, and in
             results of earlier versions.
+        time_s: For training: the seconds of the search by part, such as "examination"; without waiting for quiet.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -214,6 +225,7 @@ class Result(BaseModel):
     finalists: list[MeasuredVariant] = Field(default_factory=list)
     trials: list[TrialRecord] = Field(default_factory=list)
     refused: list[RefusedTechnique] = Field(default_factory=list)
+    hints: list[str] = Field(default_factory=list)
     untried: list[UntriedTechnique] = Field(default_factory=list)
     pareto: list[int] = Field(default_factory=list)
     diagnosis: Diagnosed | None = None
@@ -229,6 +241,7 @@ class Result(BaseModel):
     unsaved: str = ""
     larger_batches: list[LargerBatch] = Field(default_factory=list)
     profile: StepProfile | None = None
+    time_s: dict[str, float] = Field(default_factory=dict)
     _original: Any = PrivateAttr(None)
 
     @property
@@ -246,6 +259,11 @@ class Result(BaseModel):
         from whet.tuner.notebook import result_html
 
         return result_html(self)
+
+    @property
+    def compile_s(self) -> float:
+        """Return the seconds of the trials in which techniques were applied and code was compiled."""
+        return sum((trial.training.set_up_s or 0.0) for trial in self.trials if trial.training is not None)
 
     @property
     def recipe(self) -> Recipe:
@@ -314,6 +332,8 @@ class Result(BaseModel):
             "larger_batches": [one.model_dump(mode="json") for one in self.larger_batches],
             "fingerprint": self.fingerprint,
             "num_trials": len(self.trials),
+            "needed_s": self.needed_s,
+            "time_s": self.time_s,
             "seconds": self.seconds,
         }
 

@@ -214,7 +214,9 @@ def try_recipe(
         steps=recipe.steps,
         predicted=space.bound(recipe.steps),
         fingerprint=describe().fingerprint,
-        share_of_limit=context.share_of_limit(recipe.steps, found.latency_ms) if found.latency_ms else None,
+        share_of_limit=None
+        if found.busy or not found.latency_ms
+        else context.share_of_limit(recipe.steps, found.latency_ms),
     )
     if record.status == "done" and record.libraries:
         record = reloaded(context, record)

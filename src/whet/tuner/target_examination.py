@@ -19,7 +19,7 @@ from whet.tuner.facts import TargetFacts
 from whet.tuner.known_target import INPUTS, OUTPUTS, digest_of, digest_of_content, write_inputs, write_outputs
 from whet.tuner.result import Diagnosed, LayerRow
 from whet.tuner.space import applicable_techniques
-from whet.workload import Workload, examine
+from whet.workload import Workload, examine, unseen_inputs
 from whet.workloads.handover import open_target
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
@@ -84,10 +84,11 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
         applicable=tuple(applicable),
         refused=tuple(refused),
         no_graph=program.refusal(examined),
+        hints=unseen_inputs(examined),
         exclude=request.exclude,
         limits=limits,
         profiles=tuple(profiles),
-        diagnosis=_diagnosed(profile, limits, busy),
+        diagnosis=_diagnosed(profile, limits, busy or limits.busy),
         machine=machine,
         fingerprint=machine.fingerprint,
         num_threads=torch.get_num_threads(),
@@ -123,10 +124,19 @@ def weights_digest(workload: Workload) -> str:
 
 
 def _diagnosed(profile: Profile, limits: Limits, busy: str) -> Diagnosed:
-    """Return the diagnosis of a profile, for the report."""
+    """Return the diagnosis of a profile, for the report. Disturbed times say nothing of what bounds the model.
+
+    Args:
+        profile: The profile.
+        limits: The machine's limits.
+        busy: What disturbed the profile or the measurement of the limits; "" for a quiet machine.
+    """
     diagnosis = diagnose(profile, limits)
+    if busy:
+        sentence = f"What holds the model back is not known: {busy} while it was measured."
+        return Diagnosed(sentence=sentence, bound=str(diagnosis.bound), shares={}, share_of_limit=None)
     return Diagnosed(
-        sentence=f"Measured on a busy machine: {diagnosis.sentence}" if busy else diagnosis.sentence,
+        sentence=diagnosis.sentence,
         bound=str(diagnosis.bound),
         shares={str(k): v for k, v in diagnosis.shares.items()},
         share_of_limit=diagnosis.share_of_limit,

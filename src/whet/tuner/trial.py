@@ -3,6 +3,7 @@
 The artefact as loaded back from disk is what is judged and timed, unless a recipe works in process.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from whet.artefact import Artefact, load
 from whet.artefact.operators import libraries_of
+from whet.errors import TargetError
 from whet.files import size_bytes
 from whet.machine import describe
 from whet.measure.clock import measure_pairs
@@ -23,13 +25,14 @@ from whet.recipe import Step
 from whet.signature import FlatModel
 from whet.tuner.agreement import agree
 from whet.tuner.batch import make
-from whet.tuner.build import build, is_in_process, refusals
+from whet.tuner.build import build, computes_in_few_bits, is_in_process, refusals
 from whet.tuner.in_process import as_artefact
 from whet.tuner.known_target import BatchDimension, KnownTarget
 from whet.tuner.quality_change import quality_change
 from whet.tuner.records import Agreement, Built, Judgement, Timing, TrialOutcome
 from whet.tuner.reloading import ANSWERS, write_answers
 from whet.tuner.target_examination import checkpoint_bytes
+from whet.tuner.unseen_answers import difference
 from whet.workload import ExaminedWorkload, measure_score
 
 
@@ -65,10 +68,10 @@ def run_trial(request: TrialRequest) -> TrialOutcome:
         reasons = "; ".join(f"{step.technique}: {why}" for step, why in refused)
         return TrialOutcome(status="refused", reason=reasons)
     started = time.perf_counter()
-    artefact, built = make_variant(examined, request.steps, request.directory, request.known.batch)
+    artefact, built, differs = make_variant(examined, request.steps, request.directory, request.known.batch)
     build_s = time.perf_counter() - started
     agreement = agree(examined, artefact.run)
-    judgement = judge(examined, artefact, agreement, request.max_drop)
+    judgement = judge(examined, artefact, agreement, request.max_drop, differs)
     outcome = TrialOutcome(build_s=build_s, agreement=agreement, **dict(built), **dict(judgement))
     if judgement.drop is None:
         return outcome
@@ -86,14 +89,21 @@ def screen_again(request: TrialRequest) -> Timing:
 
 
 def save_original(request: TrialRequest) -> Built:
-    """Save the original as an artefact, with its outputs for one batch beside it."""
+    """Save the original as an artefact, with its outputs for one batch beside it.
+
+    Raises:
+        TargetError: What was saved answers otherwise than the model.
+    """
     examined = request.known.open()
-    return make_variant(examined, (), request.directory, request.known.batch)[1]
+    _, built, differs = make_variant(examined, (), request.directory, request.known.batch)
+    if differs:
+        raise TargetError(differs)
+    return built
 
 
 def make_variant(
     examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, batch: BatchDimension
-) -> tuple[Artefact, Built]:
+) -> tuple[Artefact, Built, str]:
     """Build a recipe, save it into `directory` and load it back.
 
     Beside the directory lie its outputs for the first batch. A recipe that works in process writes nothing.
@@ -105,36 +115,50 @@ def make_variant(
         batch: What is known of the batch dimension.
 
     Returns:
-        The loaded artefact, and its description.
+        The loaded artefact, its description, and how it answers otherwise than the model on inputs that were not seen;
+        "" where it doesn't.
     """
+    rounds = computes_in_few_bits(examined, steps)
     if is_in_process(steps):
         candidate = build(examined, steps)
-        return as_artefact(candidate), Built(notes=candidate.notes, size_bytes=checkpoint_bytes(examined.workload))
+        artefact = as_artefact(candidate)
+        differs = difference(candidate.examined, artefact.run, rounds=rounds, in_process=True)
+        return artefact, Built(notes=candidate.notes, size_bytes=checkpoint_bytes(examined.workload)), differs
     made = make(examined, steps, directory, batch)
     write_answers(made.artefact.run, examined.flat_inputs[0], directory.parent / ANSWERS)
-    return made.artefact, Built(
+    built = Built(
         notes=made.notes,
         size_bytes=size_bytes(directory),
         libraries=tuple(libraries_of(made.artefact.manifest.operators)),
         fixed_batch=made.fixed_batch,
     )
+    return made.artefact, built, difference(made.reference, made.artefact.run, rounds=rounds)
 
 
-def judge(examined: ExaminedWorkload, predict: Callable[..., Any], agreement: Agreement, max_drop: float) -> Judgement:
+def judge(
+    examined: ExaminedWorkload, predict: Callable[..., Any], agreement: Agreement, max_drop: float, differs: str = ""
+) -> Judgement:
     """Score a variant and compare its quality with the limit.
 
-    A variant that returns NaN or infinity where the original does not has no quality.
+    A variant has no quality if it returns NaN or infinity where the original does not, or if it answers inputs that
+    were not seen otherwise (`differs` says how).
     """
+    column = ""
     if agreement.distance is None:
         return Judgement(
             status="rejected",
             reason="its outputs hold NaN or infinity where the original's do not, or the other way round",
             rejected_for="outputs",
         )
+    if differs:
+        return Judgement(status="rejected", reason=differs, rejected_for="outputs")
     quality = examined.workload.quality
     change = None
     if quality is None or examined.score is None:
         name, value, drop = "agreement with the original", agreement.cosine, agreement.distance
+        if agreement.column:
+            times = f", {math.sqrt(drop / max_drop):.3g} times as much as may be" if max_drop else ""
+            column = f": {agreement.column}{times}"
     else:
         score = measure_score(quality, predict)
         name, value, drop = quality.name, score.value, quality.drop(examined.score, score.value)
@@ -142,7 +166,8 @@ def judge(examined: ExaminedWorkload, predict: Callable[..., Any], agreement: Ag
             examined.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
         )
     if drop > max_drop:
-        reason = f"{name} drops by {drop:.1%}, more than the {max_drop:.1%} allowed"
+        by = "" if drop > 1 and column else f" by {drop:.1%}"  # the share of a column's spread has no upper end
+        reason = f"{name} drops{by}, more than the {max_drop:.1%} allowed{column}"
         return Judgement(
             status="rejected", reason=reason, rejected_for="quality", quality=value, drop=drop, change=change
         )

@@ -205,7 +205,8 @@ def is_open(
 ) -> bool:
     """Return whether more time could change the verdict.
 
-    It could if no trial has ended although techniques apply, or if the finals have not judged the best trial.
+    It could if no trial was measured and some were stopped or not begun although techniques apply, or if the finals
+    have not judged the best trial.
 
     Args:
         goal: What the search was to reach.
@@ -214,7 +215,7 @@ def is_open(
         points: The finalists in the finals.
         beaten: The best trial, where it was too slow for the finals.
     """
-    if not records or all(record.status == "stopped" for record in records):
+    if not any(record.status in ("done", "rejected") for record in records) and not all_failed(records):
         return bool(space.techniques)
     best = next(iter(ranked(goal, records)), None)
     if best is None or beaten is not None:
@@ -237,12 +238,25 @@ def out_of_time(records: Sequence[TrialRecord], best: TrialRecord | None, needed
     if best is not None and best.speedup is not None:
         seen = f"in the screening, {best.label} was {best.speedup:.2f}x as fast as the original, which proves nothing"
     elif records:
-        seen = f"{records[0].label} {records[0].reason}"
+        ended = next((record for record in records if record.status == "stopped"), records[0])
+        seen = f"{ended.label} {ended.reason}"
     else:
         seen = "no technique was tried"
     return (
         f"Inconclusive: the time was up before anything was proved; {seen}. A verdict takes a budget of about "
         f"{needed_s:.0f} s. The original stays."
+    )
+
+
+def unmeasured(best: TrialRecord) -> str:
+    """Say that the finals measured no variant: each failed to load or to run in a fresh process.
+
+    Args:
+        best: The best trial of the search.
+    """
+    return (
+        f"No verdict: neither {best.label} nor another variant ran in the finals, so nothing was compared with the "
+        "original. The original stays."
     )
 
 

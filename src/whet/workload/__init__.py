@@ -7,6 +7,7 @@
 from whet.slo import Slo
 from whet.workload.examination import ExaminedWorkload, examine, is_near
 from whet.workload.generation import GenerationWorkload
+from whet.workload.hints import unseen_inputs
 from whet.workload.inference import InferenceWorkload, samples_of
 from whet.workload.quality import Predict, Quality, Score, measure_quality, measure_score
 from whet.workload.stream import StreamWorkload
@@ -31,4 +32,5 @@ __all__ = [
     "measure_quality",
     "measure_score",
     "samples_of",
+    "unseen_inputs",
 ]

@@ -6,7 +6,7 @@ directory is run. There is no quality: a variant is judged by how closely it agr
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from whet.errors import MissingExtra, TargetError, foreign
 from whet.workload import Workload
-from whet.workloads import audio
+from whet.workloads import audio, text_lengths
 from whet.workloads.huggingface_options import Options, check_directory, parse_options
 from whet.workloads.text_encoder import is_reranker
 
@@ -46,11 +46,33 @@ def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyTyp
     check_directory(directory)
     model = load_model(directory)
     generator = torch.Generator().manual_seed(0)
+    inputs = [example_inputs(model, options, generator, directory) for _ in range(NUM_BATCHES)]
     return Workload(
         model=model,
-        inputs=[example_inputs(model, options, generator, directory) for _ in range(NUM_BATCHES)],
+        inputs=inputs,
+        calibration=_of_many_lengths(inputs, model, options, directory),
         name=directory.resolve().name,
     )
+
+
+def _of_many_lengths(
+    inputs: Sequence[dict[str, Tensor]], model: nn.Module, options: Options, directory: Path
+) -> list[dict[str, Tensor]]:
+    """Return texts of random lengths, padded, for calibration and judging; other inputs as they are.
+
+    Times are measured on full texts, whose work is known. Each batch has one full text. With one text a batch, twice as
+    many batches hold texts of random lengths, and a full one comes last.
+    """
+    if text_lengths.MASK not in inputs[0]:
+        return []
+    config: Any = model.config
+    generator = torch.Generator().manual_seed(1)
+    side, pad_id = text_lengths.padding_side(directory), config.get_text_config().pad_token_id or 0
+    is_single = options.batch == 1
+    num_batches, first = (2 * NUM_BATCHES, 0) if is_single else (NUM_BATCHES, 1)
+    texts = [example_inputs(model, options, generator, directory) for _ in range(num_batches)]
+    cut = [text_lengths.with_lengths(b, generator, side=side, pad_id=pad_id, first=first) for b in texts]
+    return [*cut, *(inputs[:1] if is_single else [])]
 
 
 def example_inputs(
@@ -97,7 +119,7 @@ def example_inputs(
             inputs["decoder_input_ids"] = _text(text_config, options, generator)
         if "attention_mask" in parameters and not _is_decoder_only(config):
             # Encoders are served with a mask. In a causal decoder a mask only prevents the fast kernels.
-            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            inputs[text_lengths.MASK] = torch.ones_like(inputs["input_ids"])
         if "token_type_ids" in parameters and is_reranker(config) and getattr(config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = _second_half(inputs["input_ids"])  # it tells the query from the text
     elif options.seq is not None:

@@ -234,3 +234,83 @@ def test_wrong_embeddings_are_refused(tmp_path):
         save_file(tensors, path)
         with pytest.raises(TargetError, match=said):
             read_prompt(path)
+
+
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory):
+    """Write a pipeline whose U-Net takes the guidance weight as an embedding."""
+    return latent_pipeline(tmp_path_factory.mktemp("distilled"), time_cond_proj_dim=17)
+
+
+def by_the_lcm_pipeline(directory, frame, embeds, weight, noise, monkeypatch):
+    """Run one frame through diffusers' LatentConsistencyModelImg2ImgPipeline, with the same noise."""
+    package = diffusers()
+    module = package.pipelines.latent_consistency_models.pipeline_latent_consistency_img2img
+    pipeline = module.LatentConsistencyModelImg2ImgPipeline(
+        vae=package.AutoencoderTiny.from_pretrained(directory / "vae").eval(),
+        unet=package.UNet2DConditionModel.from_pretrained(directory / "unet").eval(),
+        scheduler=package.LCMScheduler.from_pretrained(directory / "scheduler"),
+        **dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor")),
+        requires_safety_checker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    drawn = iter(noise[:, 1])
+    monkeypatch.setattr(package.schedulers.scheduling_lcm, "randn_tensor", lambda *_, **__: next(drawn)[None])
+    monkeypatch.setattr(module, "randn_tensor", lambda *_, **__: noise[:1, 0])
+    options = {"image": frame[None], "prompt_embeds": embeds, "num_inference_steps": len(noise), "strength": 0.5}
+    return pipeline(**options, guidance_scale=weight, output_type="pt").images[0]
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.5, 8.5])
+def test_embedded_guidance_is_what_diffusers_pipeline_tells_the_unet(distilled, tmp_path, weight, monkeypatch):
+    prompt = read_prompt(embeddings_file(tmp_path / "p.safetensors"))
+    model = DiffusersFrames(read_parts(distilled), prompt, (32, 32))
+    guidance = Guidance("embedded", weight) if weight != 1 else Guidance()
+    stepper = DiffusionStep(model, few_steps("lcm", model.schedule, model.prediction, 0.5), 2, guidance=guidance)
+    frame = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(3))
+    noise = torch.randn(2, 2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        stepper(frame)
+        answer = stepper.advance()
+        wanted = by_the_lcm_pipeline(distilled, frame, prompt.embeddings, weight, noise, monkeypatch)
+        torch.testing.assert_close(answer, wanted, rtol=0, atol=2e-5)
+        stepper.guidance = Guidance("embedded", 4.0)  # it may change while the stream runs
+        stepper.reset()
+        stepper(frame)
+        assert (stepper.advance() - wanted).abs().max() > 1e-3
+
+
+def test_embedded_guidance_is_refused_where_the_unet_was_not_distilled(latents, tmp_path):
+    model = DiffusersFrames(read_parts(latents), read_prompt(embeddings_file(tmp_path / "p.safetensors")), (32, 32))
+    steps = few_steps("lcm", model.schedule, model.prediction, 0.5)
+    with pytest.raises(
+        OptionError, match=r"distilled with guidance \(time_cond_proj_dim in their config\), and this one"
+    ):
+        DiffusionStep(model, steps, 2, guidance=Guidance("embedded", 8.5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "unread"),
+    [
+        ({"original_inference_steps": 50, "timestep_scaling": 10.0, "set_alpha_to_one": True}, {}),
+        ({"original_inference_steps": 100}, {"original_inference_steps": 100}),
+        (
+            {"_class_name": "DPMSolverMultistepScheduler", "use_karras_sigmas": True, "solver_order": 3,
+             "algorithm_type": "sde-dpmsolver++", "solver_type": "midpoint", "lower_order_final": True},
+            {"use_karras_sigmas": True, "solver_order": 3, "algorithm_type": "sde-dpmsolver++"},
+        ),
+        (
+            {"_class_name": "NobodysScheduler", "shift": 3.0, "use_karras_sigmas": False, "sigma_min": None},
+            {"shift": 3.0},
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_are_not_read_are_known(tmp_path, settings, unread):
+    assert read_parts(latent_pipeline(tmp_path, scheduler=settings)).unread == unread
+
+
+def test_settings_that_are_left_out_are_those_of_the_scheduler(pixels, copy):
+    """LCM's noise begins at 0.00085, and DDPM's at 0.0001."""
+    (copy / "scheduler_config.json").write_text('{"_class_name": "LCMScheduler"}')
+    found = read_parts(copy).scheduler
+    assert (found.beta_start, found.beta_schedule, found.clip_sample) == (0.00085, "scaled_linear", False)

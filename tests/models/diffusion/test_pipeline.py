@@ -27,6 +27,7 @@ class ToyModel:
         self.channels = 3
         self.scales = (1.0, 0.5)
         self.has_null = True
+        self.embedded_weight: float | None = None
         self.num_rows: list[int] = []
         self.previous: list[Tensor | None] = []
 

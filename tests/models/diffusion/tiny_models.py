@@ -37,7 +37,9 @@ def pixel_unet(directory: Path, side: int = 16) -> Path:
     return directory
 
 
-def latent_pipeline(directory: Path, autoencoder: str = "AutoencoderTiny", scheduler: dict | None = None) -> Path:
+def latent_pipeline(
+    directory: Path, autoencoder: str = "AutoencoderTiny", scheduler: dict | None = None, **unet_options: object
+) -> Path:
     """Write a pipeline of a U-Net with a prompt, an autoencoder and a scheduler."""
     torch.manual_seed(0)
     package = diffusers()
@@ -52,6 +54,7 @@ def latent_pipeline(directory: Path, autoencoder: str = "AutoencoderTiny", sched
         norm_num_groups=8,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        **unet_options,
     )
     unet.save_pretrained(directory / "unet")
     if autoencoder == "AutoencoderTiny":

@@ -193,6 +193,7 @@ def test_adaptive_compression_is_that_of_the_readable_model() -> None:
     found = read(model, [Read(ids, 0, row, len(ids)) for row, ids in enumerate(texts)])
     for row, (one, other, ids) in enumerate(zip(found, wanted, texts, strict=True)):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(one, readable_model(ids[None])[0].detach(), atol=1e-4, rtol=1e-4)
         slots = [bank.ids_BS.shape[1] for bank in model.read_state(row, len(ids)).banks]
         assert slots == [bank.ids_BS.shape[1] for bank in states[row].banks]
     assert any(bank.ids_BS.shape[1] != 5 for state in states for bank in state.banks)

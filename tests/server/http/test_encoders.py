@@ -193,6 +193,38 @@ def test_rankings_that_are_refused(served: Served, body: dict[str, Any], message
     assert message in answer.error["message"]
 
 
+@pytest.mark.parametrize(
+    ("num_words", "cut_to", "status"),
+    [
+        (LENGTH - 3, -1, 400),
+        (LENGTH - 3, None, 400),
+        (LENGTH - 4, -1, 200),
+        (LENGTH - 5, 5, 400),
+        (1, 5, 200),
+        (2, 5, 400),
+    ],
+)
+def test_a_query_leaves_room_for_a_text(served: Served, num_words: int, cut_to: int | None, status: int) -> None:
+    """A pair has 3 special tokens. Where no token of a text has room, every document would have the same score."""
+    cut = {} if cut_to is None else {"truncate_prompt_tokens": cut_to}
+    texts = ["dog sits", "tree"] if cut else ["dog", "tree"]
+    answer = served.ask("/v1/rerank", model="rank", query="cat " * num_words, documents=texts, **cut)
+    assert answer.status == status
+    if status == 400:
+        assert "no text has room: shorten the query" in answer.error["message"]
+        assert answer.error["param"] == "query"
+    else:
+        assert len({one["relevance_score"] for one in answer.json["results"]}) == 2
+
+
+def test_so_many_documents_are_counted_as_documents(served: Served) -> None:
+    most = served.encoders["rank"].artefact.max_waiting
+    for model, beside in (("rank", 0), ("emb", 1)):
+        answer = served.ask("/v1/rerank", model=model, query="a", documents=["a"] * (most - beside + 1))
+        assert (answer.status, answer.error["param"]) == (413, "documents")
+        assert f"{most - beside + 1} documents in one request; this server takes {most - beside}" in str(answer.error)
+
+
 class Watched:
     """A tokenizer of the tokenizers library that notes how many characters it reads, and in which threads."""
 

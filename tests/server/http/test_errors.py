@@ -39,6 +39,21 @@ def refused(server: HttpServer, path: str, body: object, status: int = 400) -> d
 
 
 @pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        (["a"] * 65, "stop: List should have at most 64 items"),
+        (["a", "b" * 5_000], "stop.1: String should have at most 4096 characters"),
+        (["a", 5], "stop.1: Input should be a valid string"),
+        (5, "stop: Input should be a valid"),
+    ],
+)
+def test_an_error_names_no_type_of_the_library(server: HttpServer, stop: object, message: str) -> None:
+    error = refused(server, "/v1/completions", {"prompt": "a", "stop": stop})
+    assert error["message"].startswith(message)
+    assert error["param"] == "stop"
+
+
+@pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"prompt": None}, "prompt", "a prompt is text, a list of texts"),

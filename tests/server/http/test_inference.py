@@ -67,6 +67,15 @@ def test_json(server: HttpServer, data: object, path: str) -> None:
     }
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "Text/Plain; charset=utf-8", "multipart/form-data; boundary=x"])
+def test_bodies_that_any_web_page_can_send_are_refused(server: HttpServer, kind: str) -> None:
+    body = json.dumps({"inputs": [{**INPUT, "data": X}]}).encode()
+    headers = {"Content-Type": kind, "Origin": "http://evil.example"}
+    answer = ask(server, "/v2/models/doubled/infer", body, headers=headers)
+    assert answer.status == 415
+    assert "application/json" in str(answer.json["error"])
+
+
 def test_outputs_that_are_asked_for(server: HttpServer) -> None:
     wishes = [{"name": "sum"}, {"name": "twice", "parameters": {"binary_data": True}}]
     answer = infer(server, {"inputs": [INPUT], "outputs": wishes})

@@ -131,6 +131,15 @@ def test_metrics(server: HttpServer) -> None:
         assert after[f"{key}_bucket", "+Inf"] - before[f"{key}_bucket", "+Inf"] == count
 
 
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text;version=abc", "application/openmetrics-text;version=", ";;,;=", "a/b;q=x"]
+)
+def test_metrics_for_odd_accept_headers(server: HttpServer, accept: str) -> None:
+    answer = ask(server, "/metrics", headers={"Accept": accept})
+    assert answer.status == 200
+    assert b"whet:num_requests_running" in answer.content
+
+
 def test_two_servers_do_not_share_metrics() -> None:
     with serving(FakeEngine()) as one, serving(FakeEngine()) as other:
         ask(one, "/v1/completions", {"prompt": "Once", "max_tokens": 5})

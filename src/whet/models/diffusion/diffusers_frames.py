@@ -1,6 +1,5 @@
 """Turn frames into frames with a model of diffusers: on pixels or latents, with or without a prompt."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,6 @@ from whet.models.diffusion.frame_diffusion import Call, Entry
 from whet.models.diffusion.prompts import Prompt
 
 _SCALES = (1.0, 0.75, 0.5)
-_EMBEDDED_GUIDANCE = 1.0  # what a U-Net that was distilled for guidance is told, as 1 + w with w = 0
 
 
 class DiffusersFrames:
@@ -28,6 +26,8 @@ class DiffusersFrames:
 
     Attributes:
         prompt: The prompt's embeddings, where the U-Net is and in its format. They may be set between two calls.
+        embedded_weight: The guidance weight that a U-Net is told which was distilled with guidance; None for one that
+            was not. It may be set between two calls.
         scales: The sizes of frames that the models can run at, as shares of the full one, from 1 down.
 
     Raises:
@@ -44,7 +44,7 @@ class DiffusersFrames:
         self._check_prompt(parts, prompt)
         self.prompt = prompt
         self.scales = _scales(parts, size)
-        self._time_condition = _time_condition(self._unet)
+        self.embedded_weight = None if _width_of_weight(self._unet) is None else 1.0
         self._call_modules = _call_modules(parts.unet, parts.autoencoder)
         self._calls: dict[str, Call] = dict(self._call_modules)
 
@@ -56,6 +56,16 @@ class DiffusersFrames:
     @prompt.setter
     def prompt(self, prompt: Prompt | None) -> None:
         self._prompt = None if prompt is None else prompt.to(self._unet.device, self._unet.dtype)
+
+    @property
+    def embedded_weight(self) -> float | None:
+        """Return the guidance weight that the U-Net is told; None where it takes none."""
+        return self._embedded_weight
+
+    @embedded_weight.setter
+    def embedded_weight(self, weight: float | None) -> None:
+        self._embedded_weight = weight
+        self._time_condition = None if weight is None else _time_condition(self._unet, weight)
 
     @property
     def has_null(self) -> bool:
@@ -202,16 +212,25 @@ def _multiple(parts: Parts) -> int:
     return int(2**halvings)
 
 
-def _time_condition(unet: Any) -> Tensor | None:
-    """Return the embedding of the guidance weight, [1, D], for a U-Net that was distilled with it; otherwise None.
+def _width_of_weight(unet: Any) -> int | None:
+    """Return the width of the guidance weight's embedding, for a U-Net that was distilled with it; otherwise None."""
+    width: int | None = getattr(unet.config, "time_cond_proj_dim", None)
+    return width
+
+
+def _time_condition(unet: Any, weight: float) -> Tensor:
+    """Return the embedding of a guidance weight, [1, D].
+
+    The weight is that of classifier-free guidance, where 1 changes nothing; the U-Net is told w = weight - 1, as in
+    diffusers' pipelines.
 
     Source: the sine and cosine embedding of latent consistency models (Luo et al., arXiv:2310.04378).
     """
-    width = getattr(unet.config, "time_cond_proj_dim", None)
-    if width is None:
-        return None
+    width = _width_of_weight(unet)
+    assert width is not None
     half = width // 2
-    rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / (half - 1)))
-    angles = (_EMBEDDED_GUIDANCE - 1.0) * 1000.0 * rates
+    # In the order of diffusers' operations: angles reach thousands, and rounding otherwise would show.
+    rates = torch.exp(torch.arange(half, dtype=torch.float32) * -(torch.tensor(10000.0).log() / (half - 1)))
+    angles = torch.tensor(weight - 1.0, dtype=torch.float32) * 1000.0 * rates
     embedded = torch.nn.functional.pad(torch.cat([angles.sin(), angles.cos()]), (0, width % 2))[None]
     return embedded.to(unet.device, unet.dtype)

@@ -6,8 +6,10 @@ is run.
 """
 
 import importlib
+import inspect
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +92,7 @@ class Parts:
         unet: The U-Net, in eval mode and float32.
         autoencoder: The autoencoder, in the same way; None for a U-Net on pixels.
         scheduler: What the scheduler's settings say.
+        unread: The scheduler's settings that differ from the default of its class and change nothing here, by name.
         text_folders: The folders of the tokenizer and the text encoder; None where the directory lacks one of them.
     """
 
@@ -97,6 +100,7 @@ class Parts:
     unet: nn.Module
     autoencoder: nn.Module | None
     scheduler: SchedulerConfig
+    unread: Mapping[str, Any]
     text_folders: tuple[Path, Path] | None
 
     @property
@@ -133,7 +137,9 @@ def read_parts(directory: Path) -> Parts:
     if not is_pipeline and not is_diffusers_directory(directory):
         raise TargetError(f"{directory} holds no diffusion model: neither a folder unet nor the config.json of a U-Net")
     unet_folder = directory / "unet" if is_pipeline else directory
-    scheduler = _scheduler(directory)  # the small files are read first, so that a mistake shows before the large ones
+    scheduler, unread = _scheduler(
+        directory
+    )  # the small files are read first, so that a mistake shows before the large ones
     _check_unet(unet_folder)
     vae_folder = directory / "vae"
     text_folders = (directory / "tokenizer", directory / "text_encoder")
@@ -141,18 +147,49 @@ def read_parts(directory: Path) -> Parts:
         unet = _model(unet_folder, UNETS)
         autoencoder = _model(vae_folder, AUTOENCODERS) if vae_folder.is_dir() else None
     has_text = all(folder.is_dir() for folder in text_folders)
-    return Parts(directory, unet, autoencoder, scheduler, text_folders if has_text else None)
+    return Parts(directory, unet, autoencoder, scheduler, unread, text_folders if has_text else None)
 
 
-def _scheduler(directory: Path) -> SchedulerConfig:
-    """Return the settings of the directory's scheduler, or DDPM's where it has none."""
+def _scheduler(directory: Path) -> tuple[SchedulerConfig, dict[str, Any]]:
+    """Return the settings of the directory's scheduler, or DDPM's where it has none, and those that are not read."""
     for path in (directory / "scheduler" / SCHEDULER_FILE, directory / SCHEDULER_FILE):
         if path.is_file():
             raw = read_json(path.parent, SCHEDULER_FILE)
             if raw.get("prediction_type") == "flow_prediction" or "FlowMatch" in str(raw.get("_class_name")):
                 raise TargetError(f"{path}: a U-Net that predicts a flow is not supported; epsilon, v and sample are")
-            return validated(path.parent, SchedulerConfig, raw, SCHEDULER_FILE)
-    return SchedulerConfig()
+            defaults = _defaults(str(raw.get("_class_name")))
+            known = {name: value for name, value in defaults.items() if name in SchedulerConfig.model_fields}
+            found = validated(path.parent, SchedulerConfig, known | raw, SCHEDULER_FILE)
+            return found, _unread(raw, defaults)
+    return SchedulerConfig(), {}
+
+
+def _defaults(class_name: str) -> dict[str, Any]:
+    """Return the default settings of a scheduler of diffusers; none for a class that diffusers does not have."""
+    kind = getattr(diffusers_package(), class_name, None) if class_name.endswith("Scheduler") else None
+    if kind is None:
+        return {}
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+
+
+def _unread(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from their defaults and that `SchedulerConfig` does not have.
+
+    Where nobody knows the default, null and false count as unset.
+    """
+    own = {name: raw[name] for name in raw if not name.startswith("_") and name not in SchedulerConfig.model_fields}
+    return {
+        name: value
+        for name, value in own.items()
+        if (value != defaults[name] if name in defaults else value not in (None, False))
+    }
+
+
+def unread_settings(unread: Mapping[str, Any], sampler: str) -> str:
+    """Return a sentence that names the settings which are not read."""
+    told = ", ".join(f"{name} = {json.dumps(value)}" for name, value in unread.items())
+    return f"settings of the scheduler that whet does not read: {told}; the steps are those of {sampler}"
 
 
 def _check_unet(folder: Path) -> None:

@@ -37,6 +37,11 @@ def sampler_of(scheduler_class: str | None) -> str:
     return _BY_CLASS.get(scheduler_class or "", "ddim")
 
 
+def is_known(scheduler_class: str | None) -> bool:
+    """Return whether a sampler makes the steps of a scheduler of diffusers. DDPM's are made by ddim, without noise."""
+    return scheduler_class in (None, "DDIMScheduler", "DDPMScheduler", *_BY_CLASS)
+
+
 def few_steps(name: str, schedule: Schedule, prediction: str, strength: float, clip: float | None = None) -> StepsOf:
     """Return a function from a number of steps to a sampler's steps.
 

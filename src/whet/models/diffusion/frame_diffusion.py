@@ -34,12 +34,15 @@ class FrameDiffusion(Protocol):
         prediction: What the model predicts: "epsilon", "v", "sample" or "flow".
         channels: The channels of the frames that it takes, 1 or 3.
         scales: The sizes of frames that it can run at, as shares of the full one, from 1 down.
+        embedded_weight: The guidance weight that the model is told as a number; None where it takes none. It may be set
+            between two calls.
     """
 
     schedule: Schedule
     prediction: str
     channels: int
     scales: tuple[float, ...]
+    embedded_weight: float | None
 
     @property
     def has_null(self) -> bool:

@@ -5,7 +5,8 @@ Salimans, arXiv:2207.12598). Residual guidance replaces n by what would lead bac
 (x - a*z) / b, where x = a*z + b*noise enters the step (Kodaira et al., arXiv:2312.12491, section 3.3, whose recursion
 over the steps gives the same). The anchor is the frame that came in (self-negative), or what the first step makes of it
 without the prompt (onetime-negative). The anchor belongs to its frame, so nothing is left over for the next one, also
-where there is one step only.
+where there is one step only. A U-Net that was distilled with guidance, as the first latent consistency models were, is
+told the weight as an embedding instead, and is called once (Luo et al., arXiv:2310.04378).
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ if TYPE_CHECKING:  # a Guidance is made from options before torch is imported
 
     from whet.samplers import Rows
 
-Kind = Literal["none", "full", "self", "onetime"]
+Kind = Literal["none", "full", "self", "onetime", "embedded"]
 _LEAST_SIGNAL = 1e-3  # where a timestep holds noise alone and delta is below 1
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -29,7 +30,8 @@ class Guidance:
     """Set how strongly the output follows the prompt.
 
     Attributes:
-        kind: "none"; "full" computes each step with and without the prompt; "self" and "onetime" are residual.
+        kind: "none"; "full" computes each step with and without the prompt; "self" and "onetime" are residual;
+            "embedded" tells the weight to a U-Net that was distilled with guidance.
         weight: How far to go from the output without the prompt to the one with it, and beyond; 1 changes nothing.
         delta: The factor of the anchor's noise in residual guidance, from above 0 to 1.
 

@@ -90,6 +90,8 @@ class DiffusionStep:
     def guidance(self, guidance: Guidance) -> None:
         self.check_guidance(guidance)
         self._guidance = guidance
+        if self._model.embedded_weight is not None:
+            self._model.embedded_weight = guidance.weight if guidance.kind == "embedded" else 1.0
 
     def check_guidance(self, guidance: Guidance) -> None:
         """Raise OptionError where the guidance asks the model for what it cannot do."""
@@ -97,6 +99,11 @@ class DiffusionStep:
             raise OptionError(
                 f"guidance {guidance.kind!r} asks the model without its prompt, which this one cannot be; "
                 "choose self or none"
+            )
+        if guidance.kind == "embedded" and self._model.embedded_weight is None:
+            raise OptionError(
+                "guidance 'embedded' is for U-Nets that were distilled with guidance (time_cond_proj_dim in their "
+                "config), and this one was not; choose full, self or none"
             )
 
     @property

@@ -1,6 +1,5 @@
 """Choose where a diffusion model runs and in which number format, and move it there."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,7 +95,7 @@ class Placement:
             self.move(parts.unet, parts.autoencoder)
         return parts
 
-    def record(self, frames: DiffusersFrames | UNetFrames) -> Sequence[str]:
+    def record(self, frames: DiffusersFrames | UNetFrames) -> list[str]:
         """Have the model's calls compiled and recorded as CUDA graphs, if asked for.
 
         Returns:

@@ -31,6 +31,7 @@ class UNetFrames:
     channels = 3
     scales: tuple[float, ...] = (1.0,)
     has_null = True
+    embedded_weight: float | None = None
 
     def __init__(self, unet: FrameUNet, digit: int | None = None) -> None:
         self.unet = unet

@@ -41,7 +41,7 @@ class LtmConfig(BaseModel):
         max_memory_slots: The most slots that a bank grows to. The weights hold a query for each.
         memory_compression_ratio: The width of a slot, and of the test-time memory, as a part of hidden_size.
         use_adaptive_compression: Whether a state's bank merges slots of nearly equal content after each write, and
-            grows again where all are read. It is not done while gradients are recorded.
+            grows again where all are read. Training (`model.train()`, while gradients are recorded) leaves it out.
         compression_tolerance: The relative distance within which slots are merged.
         memory_update_interval: The segments from one write of the bank to the next.
         memory_layers: The layers that have the memories. None: all.

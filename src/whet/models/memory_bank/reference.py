@@ -183,7 +183,9 @@ class Ltm(nn.Module):
         if state is not None:
             check_state(state, config, B)
         begin, layers = (0, self.new_state(B).layers) if state is None else (state.num_tokens, state.layers)
-        adapts = config.use_adaptive_compression and state is not None and not records
+        # In training, all spans are read side by side. Otherwise the text is read as `step` and an engine read it.
+        adapts = config.use_adaptive_compression and not (records and self.training)
+        track = adapts or state is not None
         granularity = self.granularity if records else "none"
         x_BTD = self.embed_tokens(input_ids_BT)
         outputs = []
@@ -192,11 +194,9 @@ class Ltm(nn.Module):
             if records and piece.cuts_gradients:
                 layers = [layer.changed(Tensor.detach) for layer in layers]
             if granularity == "block":
-                output, layers = checkpoint(
-                    self._piece, part_BTD, layers, piece, state is not None, use_reentrant=False
-                )
+                output, layers = checkpoint(self._piece, part_BTD, layers, piece, track, use_reentrant=False)
             else:
-                output, layers = self._piece(part_BTD, layers, piece, state is not None)
+                output, layers = self._piece(part_BTD, layers, piece, track)
             outputs.append(output)
             if adapts and piece.ends_span:
                 for layer in layers:

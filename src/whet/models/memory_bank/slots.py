@@ -151,6 +151,7 @@ def adapted(bank: BankState, config: LtmConfig) -> BankState:
     return merged if after == _ids(merged) else _with_ids(merged, after)
 
 
+@torch.no_grad()
 def _near(contents_SC: Tensor, slot: int, groups: list[list[int]], radius: float) -> list[int] | None:
     """Return the group whose first slot is near enough, or None."""
     if not groups:

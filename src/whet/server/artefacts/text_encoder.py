@@ -104,8 +104,12 @@ class TextEncoder:
         self._check(ids)
         return Tokens(ids)
 
-    def query(self, text: str) -> Query:
+    def query(self, text: str, *, cut_to: int | None = None) -> Query:
         """Return the first text of pairs, tokenised once for all of them.
+
+        Args:
+            text: The query. It is never cut.
+            cut_to: Tokens to which a longer pair is cut; None: it is refused.
 
         Raises:
             RequestError: It is so long that it leaves no room for a text.
@@ -114,10 +118,12 @@ class TextEncoder:
         self._check_bytes(text, "query")
         [part] = self._tokenizer.parts([text])
         num_special = self._tokenizer.num_special(is_pair=True)
-        if len(part) + num_special > self.max_tokens:
+        most = self.max_tokens if cut_to is None else min(cut_to, self.max_tokens)
+        if len(part) + num_special >= most:
+            what = self.artefact.name if most == self.max_tokens else "truncate_prompt_tokens"
             raise RequestError(
-                f"the query has {len(part)} tokens, and {self.artefact.name} takes {self.max_tokens} for a query, a "
-                f"text and {num_special} special tokens together: shorten the query",
+                f"the query has {len(part)} tokens, and {what} takes {most} for a query, a text and {num_special} "
+                "special tokens together, so that no text has room: shorten the query",
                 param="query",
                 code=TOO_LONG,
             )

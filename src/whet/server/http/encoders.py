@@ -4,6 +4,7 @@ import asyncio
 import base64
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -98,7 +99,7 @@ async def tokenised(
 async def _embeddings(encoder: TextEncoder, body: EmbeddingRequest) -> bytes:
     cut_to = _cut_to(encoder, body.truncate_prompt_tokens)
     texts = body.texts
-    _check_room(encoder, len(texts))
+    _check_room(encoder, len(texts), "texts")
     with as_api_errors():
         tokens = await tokenised(texts, lambda some: [encoder.tokens(text, cut_to=cut_to) for text in some])
     with model_errors(encoder.artefact):
@@ -124,7 +125,8 @@ async def _ranked(encoder: TextEncoder, body: RerankRequest) -> bytes:
     stated = body.truncate_prompt_tokens
     cut_to = _cut_to(encoder, -1 if is_tei and body.truncate and stated is None else stated)
     contents = body.contents
-    _check_room(encoder, len(contents) + 1)
+    beside = int(encoder.use.task == "embed")  # the query is a text of its own
+    _check_room(encoder, len(contents), "documents", beside)
     tokens, scores_N = await _scored(encoder, body.query, contents, cut_to)
     if encoder.use.task == "rerank" and not (is_tei and body.raw_scores):
         has_sigmoid = is_tei or encoder.use.activation == "sigmoid"
@@ -154,7 +156,7 @@ async def _scored(
     """Return the tokens that were read, and float32 [texts]: the model's outputs, or cosines of its vectors."""
     with as_api_errors():
         if encoder.use.task == "rerank":
-            first = await unless_long(len(query), AT_ONCE, encoder.query, query)
+            first = await unless_long(len(query), AT_ONCE, partial(encoder.query, cut_to=cut_to), query)
             tokens = await tokenised(
                 contents, lambda some: encoder.pairs(first, some, cut_to=cut_to), num_beside=len(query)
             )
@@ -185,10 +187,11 @@ def _cut_to(encoder: TextEncoder, asked: int | None) -> int | None:
     return encoder.max_tokens if asked == -1 else asked
 
 
-def _check_room(encoder: TextEncoder, num_texts: int) -> None:
-    if num_texts > encoder.artefact.max_waiting:
-        most = encoder.artefact.max_waiting
-        raise ApiError(413, f"{num_texts} texts in one request; this server takes {most} at most", param="input")
+def _check_room(encoder: TextEncoder, count: int, what: str, num_beside: int = 0) -> None:
+    most = encoder.artefact.max_waiting - num_beside
+    if count > most:
+        param = "input" if what == "texts" else "documents"
+        raise ApiError(413, f"{count} {what} in one request; this server takes {most} at most", param=param)
 
 
 def _shortened(encoder: TextEncoder, vectors_ND: Tensor, dimensions: int | None) -> Tensor:

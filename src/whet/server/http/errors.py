@@ -5,6 +5,7 @@ Source: platform.openai.com/docs/guides/error-codes; openai-python maps statuses
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -25,6 +26,7 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 _RETRY_S = 1
+_TYPE_NAME = re.compile(r".*[\[(-].*|str|int|float|bool|none", re.DOTALL)  # as pydantic names the types of a union
 INFERENCE = "/v2"  # where the paths of the Open Inference Protocol begin
 
 
@@ -152,11 +154,22 @@ def of_validation(error: ValidationError) -> ApiError:
 
 
 def of_field(errors: Sequence[Mapping[str, object]]) -> ApiError:
-    """Return the error for the first wrong field in pydantic's list of errors."""
-    first = errors[0]
-    where = first.get("loc")
-    path = [str(part) for part in where if part != "body"] if isinstance(where, (tuple, list)) else []
-    message = str(first.get("msg"))
+    """Return the error for the first wrong field in pydantic's list of errors.
+
+    A field that may have several types has an error for each. One that is not about the type, or lies within the value,
+    is of the type that was sent.
+    """
+    paths = [_path(error.get("loc")) for error in errors]
+    of_first = [error for error, path in zip(errors, paths, strict=True) if path[:1] == paths[0][:1]]
+    deepest = max(of_first, key=lambda error: len(_path(error.get("loc"))))
+    first = next((error for error in of_first if not str(error.get("type")).endswith("_type")), deepest)
+    path, message = _path(first.get("loc")), str(first.get("msg"))
     if not path:
         return invalid(message, param=str(first.get("type")))  # an error of the whole body is named after the field
     return invalid(f"{'.'.join(path)}: {message}", param=path[0])
+
+
+def _path(where: object) -> list[str]:
+    """Return the names and places that lead to a value, without pydantic's names for the types of a field."""
+    parts = [str(part) for part in where if part != "body"] if isinstance(where, (tuple, list)) else []
+    return [part for place, part in enumerate(parts) if not (place and _TYPE_NAME.fullmatch(part))]

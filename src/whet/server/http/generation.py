@@ -7,8 +7,8 @@ from functools import partial
 
 from whet.server.completion import Delta
 from whet.server.engine import Engine
-from whet.server.grammars import Guide
-from whet.server.http.errors import ApiError, failed, unavailable
+from whet.server.grammars import CANNOT_GO_ON, Guide
+from whet.server.http.errors import ApiError, failed, invalid, unavailable
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
@@ -71,7 +71,7 @@ class Generation:
         """Yield the new deltas, each with the number of its choice, until every choice has ended.
 
         Raises:
-            ApiError: 500 if the engine fails, 503 if the server shuts down.
+            ApiError: 400 if the structure cannot go on, 500 if the engine fails, 503 if the server shuts down.
         """
         while self._open:
             await self._awake.wait()
@@ -111,6 +111,8 @@ class Generation:
             return None
         self._open.pop(choice, None)
         if delta.finish_reason == "error":
+            if delta.error is not None and delta.error.startswith(CANNOT_GO_ON):
+                return invalid(delta.error, code="invalid_structure")
             return failed(delta.error or "the engine failed")
         if delta.finish_reason == "abort":
             return unavailable(delta.error or "the engine ended this request")

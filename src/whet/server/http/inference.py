@@ -37,6 +37,7 @@ _log = logging.getLogger("whet.server")
 
 VERSION = "1"  # of every model: a tuned directory holds one
 _PLATFORM = "whet"
+_SIMPLE_TYPES = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 
 
 class Work:
@@ -145,6 +146,7 @@ def _add_model_routes(router: APIRouter, models: Models, lifecycle: Lifecycle) -
 
 
 async def _read(artefact: ServedArtefact, request: Request) -> Inference:
+    _check_type(request)
     content = await content_of(request)
     header_length = request.headers.get(HEADER_LENGTH)
     if encoding := request.headers.get("content-encoding"):
@@ -157,6 +159,18 @@ async def _read(artefact: ServedArtefact, request: Request) -> Inference:
     if places > artefact.max_waiting:
         raise ApiError(413, f"{places} samples in one request; this server takes {artefact.max_waiting} at most")
     return asked
+
+
+def _check_type(request: Request) -> None:
+    """Refuse bodies that a web page of any origin can send: browsers ask first where the type is another.
+
+    Raises:
+        ApiError: 415 for such a type, or for none where a browser sends the request.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type in _SIMPLE_TYPES or (not media_type and "origin" in request.headers):
+        said = media_type or "without a type"
+        raise ApiError(415, f"a body that is {said} is not read: send it with Content-Type: application/json")
 
 
 async def _answered(artefact: ServedArtefact, asked: Inference) -> Response:

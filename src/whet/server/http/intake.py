@@ -19,7 +19,8 @@ from whet.server.text import Tokenizer
 
 T = TypeVar("T")
 
-AT_ONCE = 2**11  # up to so many bytes, a body is tokenised on the event loop; a larger one in a thread
+# Up to so many bytes, a body is tokenised on the event loop; a larger one in a thread, as one that a template renders.
+AT_ONCE = 2**11
 _MOST_THREADS = 2  # threads that tokenise at the same time
 
 
@@ -74,7 +75,7 @@ class Intake:
             release(request)
             body = self._readers.parse(kind, content, content_type)
             reader = self._readers.of(getattr(body, "model", None))
-            yield _ReadHere(reader, body, self._threads, len(content) <= AT_ONCE)
+            yield _ReadHere(reader, body, self._threads, len(content) <= AT_ONCE and not reader.renders(body))
             return
         self._check_room()
         async with self._process as process:

@@ -60,7 +60,10 @@ class Metrics:
 
     def scrape(self, accept: str = "") -> tuple[bytes, str]:
         """Return the metrics and their content type, in the format that an Accept header asks for."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except Exception:  # noqa: BLE001 - it raises errors of many kinds on a header that it cannot read
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:

@@ -176,6 +176,10 @@ class Reader:
         max_model_len = self._served.max_model_len
         return _json({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": pieces})
 
+    def renders(self, body: BaseModel) -> bool:
+        """Return whether a body's prompts come from the checkpoint's chat template, which may take seconds."""
+        return getattr(body, "messages", None) is not None and not self._tokenizer.chat_template.is_plain
+
     def _conversation(self, body: ChatRequest | TokenizeRequest) -> str:
         """Return the text that the model's chat template makes of a request's messages."""
         messages: Sequence[Message] = body.messages or ()

@@ -10,6 +10,7 @@ import uvicorn
 
 from whet.asgi_server import AsgiServer, UvicornWithoutSignals
 from whet.network import http_url
+from whet.server.compiling import TRIALS
 from whet.server.engine import Engine
 from whet.server.http.app import make_app
 from whet.server.http.connection import Connection
@@ -17,10 +18,12 @@ from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.listener import Listener, most_connections
 from whet.server.http.models import Models
 from whet.server.http.settings import Settings
+from whet.server.rendering import RENDERINGS
 
 _BACKLOG = 1024
 _CLOSE_S = 5  # how long slow clients may take to read the end of their answers
 _KEEP_ALIVE_S = 75
+_CHILDREN_S = 1.0  # how long a schema that compiles and a template that renders may still take at the end
 _SWITCH_S = 0.0002  # how long a thread may keep Python's lock while another one wants it; Python's default is 5 ms
 
 
@@ -36,6 +39,7 @@ class HttpServer(AsgiServer):
     def __init__(self, served: Engine | Models, settings: Settings, bound: socket.socket) -> None:
         self._lifecycle = Lifecycle()
         self._settings = settings
+        self._is_alone = False  # whether the process serves nothing else
         app = make_app(served, settings, self._lifecycle)
         self._intake = app.state.intake
         config = uvicorn.Config(
@@ -67,6 +71,7 @@ class HttpServer(AsgiServer):
             on_ready: Called once the server takes requests.
         """
         sys.setswitchinterval(_SWITCH_S)
+        self._is_alone = True
         super().run(on_ready)
 
     async def _serve(self, on_ready: Callable[[], None]) -> None:
@@ -81,6 +86,10 @@ class HttpServer(AsgiServer):
         on_ready()
 
     async def _finish(self) -> None:
+        if self._is_alone:
+            loop = asyncio.get_running_loop()
+            for children in (TRIALS, RENDERINGS):  # what they do takes milliseconds, or goes on for long
+                loop.call_later(_CHILDREN_S, children.end)
         await self._lifecycle.drain(self._settings.shutdown_timeout_s)
 
     def _end_at_once(self) -> None:

@@ -27,11 +27,15 @@ class Thresholds:
             logarithm of a factor. Measures that are missing have their `Measure.least` alone.
         alarms: The rate of false alarms that the verdict is set for, over all measures together.
         num_frames: The number of real frames that the changes come from; 0 where there was no calibration.
+        lateness: How far frames differ from those some frames before in each measure, in three of four cases (a cut is
+            none of them): a difference,
+            or for a ratio the logarithm of a factor.
     """
 
     changes: Mapping[str, float] = field(default_factory=dict)
     alarms: float = ALARMS
     num_frames: int = 0
+    lateness: Mapping[str, float] = field(default_factory=dict)
 
 
 def calibrate(
@@ -81,7 +85,10 @@ def calibrate(
     scatter = np.sqrt(np.square(changes).mean(axis=0))
     units = np.divide(changes, scatter, out=np.zeros_like(changes), where=scatter > 0).max(axis=1)
     limit = float(np.quantile(units, 1 - alarms))
-    return Thresholds({name: limit * float(one) for name, one in zip(known, scatter, strict=True)}, alarms, count)
+    lateness = {name: float(np.nanquantile(np.abs(values), 0.75)) for name, values in known.items()}
+    return Thresholds(
+        {name: limit * float(one) for name, one in zip(known, scatter, strict=True)}, alarms, count, lateness
+    )
 
 
 def _whole(drawn: np.ndarray) -> np.ndarray:

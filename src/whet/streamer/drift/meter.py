@@ -23,8 +23,10 @@ from whet.measure.frames import (
 )
 from whet.measure.frames.flow import MIN_SIDE
 from whet.measure.frames.movement import STILL
+from whet.streamer.drift.loops import SIDE, Loop, find_loop
 from whet.streamer.drift.measures import LAGS, MEASURES
 from whet.streamer.drift.trend import Array, parts
+from whet.streamer.frames import Image
 
 _MOVEMENT_SIDE = 64  # movement is compared on frames that are reduced to at most this many pixels a side
 _FLOW_SIDE = 256  # and optical flow on such
@@ -60,6 +62,9 @@ class Series:
         scene_change: The Hellinger distance of the input's colours in the first part and in the last.
         broken_from: The first frame whose output was not finite or left [0, 1]; None without one.
         thumbnails: The film strip.
+        loop: A loop of more than 8 frames that the output runs in while the input moves; None without one.
+        alone: The frames that were compared with what the model makes of them alone, with what `appearance`
+            says of both, in order.
     """
 
     values: Mapping[str, Array]
@@ -68,6 +73,8 @@ class Series:
     scene_change: float
     broken_from: int | None = None
     thumbnails: tuple[Thumbnail, ...] = ()
+    loop: Loop | None = None
+    alone: tuple[tuple[int, Mapping[str, float]], ...] = ()
 
     @property
     def num_frames(self) -> int:
@@ -80,15 +87,19 @@ class DriftMeter:
 
     Frames are [H, W, C] or [H, W], uint8 or floating point in [0, 1]. An input of another size or with other channels
     than the output is fitted to it. Nothing is kept of a frame but its numbers, its histogram, the last 8 frames and a
-    few thumbnails, so the memory does not depend on the number of frames but for some 1.5 KB each.
+    few thumbnails, so the memory does not depend on the number of frames but for some 5 KB each.
 
     Args:
         num_frames: The number of frames that are expected. It decides which frames become thumbnails, and at which the
             optical flow is computed: that takes milliseconds, so about 120 frames of a stream must do. Without OpenCV,
             or below 16 pixels a side, there is no warp error.
+        alone: What the model makes of some frames alone, by their index, in the shape of the outputs.
     """
 
-    def __init__(self, num_frames: int = 600) -> None:
+    def __init__(self, num_frames: int = 600, alone: Mapping[int, Image] | None = None) -> None:
+        self._alone = alone or {}
+        self._compared: list[tuple[int, Mapping[str, float]]] = []
+        self._signatures: list[tuple[npt.NDArray[np.float16], npt.NDArray[np.float16]]] = []
         self._flow_every = max(1, num_frames // _NUM_FLOWS)
         self._thumb_every = max(1, math.ceil(num_frames / _NUM_THUMBS))
         self._has_opencv = importlib.util.find_spec("cv2") is not None
@@ -118,6 +129,10 @@ class DriftMeter:
         index = len(self._moved)
         self._look(made, shown)
         self._move(index, made, shown)
+        if index in self._alone:
+            single = as_float(self._alone[index])
+            self._compared.append((index, appearance(made, single, (histogram(made), histogram(single)))))
+        self._signatures.append((_signature(made), _signature(shown)))
         if index % self._thumb_every == 0:
             self._thumbnails.append(Thumbnail(index, _thumbnail(made), _thumbnail(shown)))
         self._before = (made, shown)
@@ -146,6 +161,8 @@ class DriftMeter:
             scene_change=distance(begin, end),
             broken_from=self._broken_from,
             thumbnails=tuple(self._thumbnails),
+            loop=find_loop(*(np.stack(all_of).astype(np.float32) for all_of in zip(*self._signatures, strict=True))),
+            alone=tuple(self._compared),
         )
 
     def _finite(self, output: Frame) -> Array:
@@ -225,6 +242,11 @@ def reduced(frame: Array, side: int) -> Array:
     if scale >= 1:
         return frame
     return fitted(frame, (max(1, round(height * scale)), max(1, round(width * scale)), channels))
+
+
+def _signature(frame: Array) -> npt.NDArray[np.float16]:
+    """Return a frame reduced to 16 × 16."""
+    return fitted(frame, (SIDE, SIDE, frame.shape[2])).astype(np.float16)
 
 
 def _ratio(value: float, reference: float) -> float:

@@ -1,5 +1,6 @@
 """Hold the result of a drift test, complete, for programs and for the page."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,8 @@ class DriftReport:
             "reasons": list(verdict.reasons),
             "from_frame": verdict.from_frame,
             "repeats_from": verdict.repeats_from,
+            "loop_frames": None if self.series.loop is None else self.series.loop.num_frames,
+            "departures": [dataclasses.asdict(one) for one in verdict.departures],
             "broken_from": self.series.broken_from,
             "scene_change": self.series.scene_change,
             "moved": float(self.series.moved.mean()),

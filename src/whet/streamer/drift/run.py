@@ -1,13 +1,14 @@
 """Run a stream's drift test: its model over frames that end where they began, and the verdict."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from whet.errors import OptionError
 from whet.streamer.drift.calibration import LATE, MIN_FRAMES, calibrate
 from whet.streamer.drift.clip import there_and_back
+from whet.streamer.drift.departure import alone, sampled
 from whet.streamer.drift.meter import DriftMeter
 from whet.streamer.drift.report import DriftReport, report
 from whet.streamer.frames import Image, Size
@@ -16,6 +17,7 @@ from whet.streamer.sources.memory import MemoryClip
 from whet.streamer.stream import Stream, StreamOptions
 from whet.workload import StreamWorkload
 
+_RATE = 25.0  # frames a second, where the source does not say
 FEWEST = 2 * (MIN_FRAMES + LATE)  # half of the frames are read from the source, and calibrate the thresholds
 
 
@@ -56,9 +58,9 @@ def drift_test(
         return MemoryClip(opened.name, list(there_and_back(frames, num_frames)), opened.rate)
 
     settings = dataclasses.replace(options or StreamOptions(), stillness=None, same_size=True)
-    meter = DriftMeter(num_frames)
     with Stream(target, clip, settings) as stream:
         thresholds = calibrate(frames, num_frames=num_frames, seed=settings.seed)
+        meter = DriftMeter(num_frames, _alone(stream, list(there_and_back(frames, num_frames))))
         for answer in stream:
             # An output that is not finite ends the faithful part of a stream, whatever is shown in its place.
             broken = answer.kind == "not finite"
@@ -66,3 +68,10 @@ def drift_test(
             on_answer()
         subject = stream.opened.name
     return report(meter.series(), thresholds, subject=subject, source=names[0], seed=settings.seed)
+
+
+def _alone(stream: Stream, frames: Sequence[Image]) -> dict[int, Image]:
+    """Return what a stream's model makes of some of its frames alone, before the stream begins."""
+    opened = stream.opened
+    places = sampled(len(frames), stream.source.rate or _RATE, is_cheap=hasattr(opened.model.step, "reset"))
+    return alone(opened.model, {index: frames[index] for index in places}, opened.size)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whet.streamer.drift.calibration import Thresholds
+from whet.streamer.drift.departure import Departure, departures
 from whet.streamer.drift.measures import LAGS, MEASURES, Measure
 from whet.streamer.drift.meter import Series
 from whet.streamer.drift.trend import PART, Array, Trend, estimate, parts
@@ -48,6 +49,7 @@ class Verdict:
         reasons: What the verdict rests on, a sentence each.
         results: What each measure showed.
         repeats_from: The frame from which on the output stood still or ran in a loop while the input moved.
+        departures: The measures in which the stream leaves what its model makes of single frames.
         from_frame: The frame from which on the stream drifts, by the earliest measure; None without drift.
     """
 
@@ -56,6 +58,7 @@ class Verdict:
     results: tuple[MeasureResult, ...]
     repeats_from: int | None = None
     from_frame: int | None = None
+    departures: tuple[Departure, ...] = ()
 
 
 def judge(series: Series, thresholds: Thresholds | None = None, *, seed: int = 0) -> Verdict:
@@ -66,7 +69,8 @@ def judge(series: Series, thresholds: Thresholds | None = None, *, seed: int = 0
     scatter would show by chance. The rate of false alarms over all measures together is `Thresholds.alarms` (1 %):
     each measure has its share of it. If the input shows another scene at the end than at the beginning, the slope
     without the scene's part must be as large too. An output that stands still or runs in a loop for 16 frames, while
-    the input moves, is drift as well.
+    the input moves, is drift as well. So is a stream that leaves what its model makes of single frames, from whichever
+    frame on.
 
     Args:
         series: What a `DriftMeter` measured.
@@ -80,16 +84,17 @@ def judge(series: Series, thresholds: Thresholds | None = None, *, seed: int = 0
         results = tuple(MeasureResult(one, None, math.inf) for one in MEASURES)
     else:
         results = tuple(_result(one, series, thresholds, seed) for one in MEASURES)
-    found = _findings(series, results, repeats_from)
+    departing = tuple(departures(series.alone, thresholds))
+    found = _findings(series, results, repeats_from, departing)
     if found:
         starts = [one.from_frame for one in results if one.from_frame is not None]
         starts += [at for at in (repeats_from, series.broken_from) if at is not None]
+        starts += [one.from_frame for one in departing]
+        others = {one.name: one.from_frame for one in departing}
         if repeats_from is not None:
-            results = tuple(
-                replace(one, is_drift=True, from_frame=repeats_from) if one.measure.name == "repetition" else one
-                for one in results
-            )
-        return Verdict("drift", tuple(found), results, repeats_from, min(starts))
+            others["repetition"] = repeats_from
+        results = tuple(_also(one, others.get(one.measure.name)) for one in results)
+        return Verdict("drift", tuple(found), results, repeats_from, min(starts), departing)
     doubts = _doubts(series, results)
     if doubts:
         return Verdict("inconclusive", tuple(doubts), results)
@@ -128,7 +133,21 @@ def _onset(values: Array, trend: Trend, threshold: float) -> int:
     return int(at[starts[0]]) if len(starts) else num - parts(num)
 
 
+def _also(result: MeasureResult, from_frame: int | None) -> MeasureResult:
+    """Return a result as drift from a frame on, or from an earlier one that is known; None changes nothing."""
+    if from_frame is None:
+        return result
+    known = from_frame if result.from_frame is None else min(from_frame, result.from_frame)
+    return replace(result, is_drift=True, from_frame=known, why_not="")
+
+
 def _repeats(series: Series) -> int | None:
+    """Return from where on the output repeats itself while the input moves, by the first sign; None without one."""
+    signs = [_short_loop(series), None if series.loop is None else series.loop.from_frame]
+    return min((at for at in signs if at is not None), default=None)
+
+
+def _short_loop(series: Series) -> int | None:
     """Return where the first 16 moving frames in a row begin whose output repeats itself; None without them."""
     ratios = series.values["repetition"]
     moving = np.flatnonzero(series.moved)
@@ -140,16 +159,25 @@ def _repeats(series: Series) -> int | None:
     return None
 
 
-def _findings(series: Series, results: tuple[MeasureResult, ...], repeats_from: int | None) -> list[str]:
+def _findings(
+    series: Series, results: tuple[MeasureResult, ...], repeats_from: int | None, departing: tuple[Departure, ...]
+) -> list[str]:
     """Return what speaks for drift."""
     found = []
     if series.broken_from is not None:
         found.append(f"From frame {series.broken_from} on, outputs are not finite or leave [0, 1].")
     if repeats_from is not None:
-        found.append(
-            f"From frame {repeats_from} on, the output stands still or runs in a loop of at most {LAGS} frames, "
-            "while the input moves."
-        )
+        is_long = series.loop is not None and series.loop.from_frame == repeats_from
+        what = f"of {series.loop.num_frames}" if is_long and series.loop is not None else f"of at most {LAGS}"
+        what = f"runs in a loop {what} frames" if is_long else f"stands still or runs in a loop {what} frames"
+        found.append(f"From frame {repeats_from} on, the output {what}, while the input moves.")
+    measures = {one.name: one for one in MEASURES}
+    found += [
+        f"From frame {one.from_frame} on, {measures[one.name].title.lower()} departs by "
+        f"{amount(measures[one.name], one.size, is_size=True)} from what the model makes of the same frames alone; "
+        f"up to {amount(measures[one.name], one.limit, is_size=True)} would be no drift."
+        for one in departing
+    ]
     found += [
         f"{one.measure.title} {amount(one.measure, one.trend.change)} from frame {one.from_frame} on; "
         f"up to {amount(one.measure, one.threshold, is_size=True)} would be no drift."

@@ -2,7 +2,7 @@
 
 import { element, get } from "./basics.js";
 
-const LABELS = { none: "None", full: "Full", self: "Self", onetime: "Onetime" };
+const LABELS = { none: "None", full: "Full", self: "Self", onetime: "Onetime", embedded: "Embedded" };
 const RESIDUAL = ["self", "onetime"];
 
 export class Controls {

@@ -11,6 +11,7 @@ import { showTiles } from "./tiles.js";
 const REFRESH_MS = 300;
 const RATE_MS = 3000; // frames per second are counted over so long
 const KEY = "whet-stream-key";
+const COMPUTED = ["computed", "not finite"]; // kinds of answers that the model was run for
 const KIND_WORDS = { still: "still scene", skipped: "repeated", discarded: "repeated", "not finite": "not finite" };
 
 const now = { isCamera: true, isReady: false, wasReady: false, sequence: 0, waiting: null, numSent: 0, shownAt: [], figures: null, hiddenAt: -1, numShown: 0 };
@@ -119,6 +120,7 @@ async function paint({ kind, captured_ms, jpeg }) {
   now.numShown += 1;
   document.body.dataset.shown = now.numShown;
   get("output-kind").textContent = KIND_WORDS[kind] || "";
+  if (!COMPUTED.includes(kind)) return; // a repeated answer waited for no model
   if (now.isCamera && captured_ms > now.hiddenAt) latencies.add(at - captured_ms);
   if (kind === "computed") now.shownAt.push(at);
 }

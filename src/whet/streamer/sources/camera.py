@@ -165,6 +165,7 @@ class Camera(Source):
     def _converted(self, picture: npt.NDArray[np.uint8]) -> Image:
         """Return a picture of OpenCV, [H, W, 3] BGR or [H, W] grey, as RGB of the size that is wanted."""
         place = placed(picture.shape[0], picture.shape[1], self._size, self._fit)
+        self._note(place.note)
         if picture.shape[:2] != (place.height, place.width):
             is_smaller = place.height * place.width < picture.shape[0] * picture.shape[1]
             way = cv2.INTER_AREA if is_smaller else cv2.INTER_LINEAR

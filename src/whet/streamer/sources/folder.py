@@ -1,6 +1,7 @@
 """Read the images of a folder as the frames of a stream."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ class ImageFolder(Source):
             file = self._files[self._num_tried]
             self._num_tried += 1
             try:
-                image = read_image(file, self._size, self._fit)
+                image = read_image(file, self._size, self._fit, on_note=self._note)
             except MemoryError:
                 raise
             except Exception as error:  # noqa: BLE001 - Pillow's decoders raise errors of all kinds
@@ -94,31 +95,42 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
     return [int(part) if position % 2 else part for position, part in enumerate(parts)], name
 
 
-def read_image(file: Path, size: Size | None = None, fit: Fit = "crop") -> Image:
+def read_image(
+    file: Path, size: Size | None = None, fit: Fit = "crop", *, on_note: Callable[[str], None] = lambda note: None
+) -> Image:
     """Read one image as RGB, turned as its EXIF data say. Transparent parts lie over black.
 
     Args:
         file: The file.
         size: The height and width to scale it to, in pixels; None keeps its own.
         fit: How it takes another aspect.
+        on_note: Called with what another aspect does to it, as `Placement.note` says.
 
     Returns:
         The picture, uint8, [H, W, 3].
     """
     with PIL.Image.open(file) as opened:
         turned = PIL.ImageOps.exif_transpose(opened)
-    return fitted(_rgb(turned), size, fit)
+    return fitted(_rgb(turned), size, fit, on_note=on_note)
 
 
-def fitted(picture: PIL.Image.Image, size: Size | None, fit: Fit = "crop") -> Image:
+def fitted(
+    picture: PIL.Image.Image,
+    size: Size | None,
+    fit: Fit = "crop",
+    *,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> Image:
     """Return an RGB picture of Pillow as an image of a size, uint8, [H, W, 3].
 
     Args:
         picture: The picture, of mode RGB.
         size: The height and width to scale it to, in pixels; None keeps its own.
         fit: How it takes another aspect.
+        on_note: Called with what another aspect does to it, as `Placement.note` says.
     """
     place = placed(picture.height, picture.width, size, fit)
+    on_note(place.note)
     if picture.size != (place.width, place.height):
         picture = picture.resize((place.width, place.height), PIL.Image.Resampling.BILINEAR)
     return place.cut(np.array(picture))

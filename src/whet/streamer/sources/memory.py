@@ -47,6 +47,7 @@ class Endless(Source):
         self._source = reopen()
         self._rate = self._source.rate or _RATE
         super().__init__(f"{self._source.name}, repeated", rate=self._rate)
+        self.notes = self._source.notes
 
     def _next(self) -> tuple[Image, float]:
         try:

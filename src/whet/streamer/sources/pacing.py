@@ -26,11 +26,16 @@ class Paced(Source):
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         super().__init__(source.name, rate=source.rate, is_live=True, num_frames=source.num_frames)
-        self.problems = source.problems
+        self.problems, self.notes = source.problems, source.notes
         self._source = source
         self._clock = clock
         self._sleep = sleep or self._closing.wait
         self._began: float | None = None  # the clock's reading at the stream's time 0
+
+    @property
+    def damage(self) -> str:
+        """Return how the recording is damaged."""
+        return self._source.damage
 
     def _next(self) -> tuple[Image, float]:
         frame = next(self._source)

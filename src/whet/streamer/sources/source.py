@@ -8,6 +8,8 @@ from typing import Self
 
 from whet.streamer.frames import Frame, Image
 
+_MOST_NOTES = 4  # where each frame has another size
+
 
 class Source(ABC, Iterator[Frame]):
     """Hand out the frames of a stream, one after the other: an iterator and a context manager.
@@ -21,6 +23,7 @@ class Source(ABC, Iterator[Frame]):
         is_live: Whether frames come at their own times, as from a camera, and are lost where nobody takes them.
         num_frames: The frames that it will hand out, for progress bars; None where nothing says it.
         problems: What was skipped or mended, with how often.
+        notes: What else is to be known of the frames, in sentences.
     """
 
     def __init__(self, name: str, *, rate: float | None, is_live: bool = False, num_frames: int | None = None) -> None:
@@ -29,6 +32,7 @@ class Source(ABC, Iterator[Frame]):
         self.is_live = is_live
         self.num_frames = num_frames
         self.problems: Counter[str] = Counter()
+        self.notes: list[str] = []
         self._num_given = 0
         self._closing = threading.Event()
         self._lock = threading.RLock()  # held while a frame is read: what is being read from is not closed
@@ -53,6 +57,11 @@ class Source(ABC, Iterator[Frame]):
             self._num_given += 1
             return frame
 
+    @property
+    def damage(self) -> str:
+        """Return how what was read so far is damaged, in a sentence that names the frame; "" where it is not."""
+        return ""
+
     def close(self) -> None:
         """End the stream and release what it reads from. It waits for a frame that is being read at the moment."""
         self._closing.set()
@@ -60,6 +69,11 @@ class Source(ABC, Iterator[Frame]):
             if not self._is_released:
                 self._is_released = True
                 self._release()
+
+    def _note(self, note: str) -> None:
+        """Add a note, once; an empty one says nothing."""
+        if note and note not in self.notes and len(self.notes) < _MOST_NOTES:
+            self.notes.append(note)
 
     @abstractmethod
     def _next(self) -> tuple[Image, float]:

@@ -7,9 +7,11 @@ FFmpeg scales and converts in one pass. Colours follow the matrix and the range 
 matrix, they follow BT.601, as FFmpeg does. High dynamic range is not tone-mapped.
 """
 
+import re
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from whet.errors import MissingExtra, TargetError, reason
 from whet.streamer.frames import Fit, Image, Placement, Size, check_size, placed
+from whet.streamer.sources.damage import Damage, logged
 from whet.streamer.sources.source import Source
 from whet.streamer.sources.timeline import Timeline
 
@@ -40,7 +43,8 @@ class VideoFile(Source):
 
     A display matrix (a rotation by 90, 180 or 270 degrees, a flip) is applied. Packets that cannot be decoded are
     skipped and counted in `problems`. Of packets with missing parts, the decoder shows what it can, and they are
-    counted as well.
+    counted as well. `damage` names the first frame that is damaged, whatever the decoder made of it, and says where the
+    file is cut off.
 
     Args:
         path: The file.
@@ -70,7 +74,10 @@ class VideoFile(Source):
         super().__init__(str(path), rate=float(rate) if rate else None, num_frames=self._stream.frames or None)
         self._size, self._fit = size, fit
         self._timeline = Timeline(rate or None, self.problems)
-        self._packets = _packets(self._container, self._stream, self.problems)
+        self._damage = Damage(self.name)
+        self._loggers = frozenset({self._container.format.name, self._stream.codec_context.codec.name})
+        self._end_s = 0.0  # of what was demuxed
+        self._packets = _packets(self._container, self._stream, self.problems, self._damage)
         self._decoded: deque[av.VideoFrame] = deque()
         self._reformatter = VideoReformatter()
         weakref.finalize(self, self._container.close).atexit = False  # for a source that is left without `close`
@@ -88,6 +95,7 @@ class VideoFile(Source):
             timestamp = None
             if frame.pts is not None and self._stream.time_base is not None:
                 timestamp = frame.pts * self._stream.time_base
+            self._damage.given(timestamp)
             return image, self._timeline.time_s(timestamp)
 
     def _decode_packet(self) -> None:
@@ -98,12 +106,41 @@ class VideoFile(Source):
                 what = ", ".join(f"{count} {name}" for name, count in self.problems.items()) or "it has no packets"
                 raise TargetError(f"no frame of {self.name} can be decoded: {what}; name another file") from None
             raise
+        self._damage.packet(packet, None if packet is None else self._seconds(packet.dts))
         if packet is not None and packet.is_corrupt:
             self.problems["packets with missing parts"] += 1
-        try:
-            self._decoded.extend(self._stream.decode(packet))
-        except av.FFmpegError:
-            self.problems["packets that cannot be decoded"] += 1
+        why = ""
+        with logged(self._loggers) as messages:
+            try:
+                self._decoded.extend(self._stream.decode(packet))
+            except av.FFmpegError:
+                self.problems["packets that cannot be decoded"] += 1
+                why = "a packet cannot be decoded"
+        if why := messages[0] if messages else why:
+            self._damage.note(why, None if packet is None else self._seconds(packet.pts))
+        if packet is None:
+            self._damage.ended(self._num_given + len(self._decoded), self._end_s, self._declared_s(), self._period_s)
+        elif packet.pts is not None:
+            self._end_s = max(self._end_s, float(self._seconds(packet.pts + (packet.duration or 0)) or 0))
+
+    @property
+    def damage(self) -> str:
+        """Return how the video is damaged, as far as it was read."""
+        return self._damage.sentence
+
+    @property
+    def _period_s(self) -> float:
+        return 1 / self.rate if self.rate else 0.0
+
+    def _seconds(self, ticks: int | None) -> Fraction | None:
+        return None if ticks is None or self._stream.time_base is None else ticks * self._stream.time_base
+
+    def _declared_s(self) -> float | None:
+        """Return when the video ends by what the file says; None where it does not."""
+        if found := re.fullmatch(r"(\d+):(\d+):([\d.]+)", self._stream.metadata.get("DURATION", "")):
+            return int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3])
+        duration = self._seconds(self._stream.duration)
+        return None if duration is None else float(duration)
 
     def _converted(self, frame: av.VideoFrame) -> Image:
         turns, is_mirrored = orientation(frame)
@@ -114,6 +151,7 @@ class VideoFile(Source):
         else:
             place = placed(frame.height, frame.width, self._size, self._fit, pixel_aspect=aspect)
             height, width = place.height, place.width
+        self._note(place.note)
         scaled = self._reformatter.reformat(
             frame, width=width, height=height, format="rgb24", interpolation=_INTERPOLATION, threads=1
         )
@@ -187,21 +225,30 @@ def _best_stream(container: InputContainer, path: Path) -> av.VideoStream:
 
 
 def _packets(
-    container: InputContainer, stream: av.VideoStream, problems: Counter[str]
+    container: InputContainer, stream: av.VideoStream, problems: Counter[str], damage: Damage
 ) -> Iterator["av.Packet[av.VideoStream] | None"]:
     """Yield the packets of a stream, and None at its end, which makes the decoder hand out what it holds back."""
+    names = frozenset({container.format.name})
     num_errors = 0
+    demuxed = container.demux(stream)
     while num_errors < _MAX_ERRORS:
         try:
-            for packet in container.demux(stream):
-                if packet.size:  # the last packet is empty, and stands for the end
-                    num_errors = 0
-                    yield packet
-            break
-        except OSError:
+            with logged(names) as messages:
+                packet = next(demuxed, None)
+            for message in messages:
+                damage.note(message, None)
+            if packet is None:
+                break
+            if packet.size:  # the last packet is empty, and stands for the end
+                num_errors = 0
+                yield packet
+        except OSError as error:
             problems["errors while reading the file"] += 1
+            damage.note(reason(error), None)
             break
-        except av.FFmpegError:
+        except av.FFmpegError as error:
             problems["errors while reading the file"] += 1
+            damage.note(reason(error), None)
             num_errors += 1
+            demuxed = container.demux(stream)
     yield None

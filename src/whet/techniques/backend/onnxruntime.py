@@ -106,12 +106,14 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     """Return the candidate as an ONNX model that ONNX Runtime runs.
 
     Raises:
-        TargetError: The model cannot be exported or quantised.
+        TargetError: The model cannot be exported or quantised, or ONNX Runtime rejects the export.
     """
     folder = onnx_graph.export(candidate)
     if options.precision == "int8":
         folder = onnx_int8.quantize(folder, candidate.examined.flat_calibration, options.mode)
-    return candidate.with_runtime(ONNXRuntime(folder))
+    runtime = ONNXRuntime(folder)
+    runtime.check()
+    return candidate.with_runtime(runtime)
 
 
 TECHNIQUE = Technique(

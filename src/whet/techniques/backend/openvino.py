@@ -20,16 +20,18 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from whet.artefact import program
-from whet.artefact.openvino import OpenVINORuntime, Settings, import_openvino, said
+from whet.artefact.openvino import OpenVINORuntime, Settings, import_openvino, openvino_type, said
 from whet.errors import OptionError, TargetError, foreign, how_to_install
 from whet.machine import Limits, Machine, describe
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import openvino_int8
 from whet.quantisation.quantisable import branch_refusal
+from whet.rewriting import torch_semantics
+from whet.rewriting.graph import cleaned
+from whet.rewriting.integer_ranges import conditions_for_int32
 from whet.rewriting.low_precision import bfloat16_refusal
 from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.workload import ExaminedWorkload
@@ -128,7 +130,9 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     Raises:
         TargetError: OpenVINO cannot convert or quantise the model.
     """
-    model = convert(candidate)
+    exported = torch_semantics.export(candidate.module, candidate.examined, OpenVINORuntime.NAME)
+    conditions = conditions_for_int32(cleaned(exported), _all_batches(candidate.examined), "OpenVINO")
+    model = convert(candidate, exported)
     notes: list[str] = []
     precision = _float_precision(options, candidate.examined)
     if options.precision == "int8":
@@ -144,7 +148,11 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     if options.precision != "f32":
         halve_weights(model)
     settings = Settings(precision=precision, shapes=_tuned_shapes(candidate.examined))
-    return candidate.with_runtime(OpenVINORuntime(model, settings), *notes)
+    return candidate.with_runtime(OpenVINORuntime(model, settings, conditions), *notes)
+
+
+def _all_batches(examined: ExaminedWorkload) -> list[tuple[Tensor, ...]]:
+    return [*examined.flat_inputs, *examined.flat_calibration]
 
 
 def _tuned_shapes(examined: ExaminedWorkload) -> tuple[tuple[int, ...], ...] | None:
@@ -161,23 +169,38 @@ def _float_precision(options: Options, examined: ExaminedWorkload) -> Literal["f
     return "bf16" if asked == "bf16" else "f32"
 
 
-def convert(candidate: Candidate) -> Any:
-    """Return the candidate's module as an OpenVINO model, made from torch.export's graph.
+def convert(candidate: Candidate, exported: torch.export.ExportedProgram) -> Any:
+    """Return torch.export's graph of the candidate's module as an OpenVINO model.
 
     OpenVINO can also trace a model by itself. That is never used: it records one path through the code and drops every
     branch.
 
     Raises:
-        TargetError: torch.export cannot export the model, or OpenVINO cannot convert the graph.
+        TargetError: OpenVINO cannot convert the graph.
     """
     openvino = import_openvino()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracers warn about each other's deprecations
-        exported = program.export(candidate.module, candidate.examined)
         with foreign(TargetError, "OpenVINO cannot convert the model", words=said):
-            model = openvino.convert_model(exported)
+            model = _with_all_inputs(openvino.convert_model(exported), exported)
             _fix_shapes(model, candidate.examined)
     return model
+
+
+def _with_all_inputs(model: Any, exported: torch.export.ExportedProgram) -> Any:
+    """Return the model with the inputs that it does not read, which OpenVINO's converter leaves out."""
+    openvino = import_openvino()
+    read = {name: port.get_node() for port in model.inputs for name in port.get_names()}
+    names = exported.graph_signature.user_inputs
+    if set(names) <= read.keys() or not set(read) <= set(names):
+        return model
+    shapes = {node.name: node.meta["val"] for node in exported.graph_module.graph.nodes if node.name in set(names)}
+    ports = [
+        read.get(name)
+        or openvino.opset13.parameter([-1] * shapes[name].dim(), openvino_type(shapes[name].dtype), name=name)
+        for name in names
+    ]
+    return openvino.Model(model.get_results(), ports, model.get_friendly_name())
 
 
 def _has_inner_linear(model: nn.Module) -> bool:

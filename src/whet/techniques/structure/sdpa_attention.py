@@ -5,7 +5,8 @@ What            Hugging Face models are told to use their `sdpa` attention. Atte
 When it helps   Long sequences and many heads: the scores, quadratic in the sequence length, never reach memory.
 When it hurts   Sequences of a few dozen tokens, where the plain products are as fast; masks that must be expanded.
 Numerics        Exact attention, summed in another order: within 1e-4 relative in float32, checked on a calibration
-                batch. A query whose keys are all masked by filling gives zeros, where the original gave NaN or a mean.
+                batch and on that batch with other masks. A query whose keys are all masked gives what the original
+                gave; where that was NaN, zeros.
 Composes        Before every precision and backend. Masks, causal ones included, stay as given.
 Source          Dao et al., "FlashAttention", 2022 (arXiv:2205.14135); torch.nn.functional.scaled_dot_product_attention.
 """
@@ -64,6 +65,24 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     Raises:
         TargetError: There is no attention to fuse, or the outputs would change.
     """
+    switched, notes = _switched(candidate)
+    if switched is not None:
+        try:
+            verify("sdpa_attention", switched, candidate.module, candidate.examined, _TOLERANCE)
+            return candidate.with_module(switched, *notes)
+        except TargetError:  # such as another answer where all keys are masked; the graph can be fused without it
+            notes = []
+    traced = trace(candidate.module, candidate.examined)
+    found = find_attention(traced)
+    if not found:
+        raise TargetError("sdpa_attention finds no attention to fuse; leave it out of the recipe")
+    module = Traced(fuse(traced, found))
+    verify("sdpa_attention", module, candidate.module, candidate.examined, _TOLERANCE)
+    return candidate.with_module(module, *notes)
+
+
+def _switched(candidate: Candidate) -> tuple[nn.Module | None, list[str]]:
+    """Return a copy of the candidate's module whose Hugging Face models use sdpa, or None; and notes on those left."""
     module = candidate.copy_module()
     notes = []
     switched = False
@@ -75,14 +94,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
             notes.append(
                 f"sdpa_attention: {type(model).__name__} stays on eager attention: {str(error).splitlines()[0]}"
             )
-    if not switched:
-        traced = trace(candidate.module, candidate.examined)
-        found = find_attention(traced)
-        if not found:
-            raise TargetError("sdpa_attention finds no attention to fuse; leave it out of the recipe")
-        module = Traced(fuse(traced, found))
-    verify("sdpa_attention", module, candidate.module, candidate.examined, _TOLERANCE)
-    return candidate.with_module(module, *notes)
+    return module if switched else None, notes
 
 
 def _eager_models(module: nn.Module) -> list[Any]:

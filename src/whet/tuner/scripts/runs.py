@@ -13,6 +13,7 @@ from whet.scripts.command import ScriptOutcome, run_bounded
 from whet.scripts.messages import ScriptRequest
 from whet.scripts.script_command import ScriptCommand
 from whet.scripts.step_times import quiet_steps
+from whet.tuner.verdict_costs import VerdictCosts
 
 PROOF_STEPS = 12
 _MOVED_STEPS = 2  # of a run whose first gradients alone are looked at
@@ -31,6 +32,9 @@ class ScriptRuns:
         num_steps: The most steps of a run.
         limit_s: Seconds after which a run is ended.
         longest_s: Seconds that the longest run took so far.
+        starting_s: Seconds of the latest timed run without its steps.
+        proof_s: Seconds of the latest run for a proof.
+        timed_s: Seconds of the latest timed run.
     """
 
     command: ScriptCommand
@@ -38,6 +42,10 @@ class ScriptRuns:
     num_steps: int
     limit_s: float
     longest_s: float = field(default=0.0)
+    starting_s: float = field(default=0.0)
+    proof_s: float = field(default=0.0)
+    timed_s: float = field(default=0.0)
+    _num_timed: int = field(default=1, repr=False)
 
     def proof(self, steps: Sequence[Step] = (), *, num_threads: int = 0) -> ScriptOutcome:
         """Run the first steps with dropout off, and record gradients and updates."""
@@ -71,8 +79,20 @@ class ScriptRuns:
         began = time.monotonic()
         request = request.model_copy(update={"limit_s": 0.9 * self.limit_s})
         outcome = run_bounded(self.command, request, self.scratch, limit_s=self.limit_s)
-        self.longest_s = max(self.longest_s, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self.longest_s = max(self.longest_s, seconds)
+        if request.is_proof:
+            self.proof_s = seconds if request.num_steps > _MOVED_STEPS else self.proof_s
+        elif outcome.record is not None:
+            self._num_timed = len(outcome.record.seconds)
+            self.timed_s, self.starting_s = seconds, max(0.0, seconds - sum(outcome.record.seconds))
         return outcome
+
+    def costs(self, *, needs_losses: bool) -> VerdictCosts:
+        """Return what trials, the finals and the proof of the loss take, by the runs so far."""
+        step_s = (self.timed_s - self.starting_s) / max(1, self._num_timed)
+        loss_s = self.starting_s + self.num_steps * step_s
+        return VerdictCosts(self.proof_s, 2 * self.timed_s, 2 * loss_s if needs_losses else 0.0)
 
 
 @dataclass(frozen=True)

@@ -25,26 +25,27 @@ from whet.recipe import Step
 from whet.scripts.command import ScriptOutcome
 from whet.scripts.messages import ScriptRecord
 from whet.scripts.script_command import ScriptCommand
-from whet.training.loss_proof import TRAINING_LOSS, LossPair, LossProof, is_over, judge
+from whet.training.loss_proof import LEAST, MOST, TRAINING_LOSS, LossPair, LossProof, is_over, judge
 from whet.training.sensitivity import BFLOAT16, SUMS
-from whet.training.technique import Exactness
-from whet.tuner.budget import Budget
+from whet.tuner.budget import Budget, needed_for
 from whet.tuner.goal import MAX_DROP_TRAINING, SCRIPT_STEPS
 from whet.tuner.listener import Listener
+from whet.tuner.outlook import MIN_ROUNDS
 from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, MeasuredVariant, RefusedTechnique, Result
 from whet.tuner.scripts.proof import SAME_LOSS, Original, first_not_finite, relative_gaps
 from whet.tuner.scripts.runs import LEAST_STEPS, ScriptRuns, ScriptSide, timed_run
 from whet.tuner.scripts.search import ScriptSearch, candidates, finalists
-from whet.tuner.scripts.words import gain_sentence, no_gain_sentence
+from whet.tuner.scripts.verdict import Spent, is_rounded, is_unfinished, verdict
+from whet.tuner.time_account import EXAMINATION, FINALS, LOSSES, TRIALS, TimeAccount
 from whet.tuner.training.points import measured_point
-from whet.tuner.training.trial import exactness_of
+from whet.tuner.verdict import TIME_UP
 
-_ROUNDS, _MIN_ROUNDS = 8, 6
+_ROUNDS, _MIN_ROUNDS = 8, MIN_ROUNDS
 _NUM_MOVES = {SUMS: 1, BFLOAT16: 3}  # runs with moved parameters, by how far these are moved
 _RUN_LIMIT_S = 300.0
-_FINALS_SHARE, _LOSSES_SHARE = 0.4, 0.25  # of the budget
+_LOSSES_SHARE = 0.25  # of the budget, at the most, that the finals leave to the proof of the loss
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,16 @@ def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Re
     with tempfile.TemporaryDirectory(prefix="whet-script-") as scratch:
         runs = ScriptRuns(plan.command, Path(scratch), plan.num_steps, min(_RUN_LIMIT_S, plan.budget_s))
         patience.begin()
-        examined = examine(runs, plan.command.name)
+        account = TimeAccount(budget.clock)
+        with account.part(EXAMINATION):
+            examined = examine(runs, plan.command.name)
         search = ScriptSearch(runs, examined.original, patience, listener)
         todo, cannot = candidates(examined.watched, plan.exclude)
-        search.go(todo, (1 - _FINALS_SHARE - _LOSSES_SHARE) * budget.seconds - budget.elapsed_s)
-        result = _concluded(plan, runs, budget, examined, search, patience, listener)
+        costs = runs.costs(needs_losses=any(is_rounded((one.step,)) for one in todo))
+        with account.part(TRIALS):
+            search.go(todo, costs.search_s(budget))
+        result = _concluded(plan, runs, budget, examined, search, patience, listener, account)
+    result.time_s = account.seconds
     result.untried = [*search.untried, *cannot]
     result.refused = [RefusedTechnique(technique=n, reason=why) for n, why in examined.watched.refused.items()]
     result.out, result.started_at = str(plan.directory), began.isoformat(timespec="seconds")
@@ -177,21 +183,34 @@ def _concluded(
     search: ScriptSearch,
     patience: Patience,
     listener: Listener,
+    account: TimeAccount,
 ) -> Result:
     """Compare the best recipes with the script as it is, prove their loss, and say what was found."""
-    chosen = finalists(search.records)
-    is_rounded = any(exactness_of(record.steps) is not Exactness.EXACT for record in chosen)
-    losses_s = _LOSSES_SHARE * budget.seconds if is_rounded else 0.0
-    found = _finals(runs, chosen, budget, losses_s, patience, listener) if chosen else Comparison([], {})
+    chosen = _fitting(finalists(search.records), runs, budget)
+    costs = runs.costs(needs_losses=any(is_rounded(record.steps) for record in chosen))
+    if chosen:
+        listener.known(f"{chosen[0].label}: {chosen[0].speedup:.2f}x in the screening, not proved yet")
+    found = Comparison([], {})
+    with account.part(FINALS):
+        if chosen and costs.fits_finals(budget):
+            losses_s = min(_LOSSES_SHARE * budget.seconds, LEAST * costs.loss_pair_s)
+            found = _finals(runs, chosen, budget, losses_s, patience, listener)
     own = [run for run in found.runs.get("original", ()) if run.counts] or [examined.timed]
     baseline = _baseline(own)
-    judged = [(r, claim) for r, claim in zip(chosen, found.claims, strict=True) if claim.ratio is not None]
+    judged = [(r, claim) for r, claim in zip(chosen, found.claims, strict=False) if claim.ratio is not None]
     points = [measured_point(r, claim) for r, claim in judged]
     for point in sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: -p.speedup):
-        if exactness_of(point.steps) is not Exactness.EXACT:
-            point.losses = _prove(plan, runs, budget, point.steps, listener)
+        if is_rounded(point.steps):
+            listener.known(f"{point.label}: {point.speedup:.2f}x in the finals, its training loss is not proved yet")
+            with account.part(LOSSES):
+                point.losses = _prove(plan, runs, budget, point.steps, listener)
+    todo = len({one.technique for one in search.untried if one.reason == TIME_UP}) if not search.records else 0
+    is_open = any(point.losses is not None and is_unfinished(point.losses) for point in points)
+    done_s = sum(account.seconds.get(part, 0.0) for part in (EXAMINATION, TRIALS))
+    needed = max(costs.needed_s(done_s, todo, MOST if is_open else LEAST), needed_for(plan.budget_s + 1))
     machine = describe()
-    word, sentence, best = _verdict(baseline, points, search.records, patience, has_untried=bool(search.untried))
+    facts = Spent(account.seconds.get(EXAMINATION, 0.0), costs, needed, todo)
+    word, sentence, best, is_short = verdict(baseline, points, search.records, patience, facts)
     command = shlex.join(plan.command.words)
     return Result(
         kind="training",
@@ -202,6 +221,7 @@ def _concluded(
         verdict=word,  # type: ignore[arg-type]
         sentence=sentence,
         busy=patience.sentence if word == "inconclusive" and patience.cause else "",
+        needed_s=needed if is_short else None,
         quality_name=TRAINING_LOSS,
         higher_is_better=False,
         baseline=baseline,
@@ -214,6 +234,16 @@ def _concluded(
         command=shlex.join(["whet", "tune", "--out", str(plan.directory), "--", *plan.command.words]),
         unsaved=f"a training recipe changes the loop: whet run --recipe {plan.directory} -- {command}",
     )
+
+
+def _fitting(chosen: list[TrialRecord], runs: ScriptRuns, budget: Budget) -> list[TrialRecord]:
+    """Return the fastest recipe alone, or the exact one alone, where the proofs of both do not fit."""
+    if len(chosen) < 2:
+        return chosen
+    costs, left_s = runs.costs(needs_losses=True), budget.left_at_most_s
+    if costs.proof_s + MIN_ROUNDS * costs.pair_s <= left_s:
+        return chosen
+    return chosen[:1] if costs.proof_s <= left_s else chosen[1:]
 
 
 def _finals(
@@ -248,8 +278,6 @@ def _prove(
     while (proof is None or not is_over(proof)) and budget.left_at_most_s > 2 * runs.longest_s:
         seed = len(pairs) + 1
         old, new = (runs.for_loss(chosen, seed, plan.num_steps) for chosen in ((), steps))
-        if old.record is None:
-            return proof
         before, after = (_scores(outcome) for outcome in (old, new))
         pairs.append(
             LossPair(
@@ -258,7 +286,9 @@ def _prove(
                 new=after[1],
                 old_middle=before[0],
                 new_middle=after[0],
-                begin=float(old.record.losses[0] or math.nan),
+                begin=_first_loss(old),
+                old_failure=_loss_fault(old),
+                new_failure=_loss_fault(new),
             )
         )
         proof = judge(pairs, allowed=plan.max_drop, score=TRAINING_LOSS)
@@ -276,6 +306,19 @@ def _scores(outcome: ScriptOutcome) -> tuple[float, float]:
     return sum(middle) / len(middle), sum(last) / len(last)
 
 
+def _first_loss(outcome: ScriptOutcome) -> float:
+    losses = outcome.record.losses if outcome.record is not None else []
+    return next((loss for loss in losses if loss is not None), math.nan)
+
+
+def _loss_fault(outcome: ScriptOutcome) -> str:
+    """Return how a run failed or diverged, in words; "" where it did neither."""
+    if outcome.record is None:
+        return outcome.failure
+    bad = first_not_finite(outcome.record.losses)
+    return "" if bad is None else f"the loss of step {bad} is {outcome.record.losses[bad - 1]}"
+
+
 def _baseline(runs: Sequence[Run]) -> MeasuredVariant:
     seconds = sorted(run.seconds for run in runs)[len(runs) // 2]
     return MeasuredVariant(
@@ -285,46 +328,3 @@ def _baseline(runs: Sequence[Run]) -> MeasuredVariant:
         size_bytes=0,
         process_latencies_ms=[run.seconds * 1e3 for run in runs],
     )
-
-
-def _verdict(
-    baseline: MeasuredVariant,
-    points: Sequence[MeasuredVariant],
-    records: Sequence[TrialRecord],
-    patience: Patience,
-    *,
-    has_untried: bool,
-) -> tuple[str, str, MeasuredVariant]:
-    """Return the verdict in a word and a sentence, and what is kept."""
-    faster = sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: -p.speedup)
-    open_points = [p for p in faster if exactness_of(p.steps) is not Exactness.EXACT]
-    proved = [p for p in faster if p not in open_points or (p.losses is not None and p.losses.is_same is True)]
-    if proved:
-        left_out = [p for p in faster if p.speedup > proved[0].speedup]
-        why = "".join(f" {p.label} is left out: {_open(p)}." for p in left_out)
-        return "gain", gain_sentence(baseline, proved[0]) + why, proved[0]
-    if open_points and any(p.losses is None or p.losses.is_same is None for p in open_points):
-        told = _open(open_points[0])
-        return "inconclusive", f"{open_points[0].label} is faster, but {told}. The original stays.", baseline
-    if open_points:
-        return (
-            "no-gain",
-            f"{open_points[0].label} is faster, but {_open(open_points[0])}. The original stays.",
-            baseline,
-        )
-    if patience.has_run_out:
-        return "inconclusive", f"No verdict: {patience.sentence}. The original stays.", baseline
-    if not records and has_untried:
-        return "inconclusive", "The budget ended before anything was tried; give a larger --budget.", baseline
-    if any(p.verdict == Verdict.INCONCLUSIVE for p in points) or (not points and finalists(records)):
-        told = "The times of the finals do not tell. The original stays; give a larger --budget."
-        return "inconclusive", told, baseline
-    if records and all(record.status == "failed" for record in records):
-        return "failed", f"Every trial failed; the first: {records[0].reason}", baseline
-    return "no-gain", no_gain_sentence(records), baseline
-
-
-def _open(point: MeasuredVariant) -> str:
-    if point.losses is None:
-        return "no pair of runs for its training loss fitted into the budget; give a larger --budget"
-    return point.losses.words

@@ -18,7 +18,14 @@ from whet.tuner.search import without_answer
 from whet.tuner.space import Space
 from whet.tuner.training.facts import KnownTraining, TrainingFacts
 from whet.tuner.training.steps_process import StepsRequest, time_steps
-from whet.tuner.training.trial import TrainingMeasured, TrainingTrial, run_training_trial
+from whet.tuner.training.trial import (
+    LossRequest,
+    LossRun,
+    TrainingMeasured,
+    TrainingTrial,
+    run_training_trial,
+    train_for_loss,
+)
 
 COMPILE = Step(technique="compile")
 TIMING_S = 3.0
@@ -38,6 +45,7 @@ class TrainingContext:
         run: Runs a function in a child process.
         trial_limit_s: Seconds after which a trial is ended.
         most_loss: The size of a loss beyond which a trial diverges.
+        num_known: The steps of the original, whose losses `most_loss` comes from.
     """
 
     target: str
@@ -46,6 +54,7 @@ class TrainingContext:
     run: Runner
     trial_limit_s: float = _LIMIT_S
     most_loss: float = math.inf
+    num_known: float = math.inf
 
     @property
     def space(self) -> Space:
@@ -87,9 +96,19 @@ class TrainingContext:
         """Measure the original as a trial is measured."""
         return self.measure((), self.directory / "original-trial", left_s)
 
+    def original_fault(self, num_steps: int, left_s: float) -> str:
+        """Return how the original diverges within so many steps; "" where it does not, or where there is no time."""
+        request = LossRequest(target=self.target, seed=None, num_steps=num_steps)
+        folder = self.directory / f"original-{num_steps}-steps"
+        outcome = run_within(self.run, train_for_loss, request, folder, limit_s=self.trial_limit_s, left_s=left_s)
+        found = outcome.answer(LossRun)
+        return "" if found is None else found.failure
+
     def measure(self, steps: tuple[Step, ...], folder: Path, left_s: float) -> TrainingMeasured:
         """Try a recipe in a process of its own; empty for the original. A failure there is part of the answer."""
-        request = TrainingTrial(known=self.known, steps=steps, timing_s=TIMING_S, most_loss=self.most_loss)
+        request = TrainingTrial(
+            known=self.known, steps=steps, timing_s=TIMING_S, most_loss=self.most_loss, num_known=self.num_known
+        )
         outcome = run_within(self.run, run_training_trial, request, folder, limit_s=self.trial_limit_s, left_s=left_s)
         return outcome.answer(TrainingMeasured) or TrainingMeasured(outcome=without_answer(outcome))
 
@@ -140,8 +159,13 @@ def record_of(
     """
     began = time.perf_counter()
     found = context.measure(recipe.steps, context.directory / f"trial-{number}", left_s)
+    outcome = found.outcome
+    if outcome.status == "failed" and found.num_steps > context.num_known:  # it diverged, perhaps as the original does
+        left_s -= time.perf_counter() - began
+        if context.original_fault(found.num_steps, left_s):
+            outcome = outcome.model_copy(update={"reason": f"{outcome.reason}, and without the recipe too"})
     record = TrialRecord(
-        **dict(found.outcome),
+        **dict(outcome),
         number=number,
         steps=recipe.steps,
         predicted=context.space.bound(recipe.steps),

@@ -112,20 +112,22 @@ def prove_losses(
     seed = 0
     while proof is None or not is_over(proof):
         seed += 1
-        (old, _), (new, why) = (
+        old, new = (
             _loss_run(context, chosen, seed, num_steps, left_s(), factor)
             for chosen, factor in ((() if batch_factor == 1 else steps, 1), (steps, batch_factor))
         )
-        if old is None or (new is None and left_s() <= 0):
-            break
+        if left_s() <= 0 and (math.isnan(old.begin) or math.isnan(new.begin)):
+            break  # the end of the budget cut the pair off
         pairs.append(
             LossPair(
                 seed=seed,
                 old=old.held_out,
-                new=math.inf if new is None else new.held_out,  # a run that fails or has no score is no equal training
+                new=new.held_out,
                 old_middle=old.middle,
-                new_middle=math.inf if new is None else new.middle,
+                new_middle=new.middle,
                 begin=old.begin,
+                old_failure=old.failure,
+                new_failure=new.failure,
             )
         )
         proof = judge(
@@ -133,25 +135,21 @@ def prove_losses(
             allowed=allowed,
             higher_is_better=context.facts.higher_is_better,
             score=context.facts.evaluation or TRAINING_LOSS,
+            change="the recipe" if batch_factor == 1 else "the larger batch",
         )
-        if old.failure:
-            doubt = f"the original itself diverges with seed {seed}: {old.failure}"
-            return proof.model_copy(update={"is_same": None, "doubt": doubt})
-        if why := why or (new.failure if new is not None else ""):
-            return proof.model_copy(update={"is_same": False, "failure": f"{why} (seed {seed})"})
         report(len(pairs))
     return proof
 
 
 def _loss_run(
     context: TrainingContext, steps: tuple[Step, ...], seed: int, num_steps: int, left_s: float, batch_factor: int
-) -> tuple[LossRun | None, str]:
+) -> LossRun:
     """Return what a run of so many steps, or of their samples in larger batches, scored, or why its process failed."""
     if left_s <= 0:
-        return None, ""
+        return LossRun.failed("it was not started: the budget was used up")
     request = LossRequest(
         target=context.target, steps=steps, seed=seed, num_steps=num_steps // batch_factor, batch_factor=batch_factor
     )
     folder: Path = context.directory / f"loss-{seed}-{len(steps)}-{batch_factor}"
     outcome = context.run(train_for_loss, request, folder, min(left_s, _LIMIT_S))
-    return outcome.answer(LossRun), "" if outcome.failure is None else in_words(outcome.failure)
+    return outcome.answer(LossRun) or LossRun.failed(in_words(outcome.failure) if outcome.failure else "no answer")

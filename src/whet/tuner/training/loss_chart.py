@@ -48,7 +48,7 @@ def loss_chart(proof: LossProof, *, higher_is_better: bool = False) -> str:
 
 def _difference(sign: float, old: float, new: float) -> float:
     """Return by what part a score is worse; NaN where that cannot be said."""
-    return sign * (new - old) / abs(old) if old and math.isfinite(new) else math.nan
+    return sign * (new - old) / abs(old) if old and math.isfinite(old) and math.isfinite(new) else math.nan
 
 
 def _pair(pair: LossPair, end: float, middle: float, across: Across, height: float) -> str:

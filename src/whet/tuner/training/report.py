@@ -30,6 +30,7 @@ from whet.tuner.report import (
     spread,
 )
 from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.time_account import time_sentence
 from whet.tuner.training.loss_chart import loss_chart
 from whet.tuner.training.words import batch_sentences, proofs_of
 from whet.tuner.verdict import noise_in_words
@@ -68,6 +69,7 @@ def render(result: Result, toml: str) -> str:
         points=points,
         proofs=_proofs(result),
         batches=batch_sentences(result),
+        time=time_sentence(result.time_s, result.compile_s),
         memory=_memory(points),
         memory_names=tuple(PARTS.values()),
         shares=_shares(result),

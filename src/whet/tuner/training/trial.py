@@ -47,6 +47,7 @@ class TrainingTrial(BaseModel):
         steps: The recipe; empty for the original.
         timing_s: Seconds of timing.
         most_loss: The size of a loss beyond which the run diverges.
+        num_known: The steps of the original, whose losses `most_loss` comes from.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -55,6 +56,7 @@ class TrainingTrial(BaseModel):
     steps: tuple[Step, ...] = ()
     timing_s: float = 2.0
     most_loss: float = math.inf
+    num_known: float = math.inf
 
 
 class TrainingMeasured(BaseModel):
@@ -64,6 +66,7 @@ class TrainingMeasured(BaseModel):
         outcome: Whether the training is the same, with the evidence.
         run: Its times; None where it was refused or rejected.
         largest_loss: The largest size of a loss in any of its steps.
+        num_steps: Its steps.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -71,6 +74,7 @@ class TrainingMeasured(BaseModel):
     outcome: TrialOutcome
     run: Run | None = None
     largest_loss: float = math.inf
+    num_steps: int = 0
 
     @property
     def most_loss(self) -> float:
@@ -100,8 +104,10 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     memory = _memory(prepared.trainer, before)
     run, joules = _timed(workload, prepared.trainer, request.timing_s)
     losses = [float(loss) for loss in prepared.trainer.losses]
-    if why := divergence(losses, request.most_loss):
-        return TrainingMeasured(outcome=TrialOutcome(status="failed", reason=why, notes=prepared.notes))
+    if why := divergence(losses, request.most_loss, num_known=request.num_known):
+        return TrainingMeasured(
+            outcome=TrialOutcome(status="failed", reason=why, notes=prepared.notes), num_steps=len(losses)
+        )
     proof = evidence.gradients
     assert proof is not None
     evidence = evidence.model_copy(
@@ -119,7 +125,7 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     run = run.model_copy(
         update={"peak_bytes": memory.peak_bytes}
     )  # above what the process held before, as in the finals
-    return TrainingMeasured(outcome=outcome, run=run, largest_loss=max(map(abs, losses)))
+    return TrainingMeasured(outcome=outcome, run=run, largest_loss=max(map(abs, losses)), num_steps=len(losses))
 
 
 def _timed(workload: TrainingWorkload, trainer: Trainer, timing_s: float) -> tuple[Run, float | None]:
@@ -228,7 +234,7 @@ class LossRequest(BaseModel):
     Attributes:
         target: The target's name or address.
         steps: The recipe.
-        seed: The seed of the order of data and of what is drawn in training.
+        seed: The seed of the order of data and of what is drawn in training; None for the target's own.
         num_steps: Optimiser steps.
         batch_factor: How many of the target's batches become one.
     """
@@ -237,7 +243,7 @@ class LossRequest(BaseModel):
 
     target: str
     steps: tuple[Step, ...] = ()
-    seed: int
+    seed: int | None
     num_steps: int
     batch_factor: int = 1
 
@@ -249,7 +255,7 @@ class LossRun(BaseModel):
         held_out: The held-out score at the end, and in the middle; without one, the mean loss of the last steps.
         middle: The same in the middle of the run.
         begin: The same before the first step, or in the first one.
-        failure: At which step the loss was no number any more; "" where it stayed one.
+        failure: At which step the loss was no number any more, or how the process failed; "" where neither happened.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -258,6 +264,11 @@ class LossRun(BaseModel):
     middle: float
     begin: float
     failure: str = ""
+
+    @classmethod
+    def failed(cls, why: str) -> "LossRun":
+        """Return a run that has no scores."""
+        return cls(held_out=math.nan, middle=math.nan, begin=math.nan, failure=why)
 
 
 def train_for_loss(request: LossRequest) -> LossRun:

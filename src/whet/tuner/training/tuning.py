@@ -19,9 +19,9 @@ from whet.measure.isolate import FailureKind
 from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
 from whet.recipe import FILE as RECIPE
-from whet.training.loss_proof import TRAINING_LOSS
+from whet.training.loss_proof import LEAST, MOST, TRAINING_LOSS
 from whet.training.technique import Exactness
-from whet.tuner.budget import Budget, BudgetEnded, Runner
+from whet.tuner.budget import Budget, BudgetEnded, Runner, needed_for
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.listener import Listener
 from whet.tuner.proven_recipe import recipe_of
@@ -29,12 +29,14 @@ from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, LargerBatch, MeasuredVariant, Result
 from whet.tuner.search import SearchTime, search_space
 from whet.tuner.study import Study, default_storage
+from whet.tuner.time_account import BATCHES, EXAMINATION, FINALS, LOSSES, TRIALS, TimeAccount
 from whet.tuner.training.batch_sizes import try_batches
 from whet.tuner.training.context import Neighbours, TrainingContext, record_of
 from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import (
     LEAST_STEPS,
+    MIN_ROUNDS,
     MOST_STEPS,
     compare_finalists,
     needs_losses,
@@ -46,6 +48,7 @@ from whet.tuner.training.soundness import out_of_memory
 from whet.tuner.training.trial import TrainingMeasured, exactness_of
 from whet.tuner.training.verdict import best_point, conclusion, is_proved
 from whet.tuner.verdict import untried
+from whet.tuner.verdict_costs import enough
 
 _EXAMINATION_LIMIT_S = 600.0
 _FINALS_SHARE, _LOSSES_SHARE = 0.35, 0.25  # of the budget
@@ -103,26 +106,33 @@ def tune_training(
     whole = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
     kept_share = _BATCHES_SHARE if plan.goal.allow_batch else 0.0
     budget = Budget((1 - kept_share) * plan.budget_s, clock=whole.clock)
-    bounded = whole.bounded(run)
+    bounded, account = whole.bounded(run), TimeAccount(whole.clock)
     with tempfile.TemporaryDirectory(prefix="whet-train-") as scratch:
-        facts = _examined(bounded, address, plan, Path(scratch), patience)
+        with account.part(EXAMINATION):
+            facts = _examined(bounded, address, plan, Path(scratch), patience)
         listener.looked_at_training(facts)
         _check_memory(plan.goal, facts)
         context = TrainingContext(address, facts, Path(scratch), bounded, plan.trial_limit_s)
         asked_s = budget.elapsed_s
-        original = patience.measure(lambda: context.original(budget.left_at_most_s), lambda found: found.outcome.busy)
+        with account.part(TRIALS):
+            original = patience.measure(
+                lambda: context.original(budget.left_at_most_s), lambda found: found.outcome.busy
+            )
         trial_s = _TRIAL_OVER_ORIGINAL * (budget.elapsed_s - asked_s)
         if original.outcome.status != "done" or original.run is None:
             raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
         plan.directory.mkdir(parents=True, exist_ok=True)
         title = f"whet training {name} {plan.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
         study = Study.open(plan.storage or default_storage(plan.directory), title, must_exist=plan.resume)
-        context = replace(context, most_loss=original.most_loss)
+        context = replace(context, most_loss=original.most_loss, num_known=original.num_steps)
         originals = Neighbours(context, original.run)
-        records = _searched(context, study, plan.goal, budget, originals, trial_s, listener, patience)
-        result = _concluded(context, plan.goal, budget, original, records, listener, patience)
+        with account.part(TRIALS):
+            records = _searched(context, study, plan.goal, budget, originals, trial_s, listener, patience)
+        result = _concluded(context, plan.goal, budget, original, records, listener, patience, account)
         if plan.goal.allow_batch:
-            result.larger_batches = _larger_batches(context, plan.goal, result.best, whole, patience)
+            with account.part(BATCHES):
+                result.larger_batches = _larger_batches(context, plan.goal, result.best, whole, patience)
+        result.time_s = account.seconds
     result.target, result.out, result.started_at = name, str(plan.directory), began.isoformat(timespec="seconds")
     result.budget_s, result.seconds, result.command = plan.budget_s, budget.elapsed_s, command
     _write(result, plan.directory)
@@ -197,6 +207,7 @@ def _concluded(
     records: list[TrialRecord],
     listener: Listener,
     patience: Patience,
+    account: TimeAccount,
 ) -> Result:
     """Compare the best recipe with the original, prove its loss, and say what was found."""
     facts = context.facts
@@ -204,7 +215,10 @@ def _concluded(
     now = budget.clock()
     losses_s = _LOSSES_SHARE * budget.seconds if any(needs_losses(r.steps) for r in finalists) else 0.0
     limit = TimeLimit(now + budget.left_s - losses_s, now + budget.left_at_most_s - losses_s, budget.clock)
-    found, claims = compare_finalists(context, finalists, limit, patience, listener.measured)
+    if finalists and goal.asks_for_speed:
+        listener.known(f"{finalists[0].label}: {finalists[0].speedup:.2f}x in the screening, not proved yet")
+    with account.part(FINALS):
+        found, claims = compare_finalists(context, finalists, limit, patience, listener.measured)
     runs = [run for run in found.runs.get("original", ()) if run.counts] or [original.run or Run()]
     baseline = _original_point(facts, original, runs)
     judged = [(record, claim) for record, claim in zip(finalists, claims, strict=True) if claim.num_pairs]
@@ -212,8 +226,11 @@ def _concluded(
     best = best_point(goal, baseline, points)
     for point in sorted((p for p in points if p is best or p.verdict == Verdict.PASS), key=lambda p: p is not best):
         if needs_losses(point.steps) and not is_proved(best):
-            _prove(context, goal, baseline, point, budget, listener)
-    word, sentence, kept = conclusion(goal, facts, baseline, best, points, records, patience)
+            listener.known(f"{point.label}: {point.speedup:.2f}x in the finals, its loss is not proved yet")
+            with account.part(LOSSES):
+                _prove(context, goal, baseline, point, budget, listener)
+    needed_s = _needed_s(account, budget, records, points)
+    word, sentence, kept = conclusion(goal, facts, baseline, best, points, records, patience, needed_s)
     compile_only = next((r for r in records if [s.technique for s in r.steps] == ["compile"] and r.speedup), None)
     return Result(
         kind="training",
@@ -225,6 +242,7 @@ def _concluded(
         max_memory_bytes=goal.max_memory_bytes,
         verdict=word,  # type: ignore[arg-type]
         sentence=sentence,
+        needed_s=needed_s if enough(needed_s) in sentence else None,
         busy=patience.sentence if word == "inconclusive" and patience.cause else "",
         quality_name=facts.evaluation or TRAINING_LOSS,
         higher_is_better=facts.higher_is_better,
@@ -245,6 +263,20 @@ def _concluded(
     )
 
 
+def _needed_s(
+    account: TimeAccount, budget: Budget, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]
+) -> float:
+    """Return about the budget in which a verdict fits, by what each part took: more than this one."""
+    before_s = account.seconds.get(EXAMINATION, 0.0) + account.seconds.get(TRIALS, 0.0)
+    trial_s = sum(record.seconds for record in records) / max(1, len(records))
+    num_pairs = max((len(point.process_latencies_ms) for point in points), default=0)
+    finals_s = account.seconds.get(FINALS, 0.0) / num_pairs * MIN_ROUNDS if num_pairs else 2 * MIN_ROUNDS * trial_s
+    num_losses = sum(len(point.losses.pairs) for point in points if point.losses is not None)
+    losses_s = account.seconds.get(LOSSES, 0.0) / num_losses * MOST if num_losses else LEAST * trial_s
+    shares = (finals_s / _FINALS_SHARE, before_s + finals_s + losses_s)
+    return needed_for(max(*shares, budget.seconds + 1))
+
+
 def _prove(
     context: TrainingContext,
     goal: Goal,
@@ -262,9 +294,10 @@ def _prove(
         left_s=lambda: budget.left_at_most_s,
         report=listener.proved,
     )
-    if point.losses is not None:
-        point.quality = sum(pair.new for pair in point.losses.pairs) / len(point.losses.pairs)
-        baseline.quality = sum(pair.old for pair in point.losses.pairs) / len(point.losses.pairs)
+    sound = [pair for pair in point.losses.pairs if not pair.old_fault] if point.losses is not None else []
+    if sound:
+        point.quality = sum(pair.new for pair in sound) / len(sound)
+        baseline.quality = sum(pair.old for pair in sound) / len(sound)
 
 
 def _larger_batches(

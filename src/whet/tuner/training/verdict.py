@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from whet.comparison.claim import Verdict
 from whet.figures import num_bytes
 from whet.measure.quiet import Patience
-from whet.tuner.goal import Goal
+from whet.tuner.goal import Goal, ranked
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import NO_VERDICT, MeasuredVariant
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import MIN_ROUNDS, needs_losses
 from whet.tuner.training.words import gain_sentence, no_gain_sentence
 from whet.tuner.verdict import is_too_large
+from whet.tuner.verdict_costs import enough
 
 
 def is_proved(point: MeasuredVariant) -> bool:
@@ -37,8 +38,20 @@ def conclusion(
     points: Sequence[MeasuredVariant],
     records: Sequence[TrialRecord],
     patience: Patience,
+    needed_s: float,
 ) -> tuple[str, str, MeasuredVariant]:
-    """Return the verdict in a word and a sentence, and the point that is kept."""
+    """Return the verdict in a word and a sentence, and the point that is kept.
+
+    Args:
+        goal: What was searched for.
+        facts: What is known of the training.
+        baseline: The original.
+        best: The best point that the times prove; the original where there is none.
+        points: The finalists.
+        records: The trials.
+        patience: How long whet waited for a quiet machine.
+        needed_s: The budget that a verdict would have taken, where this one was too small.
+    """
     if best is not baseline and needs_losses(best.steps):
         if best.losses is not None and best.losses.is_same:
             return "gain", gain_sentence(goal, facts, baseline, best) + _smaller(goal, best, points), best
@@ -49,19 +62,33 @@ def conclusion(
         if best.losses is not None and best.losses.is_same is False:
             return "no-gain", f"{best.label} is better, but {best.losses.words}. The original stays.", baseline
         told = "no pair of runs fitted into the budget" if best.losses is None else best.losses.words
-        return "inconclusive", f"{best.label} is better, but {told}. Give a larger --budget.", baseline
+        would = "" if best.losses is not None and best.losses.doubt else f"; {enough(needed_s)}"
+        gain = "" if goal.objective == "memory" else f" ({best.speedup:.2f}x)"
+        return "inconclusive", f"{best.label} is better{gain}, but {told}{would}. The original stays.", baseline
     if best is not baseline:
         return "gain", gain_sentence(goal, facts, baseline, best) + _smaller(goal, best, points), best
     if patience.has_run_out:
         return "inconclusive", f"{NO_VERDICT}{patience.sentence}. The original stays.", baseline
     if goal.objective == "memory" and any(len(point.process_latencies_ms) < MIN_ROUNDS for point in points):
-        return "inconclusive", "The budget ended before the finals had enough pairs; give a larger --budget.", baseline
+        told = f"The budget ended before the finals had enough pairs; {enough(needed_s)}."
+        return "inconclusive", told, baseline
     if any(point.verdict == Verdict.INCONCLUSIVE for point in points):
         return (
             "inconclusive",
-            "The times of the finals do not tell. The original stays; give a larger --budget.",
+            f"The times of the finals do not tell. The original stays; {enough(needed_s)}.",
             baseline,
         )
+    stopped = next((record for record in records if record.status == "stopped"), None)
+    if stopped is not None and not any(record.status != "stopped" for record in records):
+        return (
+            "inconclusive",
+            f"The budget ended within the first trial, {stopped.label}; {enough(needed_s)}.",
+            baseline,
+        )
+    shown = ranked(goal, records)
+    if shown and goal.asks_for_speed and not points and (shown[0].speedup or 0) > 1:
+        told = f"{shown[0].label} showed {shown[0].speedup:.2f}x in the screening, which proves nothing"
+        return "inconclusive", f"{told}: no pair of the finals was made; {enough(needed_s)}.", baseline
     if records and all(record.status == "failed" for record in records):
         return "failed", f"Every trial failed; the first: {records[0].reason}", baseline
     return "no-gain", no_gain_sentence(goal, records) + _too_large(goal, baseline), baseline

@@ -1,0 +1,147 @@
+"""Run work that could crash, hang or fill the memory in a child process. This module holds both its ends.
+
+The child runs `python -m MODULE` and answers one message at a time. A message is a JSON object after its length. The
+child limits its own CPU time for each message and its memory, and ends when its parent does. The next message starts
+another child.
+"""
+
+import json
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import IO, Any
+
+import psutil
+
+_LENGTH = struct.Struct("!Q")
+_LONGEST_S = 60.0  # of one answer: a busy machine may need long for little CPU time
+
+
+class ChildEnded(Exception):
+    """The child ended before it answered.
+
+    Attributes:
+        was_slow: Whether it ended because of its time limit.
+    """
+
+    def __init__(self, *, was_slow: bool) -> None:
+        super().__init__("the child process took too long" if was_slow else "the child process ended")
+        self.was_slow = was_slow
+
+
+class IsolatedProcess:
+    """Asks a child process. It starts with the first message. Any thread may ask; one waits for another.
+
+    Args:
+        module: The module that the child runs; it calls `answer_messages`.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = os.getpid()
+
+    def ask(self, message: Mapping[str, object]) -> dict[str, Any]:
+        """Return the child's answer.
+
+        Raises:
+            ChildEnded: It crashed, or took too long, or needed too much memory.
+        """
+        with self._turn:
+            process = self._started()
+            timer = threading.Timer(_LONGEST_S, process.kill)
+            timer.daemon = True
+            timer.start()
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(_packed(message))
+                process.stdin.flush()
+                answer = _received(process.stdout)
+            except OSError:
+                answer = None
+            finally:
+                was_killed = timer.finished.is_set()
+                timer.cancel()
+            if answer is None:
+                self.end()
+                raise ChildEnded(was_slow=was_killed or process.wait() == -signal.SIGPROF)
+            return answer
+
+    def end(self) -> None:
+        """Kill the child, if there is one. Whoever waits for its answer gets ChildEnded."""
+        process, self._process = self._process, None
+        if process is not None and self._pid == os.getpid():
+            _end(process)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._pid != os.getpid():  # after a fork, the child belongs to the other process
+            self._process, self._pid = None, os.getpid()
+        if self._process is None or self._process.poll() is not None:
+            paths = os.pathsep.join(path for path in sys.path if path)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self._module],  # -P: no modules of the working directory
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": paths},
+            )
+            weakref.finalize(self, _end, self._process)
+        return self._process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what could not be written any more
+                pipe.close()
+
+
+def answer_messages(answer: Callable[[dict[str, Any]], Mapping[str, object]], *, cpu_s: float, more_bytes: int) -> None:
+    """Answer messages on standard input until it is closed. Call it in the child.
+
+    Args:
+        answer: Answers one message.
+        cpu_s: The most CPU time for one message. It ends the process.
+        more_bytes: The most memory that the process may take from now on.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches this process too; the parent ends it
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    limit = psutil.Process().memory_info().vms + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # nothing else may write among the answers
+    while (message := _received(source)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        written = _packed(answer(message))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sink.write(written)
+        sink.flush()
+
+
+def _packed(message: Mapping[str, object]) -> bytes:
+    written = json.dumps(message).encode()
+    return _LENGTH.pack(len(written)) + written
+
+
+def _received(stream: IO[bytes]) -> dict[str, Any] | None:
+    """Return the next message, or None if the other end has closed the pipe."""
+    length = stream.read(_LENGTH.size)
+    if len(length) < _LENGTH.size:
+        return None
+    (size,) = _LENGTH.unpack(length)
+    content = stream.read(size)
+    if len(content) < size:
+        return None
+    message: dict[str, Any] = json.loads(content)
+    return message

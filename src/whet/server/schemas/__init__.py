@@ -1,0 +1,1 @@
+"""Turn JSON schemas into grammars that allow nothing but valid JSON."""

@@ -1,0 +1,63 @@
+"""Work in a child process: whatever happens to the child is the request's own error."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from whet.server.isolated_process import ChildEnded, IsolatedProcess
+
+
+@pytest.fixture
+def process() -> Iterator[IsolatedProcess]:
+    process = IsolatedProcess("isolated_child")
+    yield process
+    process.end()
+
+
+def test_one_child_answers_all_messages(process: IsolatedProcess) -> None:
+    first = process.ask({"do": "answer"})["pid"]
+    assert first != os.getpid()
+    assert process.ask({"do": "answer"})["pid"] == first
+
+
+@pytest.mark.parametrize(("what", "was_slow"), [("crash", False), ("spin", True)])
+def test_a_child_that_ends_is_replaced(process: IsolatedProcess, what: str, was_slow: bool) -> None:
+    first = process.ask({"do": "answer"})["pid"]
+    with pytest.raises(ChildEnded) as ended:
+        process.ask({"do": what})
+    assert ended.value.was_slow is was_slow
+    assert process.ask({"do": "answer"})["pid"] != first
+
+
+def test_memory_has_a_limit(process: IsolatedProcess) -> None:
+    assert process.ask({"do": "fill"}) == {"size": 0}
+
+
+def test_an_end_frees_who_waits(process: IsolatedProcess) -> None:
+    process.ask({"do": "answer"})
+    said = []
+
+    def wait() -> None:
+        with pytest.raises(ChildEnded) as ended:
+            process.ask({"do": "sleep"})
+        said.append(ended.value.was_slow)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not process._turn.locked():
+        time.sleep(0.001)
+    process.end()
+    waiting.join()
+    assert said == [False]
+
+
+def test_a_child_ends_with_its_parent(process: IsolatedProcess) -> None:
+    process.ask({"do": "answer"})
+    child = process._process
+    assert child is not None
+    assert child.stdin is not None
+    child.stdin.close()  # as the kernel does when the parent is gone
+    assert child.wait() == 0
