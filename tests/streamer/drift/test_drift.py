@@ -83,6 +83,28 @@ def test_a_loop_is_found_when_it_begins_again(panning: Clip, judged: Judged, per
     assert found.verdict.repeats_from == 200
 
 
+@pytest.mark.parametrize(("at", "period"), [(200, 9), (120, 12), (200, 60), (180, 180)])
+def test_a_loop_of_any_length_up_to_half_of_the_stream_is_found(
+    panning: Clip, judged: Judged, at: int, period: int
+) -> None:
+    found = judged(stopped(panning, at, period), panning)
+    assert found.verdict.word == "drift"
+    assert found.series.loop is not None and found.series.loop.num_frames % period == 0
+    assert found.verdict.repeats_from == at
+    assert f"From frame {at} on, the output runs in a loop of {period} frames" in found.verdict.reasons[0]
+
+
+@pytest.mark.parametrize("period", [12, 40])
+def test_a_periodic_input_is_no_loop(panning: Clip, period: int) -> None:
+    """The input itself repeats, with a little noise, and the output has less of it."""
+    random = np.random.default_rng(0)
+    meter = DriftMeter(240)
+    for i in range(240):
+        frame = panning[100 + i % period]
+        meter.add(frame, levels(frame + random.normal(size=frame.shape) * 6))
+    assert meter.series().loop is None
+
+
 def test_growing_blur_is_found_as_lost_sharpness(panning: Clip, judged: Judged) -> None:
     def blurred() -> Iterator[np.ndarray]:
         for index, frame in enumerate(panning):

@@ -27,9 +27,8 @@ class Thresholds:
             logarithm of a factor. Measures that are missing have their `Measure.least` alone.
         alarms: The rate of false alarms that the verdict is set for, over all measures together.
         num_frames: The number of real frames that the changes come from; 0 where there was no calibration.
-        lateness: How far frames differ from those some frames before in each measure, in three of four cases (a cut is
-            none of them): a difference,
-            or for a ratio the logarithm of a factor.
+        lateness: How far frames differ from those some frames before in each measure: the upper quartile, so that
+            cuts do not count. A difference, or for a ratio the logarithm of a factor.
     """
 
     changes: Mapping[str, float] = field(default_factory=dict)

@@ -132,7 +132,6 @@ class DriftMeter:
         if index in self._alone:
             single = as_float(self._alone[index])
             self._compared.append((index, appearance(made, single, (histogram(made), histogram(single)))))
-        self._signatures.append((_signature(made), _signature(shown)))
         if index % self._thumb_every == 0:
             self._thumbnails.append(Thumbnail(index, _thumbnail(made), _thumbnail(shown)))
         self._before = (made, shown)
@@ -189,6 +188,7 @@ class DriftMeter:
         small = reduced(made, _MOVEMENT_SIDE), reduced(shown, _MOVEMENT_SIDE)
         flickers = flicker(self._recent[-1][0], small[0], self._recent[-1][1], small[1]) if self._recent else math.nan
         self._recent.append(small)
+        self._signatures.append((_signature(small[0]), _signature(small[1])))
         repeats = repetition([o for o, _ in self._recent], [r for _, r in self._recent], still=STILL)
         self._values["flicker"].append(flickers)
         self._values["repetition"].append(repeats)
