@@ -168,12 +168,13 @@ def _nearest(name: str, names: Sequence[str]) -> list[str]:
     if len(asked) < 3:
         return []
     parts = [part for part in asked.split("_") if len(part) > 2]
-    stem = asked.replace("z", "s")[:_STEM]
+    stems = {asked[:_STEM], asked.replace("z", "s")[:_STEM]}  # quantize and quantise
     cards = {card.name: card for training in (True, False) for card in technique_cards(training=training)}
 
     def spoken(one: str) -> int:
-        """Return how often a card has the word."""
-        return f"{cards[one].title} {' '.join(cards[one].sections.values())}".lower().count(stem)
+        """Return how often a card has the word, in any of its forms."""
+        text = f"{cards[one].title} {' '.join(cards[one].sections.values())}".lower()
+        return sum(text.count(stem) for stem in stems)
 
     ways = (
         [one for one in names if asked in one],
