@@ -235,6 +235,9 @@ class Result(BaseModel):
         """Return the speedup of the best variant; 1.0 where the original stays."""
         return self.best.speedup
 
+    def __repr__(self) -> str:
+        return f"Result({self.verdict}: {self.sentence} target={self.target!r}, out={self.out!r})"
+
     def _repr_html_(self) -> str:
         from whet.tuner.notebook import result_html
 
