@@ -69,7 +69,7 @@ def test_one_name_is_benched_like_a_list_of_one(tmp_path: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("optimize", "tune"), ("quantize", "tune"), ("benchmark", "bench"), ("workload", "Workload"), ("tunee", "tune")],
+    [("optimize", "tune"), ("quantize", "tune"), ("Workloads", "Workload"), ("tunee", "tune")],
 )
 def test_a_wrong_name_says_which_one_is_meant(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=rf"No whet attribute {name}; did you mean .*whet\.{meant}\b"):
