@@ -18,6 +18,7 @@ from whet.comparison.compare import Progress, compare_all
 from whet.comparison.run import Side
 from whet.comparison.schedules import Schedule, Turns
 from whet.comparison.stopping import Sequential
+from whet.comparison.tolerance import TOLERANCE
 from whet.comparison.turns import take_turns
 from whet.comparison.variant import Variant
 from whet.errors import BaselineError, OptionError
@@ -36,7 +37,7 @@ def compare_with(
     against: str,
     batch: Sequence[int] = (),
     seq: Sequence[int] = (),
-    tolerance: float = sequential.TOLERANCE,
+    tolerance: float = TOLERANCE,
     looks: Sequence[int] = sequential.LOOKS,
     budget_s: float | str = 0.5,
     time_limit_s: float | str = 300.0,
@@ -186,7 +187,7 @@ def check_baseline(baseline: Sweep) -> None:
     check_machine(baseline, machine, machine.fingerprint)
 
 
-def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = sequential.TOLERANCE) -> Gate:
+def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = TOLERANCE) -> Gate:
     """Judge a sweep against a saved one of the same machine. Points that only one of them has are inconclusive.
 
     Both sweeps need two processes a point at least, which differ from each other: bench(targets, processes=5).
