@@ -1,4 +1,4 @@
-"""Spell out operators that other runtimes compute differently, in operators that they compute as torch does.
+"""Write operators that other runtimes compute differently, in operators that they compute as torch does.
 
     division of integers     OpenVINO truncates where torch rounds down; ONNX Runtime's exporter truncates by floats
     8 and 16-bit arithmetic  OpenVINO saturates where torch wraps around
