@@ -33,7 +33,7 @@ class _TrainingStepForward(AddedForward):
 
 
 def lead_through_call(module: Any) -> bool:
-    """Lead the training step of a Lightning module through `__call__`, and return whether the module is one.
+    """Call the training step of a Lightning module through `__call__`, and return whether the module is one.
 
     A module that steps its optimiser itself stays as it is: its forward would contain the step.
     """

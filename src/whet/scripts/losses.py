@@ -26,7 +26,7 @@ class BackwardLosses:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Hear no loss in the block."""
+        """Ignore losses in the block."""
         self._is_paused = True
         try:
             yield
