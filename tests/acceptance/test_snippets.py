@@ -83,7 +83,7 @@ def _marked(document: Path) -> Any:
     return pytest.param(document, marks=[pytest.mark.thorough] if _tunes(document) else [], id=document.name)
 
 
-@pytest.mark.parametrize("document", map(_marked, DOCUMENTS))
+@pytest.mark.parametrize("document", list(map(_marked, DOCUMENTS)))
 @pytest.mark.timeout(420)
 def test_the_snippets_run(document: Path, tmp_path: Path, python: ForkedPython) -> None:
     for command in _parts(document):

@@ -198,22 +198,32 @@ def test_wrong_use_is_one_line(arguments: list[str], message: str, capsys: pytes
     assert any(part in line for part in message.split("|"))
 
 
-def test_traces_and_steps_go_to_their_own_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_and_steps_go_to_their_own_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     called: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
         "whet.cli.profile._run", lambda module, function, *args, **kwargs: called.append((module, function, *args))
     )
     monkeypatch.setattr(model, "profile_nvtx", lambda target: called.append(("nvtx", target)))
-    for arguments in (["--trace", "a", "--trace", "b"], ["--trace", "a", "b"], ["t", "--step"], ["t", "--nvtx"], ["t"]):
+    name = "digits-cnn"
+    for path in ("a", "b"):
+        (tmp_path / path).touch()
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["--trace", "a", "--trace", "b"],
+        ["--trace", "a", "b"],
+        [name, "--step"],
+        [name, "--nvtx"],
+        [name],
+    ):
         with pytest.raises(SystemExit) as ended:
             cli.main(["profile", *arguments])
         assert ended.value.code == 0
     assert called == [
         ("profile_trace", "run_trace", [Path("a"), Path("b")]),
         ("profile_trace", "run_trace", [Path("a"), Path("b")]),
-        ("profile_step", "run_step", "t"),
-        ("nvtx", "t"),
-        ("profile_target", "run_target", "t"),
+        ("profile_step", "run_step", name),
+        ("nvtx", name),
+        ("profile_target", "run_target", name),
     ]
 
 
@@ -228,7 +238,7 @@ def test_nvtx_needs_a_gpu(targets: str) -> None:
 
 def test_an_out_that_cannot_be_written_is_told_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["profile", "no.py:target", "--out", "/proc/profile"])
+        cli.main(["profile", "digits-cnn", "--out", "/proc/profile"])
     assert ended.value.code == 2
     assert "/proc/profile cannot be written" in capsys.readouterr().err
 

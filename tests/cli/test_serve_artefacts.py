@@ -98,16 +98,20 @@ def test_models_that_were_tuned_with_different_numbers_of_threads(tuned: Path, t
         (["--model", "a=docs-gpt", "--model", "a=docs-gpt"], "is given twice"),
         (["docs-gpt", "--model", "docs-gpt=docs-gpt"], "two models have one name"),
         (["docs-gpt", "--model", "a=nowhere"], "nowhere is no directory"),
-        (["--model", "a=TUNED", "--recipe", "recipe.toml"], "--recipe is for language models"),
+        (["--model", "a=TUNED", "--recipe", "RECIPE"], "--recipe is for language models"),
         (["--model", "a=TUNED", "--weights", "int8"], "--weights is for language models"),
         (["docs-gpt", "--model", "a=docs-gpt", "--draft", "docs-gpt"], "--draft is for one language model"),
         (["TUNED", "--library", "nothing.so"], "nothing.so"),
     ],
 )
 def test_models_that_cannot_be_served(
-    capsys: pytest.CaptureFixture[str], tuned: Path, options: list[str], message: str
+    capsys: pytest.CaptureFixture[str], tuned: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
-    assert message in refusal(capsys, *(option.replace("TUNED", str(tuned)) for option in options))
+    (tmp_path / "recipe.toml").write_text('[[steps]]\ntechnique = "bf16"\n')
+    places = {"TUNED": str(tuned), "RECIPE": str(tmp_path / "recipe.toml")}
+    for word, place in places.items():
+        options = [option.replace(word, place) for option in options]
+    assert message in refusal(capsys, *options)
 
 
 def test_a_damaged_artefact_and_a_language_model_that_is_gone(
