@@ -3,12 +3,16 @@
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from whet.errors import RequestError
 from whet.server.grammars import Guide
 from whet.server.sampling_params import SamplingParams
 from whet.server.stopping import OutputText
+
+if TYPE_CHECKING:  # they import torch
+    from whet.models.memory_bank.state import LtmState
+    from whet.server.beginnings import Beginning
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -69,6 +73,8 @@ class Request:
     arrival_s: float = 0.0
     cache_salt: str = ""
     guide: Guide | None = None  # the place in the grammar of params.structure
+    beginning: "Beginning | None" = None  # what it begins at; its tokens stand first in prompt_ids, as UNREAD
+    keeps_state: bool = False  # whether `state_after` is wanted
 
     is_plain: bool = field(init=False)  # whether it always takes the most probable token of the unchanged logits
     token_ids: list[int] = field(init=False)  # prompt and output
@@ -94,6 +100,7 @@ class Request:
     admitted_s: float | None = field(init=False, default=None)
     first_token_s: float | None = field(init=False, default=None)
     last_token_s: float | None = field(init=False, default=None)  # only set if the engine has observers
+    state_after: "LtmState | None" = field(init=False, default=None)  # what the model remembers of the prompt
     has_reported: bool = field(init=False, default=False)  # whether a delta of it has been handed out
 
     def __post_init__(self) -> None:
@@ -102,6 +109,11 @@ class Request:
         self.is_plain = self.params.is_plain
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # the first token has no probability: nothing precedes it
+
+    @property
+    def num_before(self) -> int:
+        """Return the tokens that were read before the request, of which the state alone is there."""
+        return 0 if self.beginning is None else self.beginning.num_tokens
 
     @property
     def num_output(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whet.errors import reason
 from whet.models.step import ServedModel
+from whet.server.beginnings import memory_of
 from whet.server.completion import Delta
 from whet.server.logprobs import token_logprobs
 from whet.server.masks import MaskFiller, Masks
@@ -79,6 +80,7 @@ class Stepper:
             if request.admitted_s is None:
                 request.admitted_s = began
         try:
+            self._put_beginnings(plan)
             with torch.inference_mode():
                 work = self._runner.build(plan)
                 masking = self._masks.begin(work.samples)
@@ -117,6 +119,12 @@ class Stepper:
         """Return the last entry of a finished request."""
         return Progress(request, self._delta(request, [], "", self._clock()))
 
+    def _put_beginnings(self, plan: Plan) -> None:
+        """Let the requests that begin at a state, and are new or were preempted, go on from it."""
+        for request in plan.requests:
+            if request.beginning is not None and request.num_computed == request.num_before:
+                memory_of(self.model).write_state(request.row, request.beginning.state)
+
     def _choose(self, work: Work, logits_RV: Tensor, masks: Masks | None) -> "_Chosen":
         for prompt in work.prompts:
             _add_prompt_logprobs(prompt, logits_RV[prompt.first : prompt.end])
@@ -131,6 +139,8 @@ class Stepper:
             request.num_computed += count
             if snapshots is not None:
                 snapshots.take(request, min(request.num_computed, len(request.token_ids)))
+            if request.keeps_state and request.num_computed == request.num_prompt:
+                request.state_after = memory_of(self.model).read_state(request.row, request.num_prompt)
         ids, samples = chosen.ids.tolist(), work.samples
         progress, first = [], 0
         while first < len(samples):
