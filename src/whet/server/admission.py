@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from whet.errors import MissingExtra, RequestError
 from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
-from whet.server.beginnings import UNREAD, beginning
+from whet.server.beginnings import UNREAD, Beginning, beginning
 from whet.server.detokenizer import MarkedDetokenizer
 from whet.server.grammars import Grammars, Guide
 from whet.server.randomness import make_seed
@@ -47,7 +47,7 @@ class Admission:
         request_id: str | None = None,
         cache_salt: str = "",
         guide: Guide | None = None,
-        state: LtmState | None = None,
+        state: LtmState | Beginning | None = None,
     ) -> Request:
         """Return a request that can be queued.
 
@@ -67,9 +67,12 @@ class Admission:
         params.check(self._limits.vocab_size)
         start = None
         if state is not None:
-            start = beginning(self._model, state, params)
+            start = state if isinstance(state, Beginning) else beginning(self._model, state)
         prompt_ids = self._token_ids(prompt, goes_on=start is not None)
         if start is not None:
+            if params.prompt_logprobs is not None:
+                message = "the text before a state is not there, and has no log-probabilities: leave these out"
+                raise RequestError(message, param="prompt_logprobs")
             self._limits.check_length(start.num_tokens, 1)  # before a list of so many is made
             prompt_ids = [UNREAD] * start.num_tokens + prompt_ids
         self._limits.check_length(len(prompt_ids), params.max_tokens)

@@ -13,7 +13,6 @@ from whet.errors import InputsError, RequestError
 from whet.models.memory_bank.served_memory import ServedMemory
 from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
-from whet.server.sampling_params import SamplingParams
 
 UNREAD = -1
 
@@ -51,20 +50,17 @@ def memory_of(model: ServedModel | None) -> ServedMemory:
     )
 
 
-def beginning(model: ServedModel | None, state: LtmState, params: SamplingParams) -> Beginning:
+def beginning(model: ServedModel | None, state: LtmState) -> Beginning:
     """Check a state, and return a copy of it that requests begin at.
 
     Raises:
-        RequestError: The model cannot go on from the state, or `params` asks for what nobody knows any more.
+        RequestError: The model cannot go on from the state.
     """
     memory = memory_of(model)
     if not isinstance(state, LtmState):
         raise RequestError(
             f"state is a {type(state).__name__}: give what engine.memory.read or engine.memory.load returned"
         )
-    if params.prompt_logprobs is not None:
-        message = "the text before a state is not there, so it has no log-probabilities: leave prompt_logprobs out"
-        raise RequestError(message, param="prompt_logprobs")
     if not state.num_tokens:
         raise RequestError("the state has read no tokens: leave it out, and begin at nothing", param="state")
     try:

@@ -18,6 +18,7 @@ from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
 from whet.server.admission import Admission, Prompt
 from whet.server.assembly import Models, assemble
+from whet.server.beginnings import Beginning, memory_of
 from whet.server.completion import Completion, Delta, join
 from whet.server.delivery import AsyncStream, DeltaStream
 from whet.server.engine_memory import EngineMemory
@@ -211,7 +212,8 @@ class Engine:
         reservation: Reservation | None = None,
         asyncio_loop: asyncio.AbstractEventLoop | None = None,
         guide: Guide | None = None,
-        state: LtmState | None = None,
+        state: LtmState | Beginning | None = None,
+        on_state: Callable[[LtmState], None] | None = None,
     ) -> str:
         """Queue a request whose pieces are passed to a callback. It raises the same errors as `stream_async`.
 
@@ -225,11 +227,15 @@ class Engine:
             asyncio_loop: The loop in which `on_delta` is called. By default, the engine's thread calls it.
             guide: What `compile` returned for the structure of `params`, so that nothing is compiled here.
             state: What the prompt goes on from, as in `generate`.
+            on_state: Called once, on the engine's thread, with what the model remembers of the prompt.
 
         Returns:
             The id of the request.
         """
         request = self._admission.request(prompt_ids, params, request_id, cache_salt, guide, state)
+        if on_state is not None:
+            memory_of(self.model)
+            request.on_state = on_state
         self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
 

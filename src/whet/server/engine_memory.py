@@ -9,7 +9,7 @@ from whet.models.memory_bank.slots import memory_stats
 from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
 from whet.server.admission import Admission, Prompt
-from whet.server.beginnings import memory_of
+from whet.server.beginnings import Beginning, beginning, memory_of
 from whet.server.completion import Completion
 from whet.server.loop import EngineLoop
 from whet.server.request import Request
@@ -52,12 +52,13 @@ class EngineMemory:
             RequestError: The prompt cannot be served, or was not read to its end.
         """
         memory_of(self._model)
+        found: list[LtmState] = []
         request = self._admission.request(prompt, SamplingParams(max_tokens=0), state=state)
-        request.keeps_state = True
+        request.on_state = found.append
         [done] = self._join([request])
-        if request.state_after is None:
+        if not found:
             raise RequestError(f"the prompt was not read to its end: {done.error or 'the engine was closed'}")
-        return request.state_after
+        return found[0]
 
     def load(self, path: Path | str) -> LtmState:
         """Return the state in a file that `save` of a state wrote, here or in the module.
@@ -71,6 +72,10 @@ class EngineMemory:
         except TargetError as error:
             raise TargetError(f"{path}: {error}") from error
         return state
+
+    def beginning(self, path: Path | str) -> Beginning:
+        """Load a state as `load` does, prepared for requests: `submit` then takes no time for it."""
+        return beginning(self._model, self.load(path))
 
     def stats(self, source: str | LtmState) -> dict[str, Any]:
         """Return how a memory is used, as `get_memory_stats` of the module does.

@@ -11,6 +11,8 @@ from whet.server.sampling_params import SamplingParams
 from whet.server.stopping import OutputText
 
 if TYPE_CHECKING:  # they import torch
+    from collections.abc import Callable
+
     from whet.models.memory_bank.state import LtmState
     from whet.server.beginnings import Beginning
 
@@ -74,7 +76,7 @@ class Request:
     cache_salt: str = ""
     guide: Guide | None = None  # the place in the grammar of params.structure
     beginning: "Beginning | None" = None  # what it begins at; its tokens stand first in prompt_ids, as UNREAD
-    keeps_state: bool = False  # whether `state_after` is wanted
+    on_state: "Callable[[LtmState], None] | None" = None  # takes what the model remembers of the prompt
 
     is_plain: bool = field(init=False)  # whether it always takes the most probable token of the unchanged logits
     token_ids: list[int] = field(init=False)  # prompt and output
@@ -100,7 +102,6 @@ class Request:
     admitted_s: float | None = field(init=False, default=None)
     first_token_s: float | None = field(init=False, default=None)
     last_token_s: float | None = field(init=False, default=None)  # only set if the engine has observers
-    state_after: "LtmState | None" = field(init=False, default=None)  # what the model remembers of the prompt
     has_reported: bool = field(init=False, default=False)  # whether a delta of it has been handed out
 
     def __post_init__(self) -> None:

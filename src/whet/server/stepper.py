@@ -139,8 +139,8 @@ class Stepper:
             request.num_computed += count
             if snapshots is not None:
                 snapshots.take(request, min(request.num_computed, len(request.token_ids)))
-            if request.keeps_state and request.num_computed == request.num_prompt:
-                request.state_after = memory_of(self.model).read_state(request.row, request.num_prompt)
+            if request.on_state is not None and request.num_computed == request.num_prompt:
+                request.on_state(memory_of(self.model).read_state(request.row, request.num_prompt))
         ids, samples = chosen.ids.tolist(), work.samples
         progress, first = [], 0
         while first < len(samples):
