@@ -60,5 +60,6 @@ from .workload import TrainingWorkload as TrainingWorkload
 from .workload import Workload as Workload
 from .workload.micro_batches import micro_batches as micro_batches
 
+MEANT: dict[str, str]
 __version__: str
 __all__: list[str]

@@ -1,4 +1,4 @@
-"""Parse durations, sizes and fractions as people type them. Each message names the option."""
+"""Parse durations, sizes and fractions as people write them. Each message names the option or the argument."""
 
 import math
 import re
@@ -22,6 +22,24 @@ def seconds(option: str, text: str) -> float:
         OptionError: The text is no duration above 0.
     """
     return _scaled(option, text, _SECONDS, "a duration above 0 such as 5m, 90s or 1h")
+
+
+def duration_s(name: str, value: object, *, may_be_zero: bool = False) -> float:
+    """Return the seconds of an argument that takes a number of seconds, or text such as "90s" or "5m".
+
+    Args:
+        name: The argument's name, as "budget_s".
+        value: What the caller gave.
+        may_be_zero: Whether 0 is allowed.
+
+    Raises:
+        OptionError: It is no duration, or not above 0.
+    """
+    if isinstance(value, str):
+        return seconds(name, value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or (may_be_zero and value == 0)):
+        raise OptionError(f"{name}={value!r}: give a number of seconds above 0, or text such as '90s' or '5m'")
+    return float(value)
 
 
 def num_bytes(option: str, text: str) -> int:

@@ -60,13 +60,13 @@ def test_a_sweep_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     ]
 
     def measured(targets: list[str], **options: object) -> Sweep:
-        assert (targets, options["batch"], options["seq"]) == (["t"], [1, 2], [])
+        assert (targets, options["batch"], options["seq"]) == (["docs-gpt"], [1, 2], [])
         return Sweep(fingerprint="0" * 12, machine={}, points=points)
 
-    monkeypatch.setattr("whet.cli.bench.run_bench", measured)
+    monkeypatch.setattr("whet.cli.bench_run.bench", measured)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    assert _exit_code(["t", "--batch", "1,2", "--csv", "s.csv", "--json"]) == 0
+    assert _exit_code(["docs-gpt", "--batch", "1,2", "--csv", "s.csv", "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out.splitlines()[-1])
     assert [p["status"] for p in found["points"]] == ["done", "failed"]
@@ -90,9 +90,9 @@ def test_the_exit_code_is_the_verdict(
         {"label": "t", "outcome": outcome, "slowdown": 1.01, "ci95": (0.99, 1.03), "num_pairs": 5, "reason": reason}
     )
     gate = Gate(outcome=verdict.outcome, compared="a against b", tolerance=0.02, fingerprint="0", verdicts=[verdict])
-    monkeypatch.setattr("whet.cli.bench.compare_with", lambda *args, **kwargs: gate)
+    monkeypatch.setattr("whet.cli.bench_run.compare_with", lambda *args, **kwargs: gate)
     junit = tmp_path / "verdicts.xml"
-    assert _exit_code(["t", "--against", "main", "--junit", str(junit), "--github"]) == code
+    assert _exit_code(["docs-gpt", "--against", "main", "--junit", str(junit), "--github"]) == code
     captured = capsys.readouterr()
     assert captured.out.startswith(("::notice", "::error", "::warning"))
     assert outcome.upper() in captured.err

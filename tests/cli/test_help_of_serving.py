@@ -69,7 +69,7 @@ def test_values_have_names_and_flags_have_none(capsys: pytest.CaptureFixture[str
     assert "whet apply [OPTIONS] RECIPE TARGET" in said
     assert re.search(r"--out +DIR +a new directory", said)
     assert re.search(r"--force +apply it", said)
-    assert re.search(r"--help +Show this", said)
+    assert re.search(r"--help +-h +Show this", said)
     with pytest.raises(SystemExit):
         main(["profile", "--help"])
     said = capsys.readouterr().out

@@ -166,7 +166,7 @@ def test_a_recipe_gives_what_is_not_said_otherwise(
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import sys; sys.modules['uvicorn'] = None; from whet.cli import main; main(['serve', 'DIR'])"
+    code = "import sys; sys.modules['uvicorn'] = None; from whet.cli import main; main(['serve', 'docs-gpt'])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert (

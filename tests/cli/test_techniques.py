@@ -7,6 +7,7 @@ import pytest
 import whet
 from whet.cli import main
 from whet.techniques import TABLE
+from whet.techniques.training import TRAINING_TABLE
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -42,3 +43,14 @@ def test_a_card_shows_its_sections_options_and_measurements(capsys: pytest.Captu
 def test_a_wrong_name_ends_with_2_and_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean openvino?" in shown(capsys, "openvin", code=2)
     assert "did you mean fuse_qkv" in shown(capsys, "fuse_qk", "--json", code=2)
+
+
+def test_training_is_listed_and_a_name_of_both_shows_both_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys).splitlines()
+    assert {line.split()[0] for line in lines if line.split()[1:2] in (["yes"], ["no"])} >= set(TRAINING_TABLE)
+    assert "training: optimizer" in "\n".join(lines)
+    card = shown(capsys, "threads")
+    assert "The same name in a training recipe" in card and "It bears: clipping" in card
+    assert "It refuses clipping" in shown(capsys, "optimizer_in_backward")
+    found = json.loads(shown(capsys, "threads", "--json"))
+    assert found["loops"] == {} and found["training"]["loops"]["DDP"] == ""

@@ -187,3 +187,15 @@ def test_each_installed_package_has_the_module_that_is_tried(extra: str) -> None
 def test_extras_for_developers_are_not_reported() -> None:
     _, extras = requirements()
     assert set(extras) == set(EXTRAS)
+
+
+def test_the_page_is_wrapped_at_spaces_and_loses_nothing() -> None:
+    nncf = Package(name="nncf", wanted=">=3.4", problem="not installed")
+    extra = Extra(name="openvino", gives="the technique openvino", packages=(nncf,))
+    whole = found_with(advice=tuple(_on_packages(found_with(extras=(extra,)))))
+    assert max(map(len, str(whole).splitlines())) > 80
+    for columns in (60, 80, 120):
+        lines = whole.text(columns).splitlines()
+        assert all(len(line) <= columns or " " not in line.strip() for line in lines)
+        assert " ".join(whole.text(columns).split()) == " ".join(str(whole).split())
+    assert repr(whole) == f"Checkup({whole.sentence})"

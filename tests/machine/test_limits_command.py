@@ -71,7 +71,7 @@ def test_more_than_a_cpu_is_shown(capsys: pytest.CaptureFixture[str], monkeypatc
     nodes = (Node(0, (0, 1), 2**34), Node(1))
     gpus = (Gpu(0, "H100 [SXM]", (9, 0), 80 * 2**30, numa_node=0), Gpu(1, "H100"))
     links = (Link("GPU0", "GPU1", LinkKind.NVLINK, 18),)
-    monkeypatch.setattr("whet.cli.limits.find_topology", lambda: Topology(nodes, gpus, ("mlx5_0",), links))
+    monkeypatch.setattr("whet.machine.find_topology", lambda: Topology(nodes, gpus, ("mlx5_0",), links))
     limits()
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
@@ -90,6 +90,6 @@ def test_more_than_a_cpu_is_shown(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_long_names_fit(chip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(chip, ("avx2",) * 20, 128, 2**40, "g" * 60, "1.2.3", "Linux x86_64", "3.12", "2.13.0+cu128", 64)
     shown: Callable[[], Machine] = lambda: machine  # noqa: E731
-    monkeypatch.setattr("whet.cli.limits.describe", shown)
+    monkeypatch.setattr("whet.machine.describe", shown)
     limits()
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

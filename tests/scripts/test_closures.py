@@ -135,6 +135,12 @@ trainer.fit(LitAutoEncoder(encoder, decoder), train_dataloaders=loader)
 """
 
 
+LIT_LAYERS = LIT_CLASSIFIER.replace(
+    "self.net = torch.nn.Sequential(torch.nn.Linear(8, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 3))",
+    "self.first, self.last = torch.nn.Linear(8, hidden), torch.nn.Linear(hidden, 3)",
+).replace("return self.net(x)", "return self.last(torch.relu(self.first(x)))")
+
+
 @pytest.fixture(autouse=True)
 def as_forks(children_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     script_process.use(monkeypatch)
@@ -171,7 +177,10 @@ def test_lbfgs_has_one_loss_a_step_and_is_not_replaced(place: Path) -> None:
     assert again is not None and again.losses == found.record.losses
 
 
-@pytest.mark.parametrize(("source", "model"), [(LIT_CLASSIFIER, "LitClassifier"), (LIT_AUTOENCODER, "LitAutoEncoder")])
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [(LIT_CLASSIFIER, "LitClassifier"), (LIT_LAYERS, "LitClassifier"), (LIT_AUTOENCODER, "LitAutoEncoder")],
+)
 def test_lightning_s_loops_are_found_and_take_a_recipe(place: Path, source: str, model: str) -> None:
     pytest.importorskip("lightning")
     own = run(place, source)
@@ -184,6 +193,14 @@ def test_lightning_s_loops_are_found_and_take_a_recipe(place: Path, source: str,
     assert fused.record.updates.is_same is True
     assert fused.record.learning_rates == own.record.learning_rates
     assert sorted(path.name for path in place.iterdir()) == ["train.py"]
+
+
+def test_a_closure_that_calls_parts_alone_is_heard_once(place: Path) -> None:
+    parts = CLOSURE.replace("model(x", "model[2](model[0](x").replace("(x))", "(x)))").format(argument="closure")
+    closed = run(place, parts).record
+    plain = run(place, PLAIN.replace("model(x", "model[2](model[0](x").replace("(x))", "(x)))")).record
+    assert plain is not None and closed is not None
+    assert closed.losses == plain.losses
 
 
 def test_a_closure_that_draws_its_batch_is_refused(place: Path) -> None:

@@ -1,5 +1,6 @@
 """Chat templates of strangers: they loop, fill the memory, or fail, and only their own request has an error."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,16 @@ def test_a_tokenizer_renders_its_template_apart(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ 'a' * 3000000000 }}")
     with pytest.raises(RequestError, match="MemoryError"):
         Tokenizer(tmp_path).chat([{"role": "user", "content": "x"}])
+
+
+def test_a_panic_of_a_tokenizer_is_an_error_of_the_request(tmp_path: Path) -> None:
+    """The library raises a BaseException where an expression backtracks for too long."""
+    content = json.loads((WEIGHTS / "docs-gpt" / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(?=(a+)+$)(a+)+$"}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, content["pre_tokenizer"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("abc")
+    for read in (tokenizer.encode, lambda text: tokenizer.parts([text])):
+        with pytest.raises(RequestError, match="the model's tokenizer fails on this text"):
+            read("a" * 40 + "b")

@@ -12,6 +12,8 @@ from whet.errors import OptionError
 from whet.machine import describe
 from whet.techniques import TABLE
 from whet.techniques import catalogue as told
+from whet.techniques.training import TRAINING_TABLE
+from whet.training.uses import Use
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = {"What", "When it helps", "When it hurts", "Numerics", "Composes", "Source"}
@@ -79,6 +81,37 @@ def test_a_wrong_name_is_answered_by_the_nearest() -> None:
         whet.describe_technique("quantization")
     with pytest.raises(OptionError, match="tensorrt cannot be used yet"):
         whet.describe_technique("tensorrt")
+
+
+def test_techniques_for_training_can_be_looked_up() -> None:
+    cards = told.technique_cards(training=True)
+    assert [card.name for card in cards] == list(TRAINING_TABLE)
+    for card in cards:
+        assert set(card.sections) == SECTIONS, card.name
+        assert set(card.loops) == set(Use), card.name
+    found = whet.describe_technique("optimizer_in_backward")
+    assert found.can_run and found.loops["clipping"] and not found.loops["closure"]
+    assert not whet.describe_technique("threads").loops
+    assert whet.describe_technique("threads", training=True).loops
+    with pytest.raises(OptionError, match="tensorrt cannot be used yet: needs a CUDA device"):
+        whet.describe_technique("tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("optimizer_in_backwards", "optimizer_in_backward"),
+        ("gradient-checkpointing", "checkpointing"),
+        ("flash_attention", "sdpa_attention"),
+        ("int8", "int8_static"),
+        ("offload", "activation_offload or optimizer_offload"),
+        ("zero grad", "set_to_none"),
+        ("quantize", "int"),
+    ],
+)
+def test_a_suggestion_helps(asked: str, near: str) -> None:
+    with pytest.raises(OptionError, match=f"did you mean .*{near}"):
+        whet.describe_technique(asked)
 
 
 def test_the_measured_rows_are_those_of_the_published_figures(monkeypatch: pytest.MonkeyPatch) -> None:

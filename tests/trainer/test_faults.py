@@ -275,7 +275,7 @@ def test_a_second_ctrl_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupted(*_: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whet.cli.train.train_model", interrupted)
+    monkeypatch.setattr("whet.trainer.train.train", interrupted)
     file = tmp_path / "train.toml"
     file.write_bytes(tomli_w.dumps(tables(tmp_path)).encode())
     with pytest.raises(SystemExit) as ended:

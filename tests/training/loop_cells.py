@@ -9,7 +9,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -36,6 +36,7 @@ VOCAB, WIDTH, LENGTH, STEPS, RATE = 1024, 16, 8, 3, 0.5
 # Their checks ask for a GPU, or for what this loop does already; they are applied all the same, emulated on the CPU.
 UNCHECKED = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark", "aligned_dimensions", "set_to_none"}
 UNCHECKED |= {"threads"}
+APART = ("chunked_loss", "fp8", "optimizer_in_backward")  # tried with a last layer in a shard group of its own
 LATE = ("optimizer_in_backward", "bf16_parameters", "checkpointing")  # recipes before processes, wrappers and shards
 OPTIONS = {"autocast_fp16": {"init_scale": 2.0**10}}
 MOST = {Exactness.EXACT: 1e-4, Exactness.ROUNDED: 5e-2, Exactness.OTHER: 2e-2}  # of the way that the parameters go
@@ -332,6 +333,20 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([value.detach().float().flatten() for value in whole])
 
 
+def reference_name(name: str) -> str:
+    """Return one technique for all those whose untouched loops are the same."""
+    technique = TRAINING_TABLE[name]
+    is_own = technique.exactness is Exactness.OTHER or name == "fused_optimizer" or technique.updates_early
+    return name if is_own else "set_to_none"
+
+
+@cache
+def untouched(use: Use | None, name: str, how: tuple[str, ...] = ()) -> Tensor:
+    """Return where the untouched loop ends."""
+    loop = LOOPS.get(use, parallel_loop if use in (Use.DDP, Use.FSDP2) else own_loop)
+    return loop(use, name, changed=False, **dict.fromkeys(how, True))
+
+
 def cell(name: str, changed: Callable[[], Tensor], untouched: Callable[[], Tensor]) -> str:
     """Return "right", "refused: why" or "wrong: how"."""
     try:
@@ -352,28 +367,26 @@ def in_one_process(use: Use | None, name: str) -> str:
     """Return the cell of a technique in one process."""
     loop = partial(LOOPS.get(use, own_loop), use, name)
     with emulated():
-        return cell(name, partial(loop, changed=True), partial(loop, changed=False))
+        return cell(name, partial(loop, changed=True), partial(untouched, use, reference_name(name)))
 
 
 def in_two_processes(names: list[str]) -> dict[str, Any]:
     """Return the cells of all techniques with DDP and FSDP2; a child of `run_together` calls this."""
     torch.set_num_threads(1)
     found: dict[str, dict[str, str]] = {}
-    kinds: dict[str, tuple[Use, dict[str, bool]]] = {
-        "DDP": (Use.DDP, {}),
-        "DDP before": (Use.DDP, {"wrapped_first": True}),
-        "FSDP2": (Use.FSDP2, {}),
-        "FSDP2 with the head apart": (Use.FSDP2, {"head_apart": True}),
+    kinds: dict[str, tuple[Use, tuple[str, ...]]] = {
+        "DDP": (Use.DDP, ()),
+        "DDP before": (Use.DDP, ("wrapped_first",)),
+        "FSDP2": (Use.FSDP2, ()),
     }
     with joined():
         for name in names:
             found[name] = {}
-            for kind, (use, how) in kinds.items():
-                loop = partial(parallel_loop, use, name)
+            apart = {"FSDP2 with the head apart": (Use.FSDP2, ("head_apart",))} if name in APART else {}
+            for kind, (use, how) in (kinds | apart).items():
+                changed = partial(parallel_loop, use, name, changed=True, **dict.fromkeys(how, True))
                 with emulated():
-                    found[name][kind] = cell(
-                        name, partial(loop, changed=True, **how), partial(loop, changed=False, **how)
-                    )
+                    found[name][kind] = cell(name, changed, partial(untouched, use, reference_name(name), how))
                 distributed.barrier()
         found["late"] = {f"{name} {kind}": what for name in LATE for kind, what in late(name).items()}
     return found

@@ -1,5 +1,6 @@
 """Batches in parts: the gradients of the whole batch, and what is refused."""
 
+import contextlib
 import copy
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -230,3 +231,73 @@ def test_the_wrapped_model_of_another_library_is_known() -> None:
     wrapped = nn.DataParallel(model)
     assert len(list(parts_of(torch.randn(4, 5), 2))) == 2
     assert len(whet.micro_batches(wrapped, torch.randn(4, 5))) == 2
+
+
+LATER: dict[str, Any] = {
+    "a sum over samples": lambda model, out: 0.01 * out.square().sum(),
+    "a penalty on parameters": lambda model, out: 0.5 * sum(p.square().sum() for p in model.parameters()),
+    "a mean by hand": lambda model, out: out.logsumexp(-1).square().mean(),
+}
+
+
+@pytest.mark.parametrize("begin", [0, 1, 3])
+@pytest.mark.parametrize("term", LATER)
+def test_terms_that_begin_later_are_refused_in_their_step(term: str, begin: int) -> None:
+    """Auxiliary terms are often switched on after some steps; the first batch's graph says nothing of them."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(8, 5)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, _ = whet.prepare(model, optimizer, [], recipe=recipe_of(2))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        for x, y in whet.micro_batches(model, (torch.randn(4, 8), torch.arange(4))):
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+            (loss if number < begin else loss + LATER[term](model, out)).backward()
+        optimizer.step()
+
+    for number in range(begin):
+        step(number)
+    with pytest.raises(RecipeError, match="the loss has terms beside those of"):
+        step(begin)
+
+
+def test_a_term_with_a_backward_of_its_own_that_begins_later_is_refused() -> None:
+    model: nn.Module = nn.Linear(8, 5)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, _ = whet.prepare(model, optimizer, [], recipe=recipe_of(2))
+    for number in range(2):
+        parts = whet.micro_batches(model, (torch.randn(4, 8), torch.arange(4)))
+        with (
+            pytest.raises(RecipeError, match="the loss has terms beside those") if number else contextlib.nullcontext()
+        ):
+            for x, y in parts:
+                F.cross_entropy(model(x), y).backward()
+                if number:
+                    model(x).square().sum().backward()
+
+
+def ended(number: int) -> Tensor:
+    """Return the weights after a step with a closure that goes over so many parts."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(8, 5)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, _ = whet.prepare(model, optimizer, [], recipe=recipe_of(number))
+
+    def closure() -> None:
+        optimizer.zero_grad()
+        for x, y in whet.micro_batches(model, (torch.ones(4, 8), torch.arange(4))):
+            F.cross_entropy(model(x), y).backward()
+
+    optimizer.step(closure)
+    return next(model.parameters()).detach()
+
+
+def test_parts_in_a_closure_are_seen_with_the_step() -> None:
+    torch.testing.assert_close(ended(2), ended(4))
+    model: nn.Module = nn.Linear(8, 5)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, _ = whet.prepare(model, optimizer, [], recipe=recipe_of(2))
+    with pytest.raises(RecipeError, match="the loop computes whole ones"):
+        optimizer.step(lambda: model(torch.ones(4, 8)).square().mean().backward())

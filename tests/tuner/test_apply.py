@@ -135,10 +135,11 @@ def test_the_command_exits_with_3(
             **more,
         )
 
-    monkeypatch.setattr("whet.cli.apply.apply_recipe", fake)
+    monkeypatch.setattr("whet.tuner.apply.apply_recipe", fake)
+    whet.Recipe().write(tmp_path / "recipe.toml")
     for options, code in (([], 3), (["--force"], 0)):
         with pytest.raises(SystemExit) as ended:
-            main(["apply", "recipe.toml", "docs-gpt", "--out", str(tmp_path / "o"), *options])
+            main(["apply", str(tmp_path / "recipe.toml"), "docs-gpt", "--out", str(tmp_path / "o"), *options])
             raise SystemExit(0)
         assert (ended.value.code or 0) == code
     said = capsys.readouterr()
@@ -181,9 +182,10 @@ def test_a_recipe_without_steps_says_what_that_means(
 ) -> None:
     more: dict[str, Any] = {"size_bytes": 18_700_000, "original_bytes": 11_200_000, "quality_name": "q"}
     applied = Applied(out="o", steps=[], dropped=dropped, agreement={"relative_error": None, "cosine": 1.0}, **more)
-    monkeypatch.setattr("whet.cli.apply.apply_recipe", lambda *_, **__: applied)
+    monkeypatch.setattr("whet.tuner.apply.apply_recipe", lambda *_, **__: applied)
+    whet.Recipe().write(tmp_path / "recipe.toml")
     with pytest.raises(SystemExit) as ended:
-        main(["apply", "recipe.toml", "docs-gpt", "--out", str(tmp_path / "o")])
+        main(["apply", str(tmp_path / "recipe.toml"), "docs-gpt", "--out", str(tmp_path / "o")])
     assert not ended.value.code
     shown = capsys.readouterr().out
     assert said in shown

@@ -46,6 +46,9 @@ class Outcome:
     files: tuple[SourceFile, ...]
     failures: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Outcome({self.report.summary()})"
+
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
 

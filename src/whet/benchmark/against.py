@@ -11,36 +11,39 @@ from typing import Any
 from whet.benchmark.checkout import Tree, checked_out
 from whet.benchmark.point import first_calls
 from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep, read_sweep
-from whet.benchmark.sweep import grid
+from whet.benchmark.sweep import grid, names_of
 from whet.comparison import sequential
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.compare import Progress, compare_all
 from whet.comparison.run import Side
 from whet.comparison.schedules import Schedule, Turns
 from whet.comparison.stopping import Sequential
+from whet.comparison.tolerance import TOLERANCE
 from whet.comparison.turns import take_turns
 from whet.comparison.variant import Variant
 from whet.errors import BaselineError, OptionError
 from whet.machine import Machine, describe
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.units import duration_s
+from whet.workloads.target_name import check_name
 
 Benchmark = tuple[str, tuple[Side, Side]]
 """What people call a benchmark, and the same target at the same size in the old tree and in the new one."""
 
 
 def compare_with(
-    targets: Sequence[str],
+    targets: str | Sequence[str],
     *,
     against: str,
     batch: Sequence[int] = (),
     seq: Sequence[int] = (),
-    tolerance: float = sequential.TOLERANCE,
+    tolerance: float = TOLERANCE,
     looks: Sequence[int] = sequential.LOOKS,
-    budget_s: float = 0.5,
-    time_limit_s: float = 300.0,
+    budget_s: float | str = 0.5,
+    time_limit_s: float | str = 300.0,
     directory: Path | None = None,
     on_busy: str = OnBusy.WAIT,
-    busy_wait_s: float = WAIT_S,
+    busy_wait_s: float | str = WAIT_S,
     patience: Patience | None = None,
     report: Callable[[BenchmarkVerdict], None] = lambda verdict: None,
 ) -> Gate:
@@ -49,7 +52,7 @@ def compare_with(
     A benchmark whose verdict is clear gets no more pairs.
 
     Args:
-        targets: Names as for `whet tune`.
+        targets: A name as for `whet tune`, or several.
         against: The git reference.
         batch: Batch sizes; the target's own, if not given.
         seq: Sequence lengths; the target's own, if not given.
@@ -68,6 +71,11 @@ def compare_with(
         BaselineError: The reference cannot be had.
         OptionError: The tolerance is not between 0 and 1.
     """
+    targets = names_of(targets)
+    for target in targets:
+        check_name(target)
+    budget_s, time_limit_s = duration_s("budget_s", budget_s), duration_s("time_limit_s", time_limit_s)
+    busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
     if not 0 < tolerance < 1:
         raise OptionError(f"the tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
@@ -179,7 +187,7 @@ def check_baseline(baseline: Sweep) -> None:
     check_machine(baseline, machine, machine.fingerprint)
 
 
-def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = sequential.TOLERANCE) -> Gate:
+def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = TOLERANCE) -> Gate:
     """Judge a sweep against a saved one of the same machine. Points that only one of them has are inconclusive.
 
     Both sweeps need two processes a point at least, which differ from each other: bench(targets, processes=5).

@@ -55,6 +55,10 @@ class Point(BaseModel):
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
         return f"{self.target} ({sizes})" if sizes else self.target
 
+    def __repr__(self) -> str:
+        time = f"{self.latency_ms:.3g} ms" if self.latency_ms is not None else self.reason or "not measured"
+        return f"Point({self.label}: {self.status}, {time})"
+
 
 class Sweep(BaseModel):
     """Every point that was asked for, with the machine it was measured on. Also what a baseline file holds."""
@@ -69,6 +73,9 @@ class Sweep(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict)
     points: list[Point]
     growth: dict[str, list[Growth]] = Field(default_factory=dict)  # by target
+
+    def __repr__(self) -> str:
+        return f"Sweep({', '.join(map(repr, self.points))})"
 
     def _repr_html_(self) -> str:
         from whet.benchmark.notebook import sweep_html
@@ -106,6 +113,10 @@ class BenchmarkVerdict(BaseModel):
     old_ms: list[float] = Field(default_factory=list)
     new_ms: list[float] = Field(default_factory=list)
 
+    def __repr__(self) -> str:
+        ratio = "" if self.slowdown is None else f", slowdown {self.slowdown:.3g}"
+        return f"BenchmarkVerdict({self.label}: {self.outcome}{ratio}, {self.num_pairs} pairs)"
+
 
 class Gate(BaseModel):
     """Hold what a gate decided, and on what evidence. `compared` says in words which versions were compared."""
@@ -117,6 +128,9 @@ class Gate(BaseModel):
     fingerprint: str
     verdicts: list[BenchmarkVerdict]
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"Gate({', '.join([self.outcome, self.compared, *map(repr, self.verdicts)])})"
 
     def _repr_html_(self) -> str:
         from whet.benchmark.notebook import gate_html

@@ -14,13 +14,14 @@ from whet.benchmark.growth import Growth, fit_growth
 from whet.benchmark.point import measure_point
 from whet.benchmark.report import Point, Sweep
 from whet.comparison.variant import in_words
-from whet.errors import OptionError
+from whet.errors import OptionError, TargetError, type_name
 from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.machine import describe, load_limits, versions
 from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.load import Load, total
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.measure.stats import percentile
+from whet.units import duration_s
 from whet.workloads.target_name import check_name
 
 _MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")
@@ -28,25 +29,25 @@ _LEAST_BYTES = 2**20  # what calls hold below that is the allocator's rounding
 
 
 def bench(
-    targets: Sequence[str],
+    targets: str | Sequence[str],
     *,
     batch: Sequence[int] = (),
     seq: Sequence[int] = (),
     processes: int = 1,
-    budget_s: float = 1.0,
+    budget_s: float | str = 1.0,
     with_memory: bool = False,
     with_energy: bool = False,
-    time_limit_s: float = 300.0,
+    time_limit_s: float | str = 300.0,
     memory_limit_bytes: int | None = None,
     on_busy: str = OnBusy.WAIT,
-    busy_wait_s: float = WAIT_S,
+    busy_wait_s: float | str = WAIT_S,
     patience: Patience | None = None,
     report: Callable[[Point], None] = lambda point: None,
 ) -> Sweep:
     """Measure each target at each batch size and sequence length.
 
     Args:
-        targets: Names as for `whet tune`.
+        targets: A name as for `whet tune`, or several.
         batch: Batch sizes. Without any, each target keeps its own.
         seq: Sequence lengths. Without any, each target keeps its own.
         processes: Processes for each point. More than one shows how processes scatter, which a baseline needs.
@@ -66,6 +67,9 @@ def bench(
         TargetError: A target's name alone shows that there is no such target.
         WhetError: A target cannot be had at any size.
     """
+    targets = names_of(targets)
+    budget_s, time_limit_s = duration_s("budget_s", budget_s), duration_s("time_limit_s", time_limit_s)
+    busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
     all_sizes = _checked(targets, batch, seq, processes, budget_s)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
@@ -88,6 +92,23 @@ def bench(
         points=points,
         growth={target: _growth([p for p in points if p.target == target]) for target in targets},
     )
+
+
+def names_of(targets: str | Sequence[str]) -> list[str]:
+    """Return one target's name or several as a list.
+
+    Raises:
+        TargetError: One of them is no name, but a model or a workload in memory.
+    """
+    names = [targets] if isinstance(targets, str) or not isinstance(targets, Sequence) else list(targets)
+    for name in names:
+        if not isinstance(name, str):
+            raise TargetError(
+                f"whet.bench measures targets by name, since each size is built anew in a process of its own; got "
+                f"{type_name(name)}. Write a function that returns (model, inputs), and name it 'FILE.py:FUNCTION'; "
+                "whet.compare takes workloads in memory"
+            )
+    return names
 
 
 def _checked(

@@ -7,7 +7,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from whet import __version__
+from whet import MEANT, __version__
 from whet.errors import WhetError
 from whet.fast_import import import_large
 
@@ -85,7 +85,8 @@ def _run(arguments: Sequence[str] | None) -> None:
     if given[0] not in COMMANDS:
         function = f"; {given[0]} is a function: {FUNCTIONS[given[0]]}" if given[0] in FUNCTIONS else ""
         there_are = f"there are: {', '.join(COMMANDS)}"
-        close = [] if function else difflib.get_close_matches(given[0], COMMANDS, n=1)
+        other = [MEANT[given[0]]] if given[0] in MEANT else difflib.get_close_matches(given[0], COMMANDS, n=1)
+        close = [] if function else other
         meant = f"did you mean {close[0]}? " if close else ""
         print(f"error: there is no command {given[0]!r}; {meant}{there_are}{function}", file=sys.stderr)
         sys.exit(USAGE_ERROR)

@@ -5,6 +5,8 @@ This file imports the standard library alone, so that it can say which package i
 
 import argparse
 import json
+import shutil
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         print(json.dumps({"can_tune": found.can_tune, "sentence": found.sentence, **found.model_dump(mode="json")}))
     else:
-        print(found)
+        print(found.text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     return _FINE if found.can_tune else _BROKEN
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -189,15 +189,13 @@ def serve(
     names = _checked_models(model, others, served_model_name or ())
     _check_files(draft, recipe, {"--ssl-certfile": ssl_certfile, "--ssl-keyfile": ssl_keyfile})
     find_format("", tool_call_parser)
-    limits: dict[str, float] = {
+    limits: dict[str, Any] = {
         "shutdown_timeout_s": 0.0
         if shutdown_timeout in ("0", "0s")
         else seconds("--shutdown-timeout", shutdown_timeout),
         "head_timeout_s": seconds("--head-timeout", head_timeout),
         "body_timeout_s": seconds("--body-timeout", body_timeout),
         "write_timeout_s": seconds("--write-timeout", write_timeout),
-    }
-    sizes = {
         "max_body_bytes": num_bytes("--max-body", max_body),
         "max_pending_bytes": num_bytes("--max-pending", max_pending),
     }
@@ -218,7 +216,6 @@ def serve(
         is_local=is_loopback(host),
         max_connections=max_connections,
         **limits,
-        **sizes,
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
         ssl_keyfile_password=ssl_keyfile_password,

@@ -70,6 +70,17 @@ class Claim:
         """Return whether the claim holds."""
         return self.verdict is Verdict.PASS
 
+    def __repr__(self) -> str:
+        parts = [str(self.verdict)]
+        if self.ratio is not None:
+            parts.append(f"ratio {self.ratio:.3g}")
+        if self.ci95 is not None:
+            parts.append(f"95% {self.ci95[0]:.3g}–{self.ci95[1]:.3g}")
+        parts += [f"p {self.p_value:.2g}"] if self.p_value is not None else []
+        parts.append(f"{self.num_pairs} pairs")
+        parts += [text for text in (self.busy and f"busy: {self.busy}", self.doubt, self.failure) if text]
+        return f"Claim({', '.join(parts)})"
+
     def _repr_html_(self) -> str:
         from whet.comparison.notebook import claim_html
 

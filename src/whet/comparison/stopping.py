@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from whet.comparison import sequential
 from whet.comparison.claim import Claim, Verdict, claim_of
+from whet.comparison.tolerance import TOLERANCE
 from whet.measure.stats import log_ratios, noise_floor, ratio_noise
 
 MIN_SIGNIFICANT = 6  # pairs: with fewer, Wilcoxon's signed-rank test cannot fall below 5 %
@@ -156,7 +157,7 @@ class Sequential:
         looks: Numbers of pairs after which to decide. The last one is the greatest number of pairs.
     """
 
-    tolerance: float = sequential.TOLERANCE
+    tolerance: float = TOLERANCE
     looks: tuple[int, ...] = sequential.LOOKS
 
     @property

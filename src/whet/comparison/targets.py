@@ -1,8 +1,11 @@
 """Compare what people name: targets on the command line, workloads and models in memory."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import TypeVar
+
+from torch import nn
 
 from whet.comparison.claim import Claim
 from whet.comparison.compare import compare as compare_sides
@@ -10,12 +13,14 @@ from whet.comparison.schedules import ABBA, Rounds, Schedule, Turns
 from whet.comparison.stopping import Fixed, Sequential, Stop, UntilClear
 from whet.comparison.turns import take_turns
 from whet.comparison.variant import Variant
-from whet.errors import OptionError, TargetError
+from whet.errors import OptionError, StreamTarget, TargetError, type_name
 from whet.measure.measurable import Measurable
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.units import duration_s
 from whet.workload.measurables import AnyWorkload, measurable_of
 from whet.workload.training import seed_everything
 from whet.workloads.handover import hand_over, open_any
+from whet.workloads.target_name import check_name
 
 T = TypeVar("T")
 
@@ -32,10 +37,10 @@ def compare(
     *,
     schedule: str | Schedule = "turns",
     stop: str | Stop = "fixed",
-    budget_s: float = 0.5,
-    time_limit_s: float = 300.0,
+    budget_s: float | str = 0.5,
+    time_limit_s: float | str = 300.0,
     on_busy: str = OnBusy.WAIT,
-    busy_wait_s: float = WAIT_S,
+    busy_wait_s: float | str = WAIT_S,
 ) -> Claim:
     """Tell whether the new workload is faster than the old one, and whether it does the same.
 
@@ -61,8 +66,10 @@ def compare(
         TargetError: One of them cannot be had or measured; the message says which, what was wrong and what to do.
         OptionError: An option is none of its choices.
     """
-    if budget_s <= 0:
-        raise OptionError(f"budget_s={budget_s:g}: a comparison needs some time in each process; give more than 0")
+    budget_s, time_limit_s = duration_s("budget_s", budget_s), duration_s("time_limit_s", time_limit_s)
+    busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
+    for name, workload in (("old", old), ("new", new)):
+        _check(name, workload)
     patience = Patience(OnBusy.checked(on_busy), busy_wait_s)
     chosen_schedule = _chosen(SCHEDULES, schedule, "schedule")
     chosen_stop = _chosen(STOPS, stop, "stop")
@@ -81,6 +88,21 @@ def compare(
             "old and new are of two kinds: one is calls of a model, the other steps of a training; give two of one kind"
         )
     return claim
+
+
+def _check(name: str, workload: object) -> None:
+    """Raise TargetError where a side is neither a target's name nor a workload. Nothing is built."""
+    if isinstance(workload, str):
+        with contextlib.suppress(StreamTarget):  # a stream can be compared too
+            check_name(workload)
+    elif isinstance(workload, nn.Module):
+        raise TargetError(
+            f"{name} is a model without inputs; give whet.Workload(model=MODEL, inputs=[BATCH]) for each side"
+        )
+    elif not isinstance(workload, AnyWorkload):
+        raise TargetError(
+            f"{name} is {type_name(workload)}; give a target's name, such as 'FILE.py:FUNCTION', or a whet.Workload"
+        )
 
 
 def opened(address: str) -> Measurable:

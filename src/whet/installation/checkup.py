@@ -1,5 +1,6 @@
 """Hold what `whet doctor` found, and show it as a page of text, as tables in a notebook, or as JSON."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel
@@ -192,17 +193,29 @@ class Checkup(BaseModel):
         yield "where files go", [(place.purpose, _place(place)) for place in self.places]
         yield "environment", list(self.environment.items())
 
-    def __str__(self) -> str:
-        lines = [f"whet doctor: {self.sentence}"]
+    def text(self, columns: int | None = None) -> str:
+        """Return the page.
+
+        Args:
+            columns: The width at which lines are wrapped at spaces; None leaves them as long as they are.
+        """
+        lines = [(f"whet doctor: {self.sentence}", 0)]
         for title, rows in self.sections():
             if rows:
-                lines += ["", title, *(f"  {name:<{_WIDTH}}{value}" for name, value in rows)]
-        lines += ["", "what is missing for which command, and what to do"]
-        lines += [
-            f"  {'ESSENTIAL: ' if entry.is_essential else ''}{entry.concerns}: {entry.problem}\n    -> {entry.remedy}"
-            for entry in self.advice
-        ] or ["  nothing"]
-        return "\n".join(lines)
+                lines += [("", 0), (title, 0), *((f"  {name:<{_WIDTH}}{value}", 2 + _WIDTH) for name, value in rows)]
+        lines += [("", 0), ("what is missing for which command, and what to do", 0)]
+        for entry in self.advice:
+            essential = "ESSENTIAL: " if entry.is_essential else ""
+            lines += [(f"  {essential}{entry.concerns}: {entry.problem}", 4), (f"    -> {entry.remedy}", 7)]
+        if not self.advice:
+            lines.append(("  nothing", 0))
+        return "\n".join(_wrapped(line, indent, columns) for line, indent in lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"Checkup({self.sentence})"
 
     def _repr_html_(self) -> str:
         columns = ("for", "what is missing or wrong", "what to do")
@@ -274,3 +287,19 @@ def _place(place: Place) -> str:
     used = "" if place.used_bytes is None else f"{num_bytes(place.used_bytes)} used"
     free = "" if place.free_bytes is None else f"{num_bytes(place.free_bytes)} free"
     return ", ".join(part for part in (place.path, used, free, "" if place.is_writable else "NOT WRITABLE") if part)
+
+
+def _wrapped(line: str, indent: int, columns: int | None) -> str:
+    """Return a line broken at spaces, with what follows indented; words and paths stay whole."""
+    if columns is None or len(line) <= columns:
+        return line
+    start = len(line) - len(line.lstrip())
+    wrapped = textwrap.wrap(
+        line.lstrip(),
+        max(columns, indent + 20),
+        initial_indent=line[:start],
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapped)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.errors import OptionError
-from whet.load_test.benchmark import Options, check_server, run
+from whet.load_test.benchmark import check_server, run
+from whet.load_test.options import Options
 from whet.load_test.record import Record
 from whet.load_test.replay import Progress
 from whet.load_test.report import Report, make_directory, write_report

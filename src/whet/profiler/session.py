@@ -36,7 +36,7 @@ _MOST_HISTORY = 100_000  # entries of the CUDA allocator's history
 
 
 def profile(
-    *,
+    *misplaced: object,
     depth: int | None = None,
     operators: bool = False,
     memory: bool = False,
@@ -53,6 +53,7 @@ def profile(
     is kept, and the report says that it is partial.
 
     Args:
+        misplaced: Nothing. A model or a target here is refused, with what to write instead.
         depth: Sections nested deeper are counted as part of the one around them.
         operators: Trace operators with their shapes. The whole block is traced or, if `p.step()` is called at the end
             of each step, `active_steps` steps after the first.
@@ -67,6 +68,11 @@ def profile(
     Raises:
         OptionError: An option is out of range, or there is no CUDA device.
     """
+    if misplaced:
+        raise OptionError(
+            "whet.profile times a block of code: with whet.profile() as p: model(x). What bounds a model, "
+            "whet.profile_target('FILE.py:FUNCTION') says; what bounds a training loop, whet.watch"
+        )
     if depth is not None and depth < 1:
         raise OptionError(f"depth must be 1 or more, not {depth}")
     if active_steps < 1:

@@ -1,4 +1,4 @@
-"""Combines the masks between the product and the softmax of attention into the one mask of the fused operator."""
+"""Combine the masks between the product and the softmax of attention into the one mask of the fused operator."""
 
 import math
 from collections.abc import Sequence

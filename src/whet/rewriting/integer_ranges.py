@@ -47,6 +47,7 @@ def conditions_for_int32(graph_module: fx.GraphModule, batches: Sequence[Sequenc
     seen = {i: _seen(batches, i) for i in wide}
     most = max((abs(end) for ends in seen.values() for end in ends), default=0)
     same = [dict.fromkeys(wide, (-(2**bits), 2**bits - 1)) for bits in range(31, -1, -1) if 2**bits > most]
+    overflowing: fx.Node | None = None
     for limits in [*same, seen] if wide else [seen]:
         overflowing = _overflow(graph_module, {places[i]: ends for i, ends in limits.items()})
         if overflowing is None:
@@ -56,7 +57,8 @@ def conditions_for_int32(graph_module: fx.GraphModule, batches: Sequence[Sequenc
                 for which, sign, end in zip(("least", "largest"), (">=", "<="), ends, strict=True)
             ]
     raise TargetError(
-        f"{runtime} computes integers in 32 bits, and {overflowing.target} overflows them for inputs like those given"
+        f"{runtime} computes integers in 32 bits, and {getattr(overflowing, 'target', '')} overflows them for inputs "
+        "like those given"
     )
 
 
@@ -68,6 +70,7 @@ def _seen(batches: Sequence[Sequence[Tensor]], i: int) -> tuple[int, int]:
 def _overflow(graph_module: fx.GraphModule, limits: dict[fx.Node, Interval]) -> fx.Node | None:
     """Return the first node whose 64-bit integers may leave 32 bits; None where none does."""
     known: dict[fx.Node, Interval] = {}
+    node: fx.Node
     for node in graph_module.graph.nodes:
         found = parameter(graph_module, node) if node.op == "get_attr" else value(node)
         if found is None or found.is_floating_point() or found.is_complex():

@@ -1,4 +1,4 @@
-"""Spell out operators that other runtimes compute differently, in operators that they compute as torch does.
+"""Write operators that other runtimes compute differently, in operators that they compute as torch does.
 
     division of integers     OpenVINO truncates where torch rounds down; ONNX Runtime's exporter truncates by floats
     8 and 16-bit arithmetic  OpenVINO saturates where torch wraps around
@@ -175,12 +175,16 @@ def _wrapped(x: Tensor, node: fx.Node) -> Tensor:
 def _divided(node: fx.Node, a: Any, b: Any) -> Tensor:
     """Return a // b, a % b and the like, right whichever way the runtime rounds its own quotient."""
     a = a if isinstance(a, Tensor) else torch.full_like(b, a)
-    quotient = torch.floor_divide(a, b)
-    rest = a - quotient * b
+    quotient: Tensor = torch.floor_divide(a, b)
+    rest: Tensor = a - quotient * b
     differs = rest != 0
     name = operator(node)
     if name in ("floor_divide", "remainder") or node.kwargs.get("rounding_mode") == "floor":
         wrong = (differs & ((rest < 0) != (b < 0))).to(quotient.dtype)
-        return rest + wrong * b if name == "remainder" else quotient - wrong
+        return _sum(rest, wrong * b) if name == "remainder" else _sum(quotient, -wrong)
     wrong = (differs & ((rest < 0) != (a < 0))).to(quotient.dtype)
-    return rest - wrong * b if name == "fmod" else quotient + wrong
+    return _sum(rest, -wrong * b) if name == "fmod" else _sum(quotient, wrong)
+
+
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    return a.add(b)

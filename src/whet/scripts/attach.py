@@ -72,7 +72,7 @@ class ScriptLoop:
         self._watching = contextlib.ExitStack()
         if request.is_bounded:
             self._prepare_bounded()
-        self._finder = LoopFinder(self._found, self.refuse)
+        self._finder = LoopFinder(self._found, self.refuse, self._losses.paused)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 

@@ -28,30 +28,19 @@ class _TrainingStepForward(AddedForward):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the training step, or the module's own forward, returned."""
-        step = vars(self).get(_STEP)
+        step = vars(self).pop(_STEP, None)  # calls from within the training step are of the module's own forward
         return super().forward(*args, **kwargs) if step is None else step(*args, **kwargs)  # type: ignore[misc]
 
 
-def lead_through_call(optimizer: Optimizer) -> None:
-    """Lead the training step of the Lightning module of an optimiser through `__call__`, if there is one.
+def lead_through_call(module: Any) -> bool:
+    """Call the training step of a Lightning module through `__call__`, and return whether the module is one.
 
-    A module whose parts each hold everything, or that steps its optimiser itself, stays as it is.
+    A module that steps its optimiser itself stays as it is: its forward would contain the step.
     """
-    kinds = tuple(
-        kind
-        for kind in (getattr(sys.modules.get(name), "LightningModule", None) for name in _PACKAGES)
-        if isinstance(kind, type)
-    )
-    if not kinds:
-        return
-    for module in modules_that_hold(optimizer, kinds):
-        if module.automatic_optimization and not any(holds(part, optimizer) for part in module.children()):
-            _lead(module)
-
-
-def _lead(module: Any) -> None:
-    if "training_step" in vars(module):
-        return
+    kinds = [getattr(sys.modules.get(name), "LightningModule", None) for name in _PACKAGES]
+    is_one = isinstance(module, tuple(kind for kind in kinds if isinstance(kind, type)))
+    if not is_one or not module.automatic_optimization:
+        return False
     plain = module.training_step
     extend(module, _TrainingStepForward)
 
@@ -61,14 +50,15 @@ def _lead(module: Any) -> None:
         try:
             return module(*args, **kwargs)
         finally:
-            del vars(module)[_STEP]
+            vars(module).pop(_STEP, None)
 
     vars(module)["training_step"] = training_step
+    return True
 
 
-def modules_that_hold(optimizer: Optimizer, kinds: tuple[type, ...] = (nn.Module,)) -> list[Any]:
+def modules_that_hold(optimizer: Optimizer) -> list[nn.Module]:
     """Return all modules alive that hold every parameter that an optimiser updates, the smallest ones first."""
-    found = [one for one in gc.get_objects() if issubclass(type(one), kinds) and holds(one, optimizer)]
+    found = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and holds(one, optimizer)]
     return sorted(found, key=lambda module: sum(1 for _ in module.modules()))
 
 

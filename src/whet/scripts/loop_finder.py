@@ -9,6 +9,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -71,9 +72,16 @@ class LoopFinder:
         on_found: Called once, before the model's first call in training mode, or before the optimiser's first step
             where the optimiser is made after that call.
         refuse: Ends the process with the reason where the loop cannot be recognised.
+        probing: Returns a context for a call of a closure that only finds the loop.
     """
 
-    def __init__(self, on_found: OnFound, refuse: Callable[[str], NoReturn]) -> None:
+    def __init__(
+        self,
+        on_found: OnFound,
+        refuse: Callable[[str], NoReturn],
+        probing: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._probing = probing
         self.found: FoundLoop | None = None
         self._on_found = on_found
         self._refuse = refuse
@@ -91,7 +99,7 @@ class LoopFinder:
         """Find the loop at the optimiser's first step, if it is not found yet."""
         if self.found is not None:
             return
-        called = [module for module in (ref() for ref in self._called.values()) if module is not None]
+        called = self._models()
         model = next((module for module in called if holds(module, optimizer)), None)
         whole = None if model is not None else _whole_of(called, optimizer)
         if model is None and whole is not None:
@@ -105,6 +113,20 @@ class LoopFinder:
             )
         self._accept(model, optimizer)
 
+    def _call(self, closure: Closure) -> None:
+        """Call the closure to find the loop. Nothing is drawn or heard of it."""
+        self._is_probing = True
+        try:
+            with self._probing(), kept_generators(), torch.enable_grad():
+                closure()
+        except _LoopFound:
+            pass
+        finally:
+            self._is_probing = False
+
+    def _models(self) -> list[nn.Module]:
+        return [module for module in (ref() for ref in self._called.values()) if module is not None]
+
     def _noting(self, initialise: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(initialise)
         def noted(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -114,7 +136,6 @@ class LoopFinder:
             if kind not in self._entered:
                 self._entered.add(kind)
                 self._making.set(kind, "step", self._entering(kind.step))
-            lead_through_call(optimizer)
 
         return noted
 
@@ -131,14 +152,10 @@ class LoopFinder:
 
     def _probe(self, optimizer: Optimizer, closure: Closure) -> None:
         """Find the loop in a call of the closure, which ends where the model is called."""
-        num_batches, self._is_probing = self._passes.num_batches, True
-        try:
-            with kept_generators(), torch.enable_grad():
-                closure()
-        except _LoopFound:
-            pass
-        finally:
-            self._is_probing = False
+        num_batches = self._passes.num_batches
+        self._call(closure)
+        if self.found is None and lead_through_call(_whole_of(self._models(), optimizer)):
+            self._call(closure)
         if self._passes.num_batches != num_batches:
             self._refuse(_DRAWS)
         self.before_step(optimizer)

@@ -156,11 +156,7 @@ def _inserted(schema: Any) -> str:
 
 
 class Trials:
-    """Tries structures in child processes. Any thread may use it. What was tried last is remembered.
-
-    Args:
-        answer: Tries a structure in this process, in place of a child; for tests.
-    """
+    """Try structures in child processes, and remember those that were tried last. Any thread may use it."""
 
     def __init__(self) -> None:
         self._idle = [IsolatedProcess(__name__) for _ in range(_NUM_CHILDREN)]
@@ -226,7 +222,7 @@ TRIALS = Trials()
 
 
 class _Bytes:
-    """A vocabulary of single bytes, beside which only the special tokens of another vocabulary stand."""
+    """Stand for a vocabulary, with its special tokens, and single bytes in place of all others."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -25,7 +25,7 @@ _LONGEST_S = 60.0  # of one answer: a busy machine may need long for little CPU 
 
 
 class ChildEnded(Exception):
-    """The child ended before it answered.
+    """Signal that the child ended before it answered.
 
     Attributes:
         was_slow: Whether it ended because of its time limit.
@@ -79,8 +79,8 @@ class IsolatedProcess:
     def end(self) -> None:
         """Kill the child, if there is one. Whoever waits for its answer gets ChildEnded."""
         process, self._process = self._process, None
-        if process is not None and self._pid == os.getpid():
-            _end(process)
+        if process is not None:
+            _end(process, self._pid)
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._pid != os.getpid():  # after a fork, the child belongs to the other process
@@ -94,11 +94,13 @@ class IsolatedProcess:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": paths},
             )
-            weakref.finalize(self, _end, self._process)
+            weakref.finalize(self, _end, self._process, self._pid)
         return self._process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], parent: int) -> None:
+    if os.getpid() != parent:  # after a fork, the child belongs to the other process
+        return
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

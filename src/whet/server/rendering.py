@@ -19,7 +19,7 @@ _NUM_CHILDREN = 2  # templates that are rendered at the same time
 
 
 class Renderings:
-    """Renders templates in child processes. Any thread may use it."""
+    """Hold the child processes that render templates. Any thread may use them."""
 
     def __init__(self) -> None:
         self._children = [IsolatedProcess(__name__) for _ in range(_NUM_CHILDREN)]

@@ -119,6 +119,10 @@ class TechniqueHere(TechniqueCard):
     reason: str
     refused: dict[str, tuple[Any, ...]]
 
+    def __repr__(self) -> str:
+        can = "can run here" if self.can_run else f"cannot run here: {self.reason}"
+        return f"TechniqueHere({self.name!r}, {self.stage}, {can})"
+
 
 def list_techniques(*, training: bool = False) -> list[TechniqueHere]:
     """Return every technique in the order in which recipes apply them, and whether it can run on this machine.

@@ -10,7 +10,7 @@ from whet.techniques import FOLLOWING
 
 _TRAINING = "training"  # the folder of those for a training loop
 _MOST_NEAR = 4
-_STEM = 6  # letters of a word that stand for its forms: quanti for quantise, quantised and quantisation
+_LEAST_STEM, _STEM = 4, 6  # letters of a word that stand for its forms: quanti for quantise, quantised and quantisation
 
 
 @cache
@@ -65,15 +65,15 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
     containing = [one for one in known if typed in one or one in typed]
     close = difflib.get_close_matches(typed, known, n=_MOST_NEAR, cutoff=0.6)
     found = list(dict.fromkeys([*[one for one in close if one in containing], *containing, *close]))[:_MOST_NEAR]
-    return found or _spoken(typed.replace("z", "s")[:_STEM], known)
+    return found or _spoken({typed[:_STEM], typed.replace("z", "s")[:_STEM]}, known)
 
 
-def _spoken(stem: str, known: Sequence[str]) -> list[str]:
-    """Return the techniques whose cards have a part of a word, those that have it most often first."""
-    if len(stem) < _MOST_NEAR:
+def _spoken(stems: set[str], known: Sequence[str]) -> list[str]:
+    """Return the techniques whose cards have a part of a word, as it may be spelt, most often first."""
+    if min(map(len, stems)) < _LEAST_STEM:
         return []
     cards = {path.stem: path.read_text(encoding="utf-8").partition('"""\n\n')[0].lower() for path in _files()}
-    counts = {one: cards[one].count(stem) for one in known if one in cards}
+    counts = {one: sum(map(cards[one].count, stems)) for one in known if one in cards}
     return sorted((one for one, count in counts.items() if count), key=lambda one: -counts[one])[:_MOST_NEAR]
 
 

@@ -12,6 +12,7 @@ from whet.trainer.loop import CHECKPOINTS, TrainResult, run
 from whet.trainer.setup import set_up
 from whet.trainer.tuned import TUNED, Progress, is_tuned, tuned_recipe
 from whet.training.checkpoints import step_directories
+from whet.units import duration_s
 
 Objective = Literal["throughput", "memory"]
 
@@ -22,7 +23,7 @@ def train(
     *,
     resume: bool = False,
     tune: Objective | None = None,
-    tune_budget_s: float = 600.0,
+    tune_budget_s: float | str = 600.0,
     tune_progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> TrainResult:
@@ -47,6 +48,7 @@ def train(
         WhetError: Anything the user can mend.
     """
     say = say or _on_standard_error
+    tune_budget_s = duration_s("tune_budget_s", tune_budget_s)
     read = read_config(Path(config), changes)
     found = read.out / TUNED
     if tune is not None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from whet.errors import RecipeError
 
 _ADDS = ("add", "_foreach_add")
-_KEEPS = ("detach", "alias", "_to_copy", "view_as")  # what moving a model or listing its gradients calls
+_KEEPS = ("detach", "alias", "_to_copy")  # what moving a model or listing its gradients calls
 
 
 class UsedGradient(Tensor):
@@ -47,10 +47,9 @@ class UsedGradient(Tensor):
                 if (p := one._of()) is not None:
                     p.grad = None
             return args[0] if name == "zero_" else None
-        if name in _KEEPS and not isinstance(args[0], list):
-            with torch.no_grad():
-                like = func(torch.empty_strided(found[0].shape, found[0].stride(), dtype=found[0].dtype, device="meta"))
-            made = UsedGradient(torch.empty_like(like, device=found[0].device), found[0]._technique)
+        if name in _KEEPS:
+            chosen = {key: (kwargs or {}).get(key) or getattr(found[0], key) for key in ("dtype", "device")}
+            made = UsedGradient(torch.empty_strided(found[0].shape, found[0].stride(), **chosen), found[0]._technique)
             made._of = found[0]._of
             return made
         is_added_to = name.rstrip("_") in _ADDS and isinstance(tree_leaves(args)[0], UsedGradient)

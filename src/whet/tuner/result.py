@@ -255,6 +255,9 @@ class Result(BaseModel):
         is_unknown = self.verdict == "inconclusive" and self.sentence.startswith(NO_VERDICT)
         return is_unknown and bool(self.busy)  # else the budget, or a loss, is what left it open
 
+    def __repr__(self) -> str:
+        return f"Result({self.verdict}: {self.sentence} target={self.target!r}, out={self.out!r})"
+
     def _repr_html_(self) -> str:
         from whet.tuner.notebook import result_html
 

@@ -43,6 +43,7 @@ from whet.tuner.study import Study
 from whet.tuner.target_examination import ExaminationRequest, examine_target
 from whet.tuner.training.tuning import TrainingPlan, tune_training
 from whet.tuner.trial_context import TrialContext
+from whet.units import duration_s
 from whet.workload import Quality, TrainingWorkload, Workload
 from whet.workloads.fine_tuning import trained_by
 from whet.workloads.handover import hand_over
@@ -109,15 +110,15 @@ def tune(
     max_slowdown: float = MAX_SLOWDOWN,
     allow_batch: bool = False,
     max_memory_bytes: int | None = None,
-    budget_s: float = BUDGET_S,
+    budget_s: float | str = BUDGET_S,
     out: str | os.PathLike[str] | None = None,
     storage: str | None = None,
     resume: bool = False,
     exclude: Sequence[str] = (),
-    trial_limit_s: float = 300.0,
+    trial_limit_s: float | str = 300.0,
     memory_limit_bytes: int | None = None,
     on_busy: str = OnBusy.WAIT,
-    busy_wait_s: float = WAIT_S,
+    busy_wait_s: float | str = WAIT_S,
     listener: Listener | None = None,
 ) -> Result:
     """Find the fastest recipe for a model on this machine, and prove it.
@@ -139,9 +140,10 @@ def tune(
             that is customary for them. They are no part of the recipe.
         max_memory_bytes: Allowed peak resident memory of the whole process; for a training, what a step may take above
             what the process held before the model was built.
-        budget_s: Seconds for everything, from the examination of the model to the report. After 1.25 times the budget
-            and 10 s nothing runs any more. If the budget is too small for a verdict, the verdict is "inconclusive",
-            and `needed_s` is a budget that is large enough. Waiting for a quiet machine comes on top.
+        budget_s: Seconds for everything, or text such as "5m", from the examination of the model to the report. After
+            1.25 times the budget and 10 s nothing runs any more. If the budget is too small for a verdict, the verdict
+            is "inconclusive", and `needed_s` is a budget that is large enough. Waiting for a quiet machine comes on
+            top.
         out: A new directory for recipe, report, result and model; for a model in memory a temporary one by default.
         storage: An Optuna URL, for several machines of one kind to share a search.
         resume: Go on with the search that `out` or `storage` holds.
@@ -157,6 +159,8 @@ def tune(
     Raises:
         WhetError: Anything the user can mend, before anything is written.
     """
+    budget_s, trial_limit_s = duration_s("budget_s", budget_s), duration_s("trial_limit_s", trial_limit_s)
+    busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
     if isinstance(target, str):
         target = _named(target, training)
         check_name(target)

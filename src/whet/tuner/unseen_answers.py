@@ -123,7 +123,8 @@ class _Judge:
 
     def _is_like(self, ours: Tensor, theirs: Tensor, seen: float, noisy: Sequence[Tensor], *, is_usual: bool) -> bool:
         is_whole = not (theirs.is_floating_point() or theirs.is_complex())
-        ours, theirs, *noisy = (y if is_whole else _plain(y) for y in (ours, theirs, *noisy))
+        if not is_whole:
+            ours, theirs, noisy = _plain(ours), _plain(theirs), list(map(_plain, noisy))
         counts = theirs.isfinite()
         for other in noisy:
             counts = counts & other.isfinite()
@@ -176,7 +177,7 @@ def _with_moved_weights(model: nn.Module, size: float) -> nn.Module:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.is_floating_point():
-                weight *= 1 + size * torch.randn(weight.shape, generator=generator).to(weight)
+                weight.mul_(1 + size * torch.randn(weight.shape, generator=generator).to(weight))
     return model
 
 

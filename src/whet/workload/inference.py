@@ -53,6 +53,11 @@ class InferenceWorkload:
         if self.num_samples <= 0:
             object.__setattr__(self, "num_samples", samples_of(self.inputs[0]))
 
+    def __repr__(self) -> str:
+        batches = f"{len(self.inputs)} batch{'es' if len(self.inputs) != 1 else ''} of {self.num_samples}"
+        quality = "" if self.quality is None else f", quality={self.quality.name!r}"
+        return f"InferenceWorkload({self.name!r}, {type(self.model).__name__}, {batches}{quality})"
+
     def open_training(self) -> TrainingWorkload:
         """Return the training that goes with the model.
 

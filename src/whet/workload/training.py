@@ -100,6 +100,9 @@ class TrainingWorkload:
     num_samples: float = 0
     name: str = "training"
 
+    def __repr__(self) -> str:
+        return f"TrainingWorkload({self.name!r}, {type(self.model).__name__})"
+
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise TargetError(f"model must be a torch.nn.Module, not {type_name(self.model)}")

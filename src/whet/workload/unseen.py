@@ -11,6 +11,7 @@ may raise an error for them or answer NaN: it then says nothing about the artefa
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,10 @@ from torch import Tensor
 from whet.signature import Signature
 
 Tensors = tuple[Tensor, ...]
-_Change = Callable[[Tensor], Tensor]
+_Ends = tuple[float, float]
+_Change = Callable[
+    [Tensor, int, _Ends], Tensor
+]  # takes a tensor, its place among the inputs, and the ends of what was seen
 
 _MASKED = -1e4  # and less, beside zeros: a mask that is added to scores
 _SCALE = 10.0
@@ -58,38 +62,22 @@ def unseen(batches: Sequence[Sequence[Tensor]], signature: Signature | None = No
     ends = [_ends([batch[i] for batch in batches]) for i in range(len(given))]
 
     def changed(
-        how: str, kind: str, change: Callable[[int], _Change], *, is_usual: bool = False, is_extreme: bool = False
+        how: str, kind: str, change: _Change, *, is_usual: bool = False, is_extreme: bool = False
     ) -> Iterator[Unseen]:
         places = [i for i, found in enumerate(kinds) if found == kind and given[i].numel()]
-        others = {i: change(i)(given[i]) for i in places}
+        others = {i: change(given[i], i, ends[i]) for i in places}
         others = {i: x for i, x in others.items() if not torch.equal(x, given[i])}
         if others:
             alone = tuple((*given[:i], x, *given[i + 1 :]) for i, x in others.items()) if len(others) > 1 else ()
             yield Unseen(how, tuple(others.get(i, x) for i, x in enumerate(given)), is_usual, is_extreme, alone)
 
     for how, rows in _PADDINGS:
-        yield from changed(
-            f"masks {how}", "mask", lambda i, rows=rows: lambda x: _padded(x, rows, ends[i]), is_usual=True
-        )
+        yield from changed(f"masks {how}", "mask", partial(_padded, rows), is_usual=True)
     yield from _exchanged(given, kinds)
-    yield from changed("integers shuffled", "integer", lambda i: lambda x: _shuffled(x, i), is_usual=True)
-    yield from changed(
-        "integers at the ends of those seen", "integer", lambda i: lambda x: _at(x, ends[i]), is_usual=True
-    )
-    yield from changed(
-        "floats dealt to other samples", "float", lambda _: lambda x: x.roll(1, 0) if x.dim() else x, is_usual=True
-    )
-    yield from changed("floats shuffled", "float", lambda i: lambda x: _shuffled(x, i))
-    yield from changed("floats rounded", "float", lambda i: lambda x: _rounded(x, ends[i]))
-    yield from changed("floats negated", "float", lambda _: lambda x: -x)
-    yield from changed("floats scaled", "float", lambda _: lambda x: x * _SCALE)
-    yield from changed("floats shifted", "float", lambda i: lambda x: x + (ends[i][1] - ends[i][0]))
-    yield from changed("integers negated", "integer", lambda _: _negated)
-    yield from changed("large integers", "integer", lambda i: lambda x: _large(x, i))
-    for i, end in ((0, "smallest"), (1, "largest")):
-        yield from changed(
-            f"the {end} integers of their dtype", "integer", lambda _, i=i: lambda x: _extreme(x, i), is_extreme=True
-        )
+    for how, kind, change, is_usual in _CHANGES:
+        yield from changed(how, kind, change, is_usual=is_usual)
+    yield from changed("the smallest integers of their dtype", "integer", partial(_extreme, 0), is_extreme=True)
+    yield from changed("the largest integers of their dtype", "integer", partial(_extreme, 1), is_extreme=True)
     if signature is not None:
         yield from _resized(batches, signature)
 
@@ -106,10 +94,10 @@ def masked(batches: Sequence[Sequence[Tensor]]) -> Iterator[tuple[str, Tensors]]
 _Row = tuple[float, float] | None
 _PADDINGS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
     ("of ones", ((0, 1),)),
-    ("padded on the left", ((0.25, 1), (0.5, 1), (0, 1), (0.85, 1))),
-    ("padded on the right", ((0, 0.75), (0, 0.4), (0, 1), (0, 0.15))),
+    ("padded on the left", ((0.5, 1), (0.25, 1), (0, 1), (0.85, 1))),
+    ("padded on the right", ((0, 0.4), (0, 0.75), (0, 1), (0, 0.15))),
     ("that keep a single place", (None, (0, 1))),
-    ("with empty rows", ((0, 1), (0, 0), (0.3, 0.8))),
+    ("with empty rows", ((0, 0), (0, 1), (0.3, 0.8))),
 )
 
 
@@ -132,7 +120,7 @@ def _kind(seen: Sequence[Tensor]) -> str:
     return "integer" if is_whole else "float"
 
 
-def _ends(seen: Sequence[Tensor]) -> tuple[float, float]:
+def _ends(seen: Sequence[Tensor]) -> _Ends:
     """Return the least and the largest finite value."""
     if seen[0].is_complex() or seen[0].dtype is torch.bool:
         return 0, 1
@@ -141,7 +129,7 @@ def _ends(seen: Sequence[Tensor]) -> tuple[float, float]:
     return (min(low.item() for low, _ in ends), max(high.item() for _, high in ends)) if ends else (0, 0)
 
 
-def _padded(x: Tensor, rows: Sequence[_Row], ends: tuple[float, float]) -> Tensor:
+def _padded(rows: Sequence[_Row], x: Tensor, _: int, ends: _Ends) -> Tensor:
     """Return a mask whose rows, along the last dimension, keep the places that `rows` names in turn."""
     kept, dropped = (0.0, ends[0]) if ends[0] <= _MASKED else (1, 0)
     if x.is_floating_point() and bool((x == -torch.inf).any()):
@@ -165,38 +153,52 @@ def _exchanged(given: Tensors, kinds: Sequence[str]) -> Iterator[Unseen]:
         yield Unseen("inputs of one shape exchanged", tuple(others), is_usual=True)
 
 
-def _shuffled(x: Tensor, seed: int) -> Tensor:
-    order = torch.randperm(x.numel(), generator=_generator(seed)).to(x.device)
+def _shuffled(x: Tensor, i: int, _: _Ends) -> Tensor:
+    order = torch.randperm(x.numel(), generator=_generator(i)).to(x.device)
     return x.reshape(-1)[order].reshape(x.shape)
 
 
-def _at(x: Tensor, ends: tuple[float, float]) -> Tensor:
+def _at(x: Tensor, _: int, ends: _Ends) -> Tensor:
     """Return a tensor that holds the ends of what was seen, in random order."""
     is_high = torch.rand(x.shape, generator=_generator(0)).to(x.device) < 0.5
     return torch.where(is_high, torch.full_like(x, int(ends[1])), torch.full_like(x, int(ends[0])))
 
 
-def _rounded(x: Tensor, ends: tuple[float, float]) -> Tensor:
+def _rounded(x: Tensor, _: int, ends: _Ends) -> Tensor:
     step = (ends[1] - ends[0]) / _FEW
     return (((x - ends[0]) / step).round() * step + ends[0]).to(x.dtype) if step else x
 
 
-def _negated(x: Tensor) -> Tensor:
+def _negated(x: Tensor, _: int, __: _Ends) -> Tensor:
     return -x - 3 if x.dtype.is_signed else x
 
 
-def _large(x: Tensor, seed: int) -> Tensor:
+def _large(x: Tensor, i: int, _: _Ends) -> Tensor:
     """Return integers from the whole range of 8 and 16 bits; from about 2^40 in 64 bits, and 2^30 in 32."""
     info = torch.iinfo(x.dtype)
     low, high = (info.min, info.max + 1) if info.bits < 32 else (0, 2 ** {32: 30}.get(info.bits, 40))
-    return torch.randint(low, high, x.shape, generator=_generator(seed)).to(x)
+    return torch.randint(low, high, x.shape, generator=_generator(i)).to(x)
 
 
-def _extreme(x: Tensor, which: int) -> Tensor:
+def _extreme(which: int, x: Tensor, _: int, __: _Ends) -> Tensor:
     info = torch.iinfo(x.dtype)
     other = x.clone()
     other.view(-1)[::2] = (info.min, info.max)[which]
     return other
+
+
+_CHANGES: tuple[tuple[str, str, _Change, bool], ...] = (  # in words, of which kind, how, and whether it is usual
+    ("integers shuffled", "integer", _shuffled, True),
+    ("integers at the ends of those seen", "integer", _at, True),
+    ("floats dealt to other samples", "float", lambda x, _, __: x.roll(1, 0) if x.dim() else x, True),
+    ("floats shuffled", "float", _shuffled, False),
+    ("floats rounded", "float", _rounded, False),
+    ("floats negated", "float", lambda x, _, __: -x, False),
+    ("floats scaled", "float", lambda x, _, __: x * _SCALE, False),
+    ("floats shifted", "float", lambda x, _, ends: x + (ends[1] - ends[0]), False),
+    ("integers negated", "integer", _negated, False),
+    ("large integers", "integer", _large, False),
+)
 
 
 def _resized(batches: Sequence[Sequence[Tensor]], signature: Signature) -> Iterator[Unseen]:

@@ -22,14 +22,14 @@ class SchemaRefused(RequestError):
 
 @dataclass(frozen=True)
 class Constant:
-    """One of null, true and false."""
+    """Stand for null, true or false."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number between two bounds. None stands for no bound."""
+    """Describe numbers between two bounds. None stands for no bound."""
 
     low: Fraction | None = None
     high: Fraction | None = None
@@ -41,12 +41,12 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """A text of so many characters that matches all patterns and formats.
+    """Describe texts of so many characters that match all patterns and formats.
 
     Attributes:
-        least: Its fewest characters.
-        most: Its most characters; None for no bound.
-        patterns: Regular expressions that must match somewhere in it.
+        least: The fewest characters.
+        most: The most characters; None for no bound.
+        patterns: Regular expressions that must match somewhere in a text.
         formats: Names of formats that llguidance knows.
         values: The only texts that are allowed; None for all.
         others: Texts that are not allowed.
@@ -62,11 +62,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Array:
-    """A list: items by their place first, then any number of others.
+    """Describe lists: items by their place first, then any number of others.
 
     Attributes:
-        least: Its fewest items.
-        most: Its most items; None for no bound.
+        least: The fewest items.
+        most: The most items; None for no bound.
         first: The schemas of the first items.
         others: The schemas of further items; None for no further items.
         is_unique: Whether no two items are equal.
@@ -85,7 +85,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Object:
-    """An object: properties by their names, by patterns of names, and others.
+    """Describe objects: properties by their names, by patterns of names, and others.
 
     Attributes:
         least: The fewest properties.

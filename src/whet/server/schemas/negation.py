@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from whet.server.schemas.forms import ANY, Array, Constant, Form, Number, Object, SchemaRefused, Text
-from whet.server.schemas.keywords import TYPES, count, exact, names, subschemas
+from whet.server.schemas.keywords import NOT_ENFORCED, TYPES, count, exact, names, subschemas
 
 if TYPE_CHECKING:
     from whet.server.schemas.reading import Reader
@@ -41,7 +41,7 @@ def negated(reader: "Reader", schema: Any, keyword: str, depth: int = 0) -> tupl
         return () if schema else ANY
     if not isinstance(schema, dict):
         reader.child(schema)  # raises
-    for name in sorted(_UNKNOWN & schema.keys()):
+    for name in sorted(schema.keys() & (_UNKNOWN | NOT_ENFORCED.keys())):
         raise SchemaRefused(
             f"{keyword} with {name} cannot be enforced: write what is allowed (by enum, const, type, required or "
             f"bounds), or leave {keyword} out"

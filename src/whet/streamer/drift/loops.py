@@ -42,9 +42,8 @@ def find_loop(outputs: Signatures, references: Signatures) -> Loop | None:
         outputs, references = _halved(outputs), _halved(references)
     made, shown = (frames.reshape(num, -1) for frames in (outputs, references))
     long_lags = range(max(LAGS, num // 8), num // 2 + 1, max(1, num // 32))
-    floor = max(
-        2 * STILL, _MOVES * float(np.median(np.concatenate([_moved(shown, lag) for lag in long_lags] or [[0]])))
-    )
+    usual = float(np.median(np.concatenate([_moved(shown, lag) for lag in long_lags]))) if long_lags else 0.0
+    floor = max(2 * STILL, _MOVES * usual)
     found: Loop | None = None
     for lag in range(LAGS + 1, num // 2 + 1):
         moved, repeated = _moved(shown, lag), _moved(made, lag)
@@ -62,7 +61,8 @@ def find_loop(outputs: Signatures, references: Signatures) -> Loop | None:
 
 def _moved(frames: Signatures, lag: int) -> npt.NDArray[np.float32]:
     """Return the mean absolute difference between each frame and the one so many frames before, [frames - lag]."""
-    return np.abs(frames[lag:] - frames[:-lag]).mean(axis=1)
+    moved: npt.NDArray[np.float32] = np.abs(frames[lag:] - frames[:-lag]).mean(axis=1)
+    return moved
 
 
 def _first_run(holds: npt.NDArray[np.bool_], length: int) -> int | None:
@@ -76,4 +76,5 @@ def _first_run(holds: npt.NDArray[np.bool_], length: int) -> int | None:
 
 def _halved(frames: Signatures) -> Signatures:
     num, height, width, channels = frames.shape
-    return frames.reshape(num, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
+    halved: Signatures = frames.reshape(num, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
+    return halved

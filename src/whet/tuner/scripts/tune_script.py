@@ -13,6 +13,7 @@ from whet.tuner.goal import BUDGET_S, MAX_DROP_TRAINING, SCRIPT_STEPS
 from whet.tuner.listener import Listener
 from whet.tuner.result import Result
 from whet.tuner.scripts.tuning import ScriptPlan, tune_planned
+from whet.units import duration_s
 
 
 def tune_script(
@@ -20,11 +21,11 @@ def tune_script(
     *,
     num_steps: int | None = None,
     max_drop: float | None = None,
-    budget_s: float = BUDGET_S,
+    budget_s: float | str = BUDGET_S,
     out: str | os.PathLike[str] | None = None,
     exclude: Sequence[str] = (),
     on_busy: str = OnBusy.WAIT,
-    busy_wait_s: float = WAIT_S,
+    busy_wait_s: float | str = WAIT_S,
     patience: Patience | None = None,
     listener: Listener | None = None,
 ) -> Result:
@@ -36,7 +37,7 @@ def tune_script(
         command: The Python command, as ["python", "train.py", "--epochs", "3"].
         num_steps: The most optimiser steps of each run; 40 by default.
         max_drop: How much worse the training loss may become, as a fraction; 0.0025 by default.
-        budget_s: Seconds for everything.
+        budget_s: Seconds for everything, or text such as "5m".
         out: A new directory for the recipe and the result; one below whet-out by default.
         exclude: Techniques that are not tried.
         on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
@@ -55,11 +56,11 @@ def tune_script(
         command=found,
         directory=_directory(found, None if out is None else Path(out)),
         num_steps=SCRIPT_STEPS if num_steps is None else num_steps,
-        budget_s=budget_s,
+        budget_s=duration_s("budget_s", budget_s),
         max_drop=MAX_DROP_TRAINING if max_drop is None else max_drop,
         exclude=tuple(exclude),
     )
-    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = patience or Patience(OnBusy.checked(on_busy), duration_s("busy_wait_s", busy_wait_s, may_be_zero=True))
     return tune_planned(plan, patience, listener or Listener())
 
 

@@ -231,6 +231,12 @@ def _concluded(
                 _prove(context, goal, baseline, point, budget, listener)
     needed_s = _needed_s(account, budget, records, points)
     word, sentence, kept = conclusion(goal, facts, baseline, best, points, records, patience, needed_s)
+    failed = next((claim.failure for claim in claims if claim.failure), "")
+    own = next((run.failure for run in found.runs.get("original", ()) if run.failure), "")
+    if not points and (failed or own):
+        told = [f"{finalists[0].label}: {failed}"] if failed else []
+        told += [f"the original: {own}"] if own else []
+        word, sentence = "inconclusive", f"The finals failed ({'; '.join(told)}). The original stays."
     compile_only = next((r for r in records if [s.technique for s in r.steps] == ["compile"] and r.speedup), None)
     return Result(
         kind="training",
