@@ -18,7 +18,7 @@ from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
 from whet.server.admission import Admission, Prompt
 from whet.server.assembly import Models, assemble
-from whet.server.beginnings import Beginning, memory_of
+from whet.server.beginnings import Beginning, beginning, memory_of
 from whet.server.completion import Completion, Delta, join
 from whet.server.delivery import AsyncStream, DeltaStream
 from whet.server.engine_memory import EngineMemory
@@ -322,9 +322,9 @@ class Engine:
             params = [params or SamplingParams()] * len(several)
         if len(params) != len(several):
             raise RequestError(f"{len(several)} prompts and {len(params)} params: give one for each, or one for all")
-        make = self._admission.request
+        make, start = self._admission.request, None if state is None else beginning(self.model, state)
         return [
-            make(prompt, one, cache_salt=cache_salt, guide=guides.get(one.structure), state=state)
+            make(prompt, one, cache_salt=cache_salt, guide=guides.get(one.structure), state=start)
             for prompt, one in zip(several, params, strict=True)
         ]
 

@@ -1,5 +1,6 @@
 """States of models with long-term memory by name: made, shown, gone on from, deleted, and kept apart."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from whet.server.engine import Engine
 from whet.server.http import states
 from whet.server.http.app import make_app
 from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.reading import SMALL
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
@@ -70,6 +72,15 @@ def test_a_completion_goes_on_from_a_state(server: HttpServer, tmp_path: Path) -
     assert ask(server, "/v1/states/one", method="DELETE").json == {"id": "one", "object": "state", "deleted": True}
     assert ask(server, "/v1/states/one").status == 404
     assert completion(server, REST, state="one").status == 404
+
+
+def test_a_large_body_goes_on_too(server: HttpServer) -> None:
+    """It is read in the process for large bodies."""
+    made(server)
+    body = json.dumps({"prompt": REST, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "state": "one"}).encode()
+    large = ask(server, "/v1/completions", body + b" " * SMALL).json
+    assert large["choices"] == completion(server, REST, state="one").json["choices"]
+    assert large["usage"]["prompt_tokens"] == 35
 
 
 def test_a_text_that_goes_on_gets_no_special_tokens(server: HttpServer) -> None:

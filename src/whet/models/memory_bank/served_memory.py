@@ -14,7 +14,7 @@ from whet.errors import InputsError
 from whet.models.memory_bank.config import LtmConfig
 from whet.models.memory_bank.state import LtmState, check_state
 
-_SAMPLED = 64  # numbers of each tensor: training changes nearly all of them
+_SAMPLED = 1024  # numbers of each tensor: training changes nearly all of them
 _FOR_TRAINING = {"gradient_checkpointing_granularity", "checkpoint_segments", "backpropagation_segments"}
 
 
