@@ -1,6 +1,7 @@
 """engine.memory: what a model with long-term memory remembers of a text is read, saved, loaded, gone on from, shown."""
 
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from whet.models.memory_bank.native import NativeLtm
 from whet.models.memory_bank.rows import RowsOfLtmStates
 from whet.models.step import ServedModel
 from whet.server.beginnings import UNREAD, Beginning, beginning
+from whet.server.completion import Delta, join
 from whet.server.engine import Engine
 from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
@@ -237,6 +239,27 @@ def test_a_caller_may_change_a_state_that_a_request_begins_at() -> None:
                 tensor.zero_()
         state.layers.clear()
         assert [token for delta in stream for token in delta.token_ids] == wanted
+
+
+def test_a_callback_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(state: LtmState) -> None:
+        raise ValueError(str(state.num_tokens))
+
+    with engine_of(_native_ltm()) as engine:
+        ended: list[Delta] = []
+        engine.submit(ids(5), DRAWN, on_delta=ended.append, on_state=fails, request_id="failing")
+        wanted = engine.generate(ids(5), DRAWN).token_ids
+        engine.drain(10)
+    assert join(ended).token_ids == wanted
+    assert "the state of request failing could not be given away" in caplog.text
+
+
+def test_an_engine_that_nobody_holds_ends() -> None:
+    engine = engine_of(_native_ltm())
+    engine.memory.stats(engine.memory.read(ids(5)))
+    held = weakref.ref(engine)
+    del engine
+    assert held() is None
 
 
 def test_a_drafting_model_leaves_out_what_it_has_not_read() -> None:

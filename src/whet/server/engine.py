@@ -91,7 +91,6 @@ class Engine:
         self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len, model)
         stepper = assemble(Models(model, draft, identity), options, self.max_model_len)
         self._loop = EngineLoop(stepper, capacity=options.max_num_seqs + options.max_waiting)
-        self.memory = EngineMemory(model, self._admission, self._loop, self._joined)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also runs when the interpreter ends
 
     @overload  # a str is also a Sequence[str], but here it is one prompt
@@ -295,6 +294,11 @@ class Engine:
             speculation="off" if speculation is None else "on" if controller is None or controller.is_on else "paused",
             speculation_gain=controller.gain if controller is not None else None,
         )
+
+    @property
+    def memory(self) -> EngineMemory:
+        """Return what reads, loads and shows the long-term memory of the model, if it has one."""
+        return EngineMemory(self.model, self._admission, self._loop, self._joined)
 
     @property
     def is_open(self) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whet.errors import reason
+from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
 from whet.server.beginnings import memory_of
 from whet.server.completion import Delta
@@ -140,7 +141,7 @@ class Stepper:
             if snapshots is not None:
                 snapshots.take(request, min(request.num_computed, len(request.token_ids)))
             if request.on_state is not None and request.num_computed == request.num_prompt:
-                request.on_state(memory_of(self.model).read_state(request.row, request.num_prompt))
+                self._give_state(request, request.on_state)
         ids, samples = chosen.ids.tolist(), work.samples
         progress, first = [], 0
         while first < len(samples):
@@ -160,6 +161,14 @@ class Stepper:
                 if not request.is_finished:
                     self.scheduler.blocks.publish(request)
         return progress
+
+    def _give_state(self, request: Request, take: Callable[[LtmState], None]) -> None:
+        """Give away what the model remembers of a prompt that it has just read, once."""
+        request.on_state = None  # after a preemption, the prompt is read again
+        try:
+            take(memory_of(self.model).read_state(request.row, request.num_prompt))
+        except Exception:  # noqa: BLE001 - a failure in one request must not stop the others
+            _LOG.exception("the state of request %s could not be given away", request.id)
 
     def _accept(self, request: Request, ids: list[int]) -> list[int]:
         """Return the new tokens of a request that had drafts: the accepted ones and one more."""
