@@ -60,6 +60,11 @@ class Worker(Generic[Work]):
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def is_current(self) -> bool:
+        """Return whether the worker's own thread asks."""
+        return threading.current_thread() is self._thread
+
     def stop(self, *, wait: bool = True) -> None:
         """End the thread after one last call of `work` with everything in the inbox.
 
@@ -69,7 +74,7 @@ class Worker(Generic[Work]):
         with self.changed:
             self.is_stopping = True
             self.changed.notify_all()
-        if wait and threading.current_thread() is not self._thread:
+        if wait and not self.is_current:
             self._thread.join()
 
     def _run(self) -> None:

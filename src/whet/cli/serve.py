@@ -135,6 +135,13 @@ _ToolCallParser = Annotated[
         show_default="from its chat template",
     ),
 ]
+_StateDir = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR",
+        help="keep what models with long-term memory remember of texts here, by name, for requests to begin at",
+    ),
+]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="print address, model and process id as one JSON object once the server is ready")
 ]
@@ -173,6 +180,7 @@ def serve(
     cors_origin: _Origins = None,
     allowed_origins: _OriginsToo = None,
     tool_call_parser: _ToolCallParser = None,
+    state_dir: _StateDir = "",
     as_json: _AsJson = False,
 ) -> None:
     """Serve language models over HTTP by OpenAI's API, and what `whet tune` saved by the Open Inference Protocol."""
@@ -213,6 +221,7 @@ def serve(
         ssl_keyfile_password=ssl_keyfile_password,
         cors_origins=(*(cors_origin or ()), *_origins(allowed_origins or ())),
         tool_call_parser=tool_call_parser,
+        state_dir=state_dir,
     )
     with large_imports():
         from rich.console import Console

@@ -17,13 +17,16 @@ Layer = TypeVar("Layer")
 _MOST_LAYERS = 10_000  # as configs have it
 
 
-def save_layers(path: Path | str, form: str, layers: Iterable[Mapping[str, Tensor]], **numbers: int) -> None:
+def save_layers(
+    path: Path | str, form: str, layers: Iterable[Mapping[str, Tensor]], *, model: str = "", **numbers: int
+) -> None:
     """Write the tensors of each layer to a safetensors file, which appears whole or not at all.
 
     Args:
         path: The file.
         form: The kind of the state, and the version of its files.
         layers: The tensors of each layer by name.
+        model: The digest of the model, if it is known.
         numbers: What else belongs to the state.
 
     Raises:
@@ -36,13 +39,15 @@ def save_layers(path: Path | str, form: str, layers: Iterable[Mapping[str, Tenso
             tensors[f"layers.{count}.{name}"] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         count += 1
     metadata = {"format": form, "layers": str(count)} | {name: str(number) for name, number in numbers.items()}
+    if model:
+        metadata["model"] = model
     write_whole(Path(path), save(tensors, metadata))
 
 
 def load_layers(
     path: Path | str, form: str, make: Callable[[dict[str, Tensor]], Layer], *numbers: str
-) -> tuple[list[Layer], list[int]]:
-    """Read what `save_layers` wrote: the layers, and the numbers of these names.
+) -> tuple[list[Layer], list[int], str]:
+    """Read what `save_layers` wrote: the layers, the numbers of these names, and the model's digest, if any.
 
     Args:
         path: The file.
@@ -68,6 +73,6 @@ def load_layers(
             found = [int(metadata[name]) for name in numbers]
             if not all(0 <= number < 2**31 for number in found):
                 raise ValueError(f"{', '.join(numbers)}: {found} are out of range")
-            return [make(tensors) for tensors in layers], found
+            return [make(tensors) for tensors in layers], found, metadata.get("model", "")
     except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
         raise TargetError(f"{path} cannot be read as a state: {error}") from error

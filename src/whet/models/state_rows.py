@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from whet.errors import InputsError
 from whet.models.step import Allocation, StepBatch
 
 
@@ -70,6 +71,20 @@ class StateRows(Generic[State]):
         self._settled[row] = settled
         self._states[row] = [found[position] for position in range(settled, max(found) + 1)]
 
+    def settled(self, row: int, position: int | None = None) -> State:
+        """Return the settled state of a row.
+
+        Raises:
+            InputsError: It is not the one after so many tokens.
+        """
+        if position is not None and self._settled[row] != position:
+            raise InputsError(f"row {row} holds the state after {self._settled[row]} tokens, not after {position}")
+        return self._states[row][0]
+
+    def put(self, row: int, state: State) -> None:
+        """Put a settled state into a row."""
+        self._settled[row], self._states[row] = state.num_tokens, [state]
+
     def copy(self, source: int, target: int) -> None:
         """Copy the settled state of a row to another one."""
         self._settled[target], self._states[target] = self._settled[source], self._states[source][:1]
@@ -113,15 +128,20 @@ class ServedInRows(Generic[State]):
         """Allocate the rows of states. There are no blocks."""
         self._rows = StateRows(room, self.model.new_state)
 
+    @property
+    def rows(self) -> StateRows[State]:
+        """Return the rows of states. `allocate` comes first."""
+        assert self._rows is not None, "allocate comes first"
+        return self._rows
+
     def copy_state(self, source_row: int, target_row: int) -> None:
         """Copy the settled state of a row to another one."""
-        assert self._rows is not None, "allocate comes first"
-        self._rows.copy(source_row, target_row)
+        self.rows.copy(source_row, target_row)
 
     @torch.no_grad()
     def step(self, batch: StepBatch) -> Tensor:
         """Read the tokens of a step, and return the logits, float32 [R, V]."""
-        assert self._rows is not None, "allocate comes first"
+        states = self.rows
         ids = torch.from_numpy(batch.token_ids).long()
         logit_rows = torch.from_numpy(batch.logit_rows).long()
         found = torch.empty(len(logit_rows), self.vocab_size)
@@ -130,7 +150,7 @@ class ServedInRows(Generic[State]):
             if first == end:
                 continue
             begin = int(batch.positions[first])
-            state, after = self._rows.before(rows[s], begin), {}
+            state, after = states.before(rows[s], begin), {}
             # The settled tokens in one call, then each draft: the state after it may be the one to go on from.
             ends = [place for place in range(first + 1, end + 1) if begin + place - first >= settled[s]]
             for part_end in ends:
@@ -140,5 +160,5 @@ class ServedInRows(Generic[State]):
                 found[asked] = logits[logit_rows[asked] - first].float()
                 after[state.num_tokens] = state
                 first = part_end
-            self._rows.keep(rows[s], begin, after, settled[s])
+            states.keep(rows[s], begin, after, settled[s])
         return found

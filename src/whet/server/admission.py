@@ -4,6 +4,9 @@ import itertools
 from collections.abc import Sequence
 
 from whet.errors import MissingExtra, RequestError
+from whet.models.memory_bank.state import LtmState
+from whet.models.step import ServedModel
+from whet.server.beginnings import UNREAD, Beginning, beginning
 from whet.server.detokenizer import MarkedDetokenizer
 from whet.server.grammars import Grammars, Guide
 from whet.server.randomness import make_seed
@@ -18,10 +21,19 @@ Prompt = str | Sequence[int]
 
 
 class Admission:
-    """Make requests for one model. Any thread may use it."""
+    """Make requests for one model. Any thread may use it.
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
-        self._tokenizer = tokenizer
+    Args:
+        tokenizer: The tokenizer, or None.
+        vocab_size: The number of tokens in the vocabulary.
+        max_model_len: The most tokens of a sequence.
+        model: The model, for requests that begin at a state.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, model: ServedModel | None = None
+    ) -> None:
+        self._tokenizer, self._model = tokenizer, model
         self._limits = RequestLimits(max_model_len=max_model_len, vocab_size=vocab_size)
         eos_ids = tokenizer.eos_ids if tokenizer is not None else ()
         self._eos_ids = frozenset(token_id for token_id in eos_ids if token_id < vocab_size)
@@ -35,6 +47,7 @@ class Admission:
         request_id: str | None = None,
         cache_salt: str = "",
         guide: Guide | None = None,
+        state: LtmState | Beginning | None = None,
     ) -> Request:
         """Return a request that can be queued.
 
@@ -45,13 +58,23 @@ class Admission:
             cache_salt: Only requests with the same salt share cached prompts.
             guide: What `guide` returned for the structure of `params`; it stays as it is. Without it, the structure is
                 compiled now unless it is kept.
+            state: What the model remembers of a text that the prompt goes on from; it stays as it is.
 
         Raises:
             RequestError: The request cannot be served, now or later.
         """
         params = params if params is not None else SamplingParams()
         params.check(self._limits.vocab_size)
-        prompt_ids = self._token_ids(prompt)
+        start = None
+        if state is not None:
+            start = state if isinstance(state, Beginning) else beginning(self._model, state)
+        prompt_ids = self._token_ids(prompt, goes_on=start is not None)
+        if start is not None:
+            if params.prompt_logprobs is not None:
+                message = "the text before a state is not there, and has no log-probabilities: leave these out"
+                raise RequestError(message, param="prompt_logprobs")
+            self._limits.check_length(start.num_tokens, 1)  # before a list of so many is made
+            prompt_ids = [UNREAD] * start.num_tokens + prompt_ids
         self._limits.check_length(len(prompt_ids), params.max_tokens)
         longest = self._limits.max_model_len
         tokenizer = self._tokenizer
@@ -70,6 +93,7 @@ class Admission:
             output=OutputText(_detokenizer(tokenizer, params), params.stop) if tokenizer is not None else None,
             cache_salt=cache_salt,
             guide=guide,
+            beginning=start,
         )
 
     def guide(self, structure: Structure) -> Guide:
@@ -85,13 +109,13 @@ class Admission:
         except MissingExtra as error:
             raise RequestError(str(error), param="structure") from error
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
+    def _token_ids(self, prompt: Prompt, *, goes_on: bool) -> list[int]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 message = "the model has no tokenizer.json: give the prompt as a list of token ids"
                 raise RequestError(message, param="prompt")
             self._limits.check_bytes(prompt, self._tokenizer.most_bytes(self._limits.max_model_len))
-            prompt = self._tokenizer.encode(prompt)
+            prompt = self._tokenizer.encode(prompt, add_special=not goes_on)
         return self._limits.prompt_ids(prompt)
 
 

@@ -46,7 +46,7 @@ class NgramDrafter:
         for request, count in zip(requests, num_drafts, strict=True):
             text = self._texts[request.id]
             new = request.token_ids[len(text) // _BYTES :]
-            text += b"".join(token_id.to_bytes(_BYTES, "little") for token_id in new)
+            text += b"".join(token_id.to_bytes(_BYTES, "little", signed=True) for token_id in new)
             place = _latest(text)
             request.drafts = _continued(request.token_ids, place, count) if place else []
         return True
@@ -117,8 +117,8 @@ class ModelDrafter:
         self._forget_all_but(requests)
         plan, turns, is_steady = Plan(), [], True
         for request, count in zip(requests, num_drafts, strict=True):
-            if len(request.token_ids) + count > self._blocks.max_len:
-                request.drafts = []  # the sequence is too long for the drafting model
+            if request.num_before or len(request.token_ids) + count > self._blocks.max_len:
+                request.drafts = []  # the drafting model has not read what came before, or cannot read so much
                 continue
             mirror = self._mirror(request)
             need = len(mirror.token_ids) - mirror.num_computed

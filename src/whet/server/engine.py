@@ -14,11 +14,14 @@ from typing import Any, cast, overload
 
 from whet.errors import OptionError, RequestError
 from whet.models.families import open_model
+from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
 from whet.server.admission import Admission, Prompt
 from whet.server.assembly import Models, assemble
+from whet.server.beginnings import Beginning, beginning, memory_of
 from whet.server.completion import Completion, Delta, join
 from whet.server.delivery import AsyncStream, DeltaStream
+from whet.server.engine_memory import EngineMemory
 from whet.server.grammars import Guide
 from whet.server.loop import EngineLoop, Reservation
 from whet.server.options import EngineOptions
@@ -85,23 +88,29 @@ class Engine:
             tokenizer.check_fits(model.vocab_size)
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.max_model_len = _checked_len(options.max_model_len, model)
-        self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len)
+        self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len, model)
         stepper = assemble(Models(model, draft, identity), options, self.max_model_len)
         self._loop = EngineLoop(stepper, capacity=options.max_num_seqs + options.max_waiting)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also runs when the interpreter ends
 
     @overload  # a str is also a Sequence[str], but here it is one prompt
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: Prompt, params: SamplingParams | None = None
+        self, prompts: Prompt, params: SamplingParams | None = None, *, state: LtmState | None = None
     ) -> Completion: ...
     @overload
-    def generate(self, prompts: Sequence[Prompt], params: Params = None) -> list[Completion]: ...
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> Completion | list[Completion]:
+    def generate(
+        self, prompts: Sequence[Prompt], params: Params = None, *, state: LtmState | None = None
+    ) -> list[Completion]: ...
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, state: LtmState | None = None
+    ) -> Completion | list[Completion]:
         """Complete one prompt or several. Any number of prompts can be given; they run together.
 
         Args:
             prompts: One text, one list of token ids, or a sequence of these.
             params: The sampling parameters for all prompts, or one for each.
+            state: What each prompt goes on from, from `memory.read` or `memory.load`. Outputs are those after the whole
+                text; penalties count the prompt and the output alone.
 
         Returns:
             One completion, or a list if several prompts were given. If a request fails while it runs, its completion
@@ -110,17 +119,16 @@ class Engine:
         Raises:
             RequestError: A prompt cannot be served. Then none is run.
         """
-        requests = self._requests(prompts, params)
-        streams = [self._stream(request) for request in requests]
-        try:
-            completions = [join(stream) for stream in streams]
-        finally:
-            for stream in streams:
-                stream.close()
+        completions = self._joined(self._requests(prompts, params, state=state))
         return completions[0] if _is_one(prompts) else completions
 
     async def generate_async(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, cache_salt: str = ""
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        *,
+        cache_salt: str = "",
+        state: LtmState | None = None,
     ) -> Completion | list[Completion]:
         """Complete one prompt or several, as `generate` does, in a running asyncio loop.
 
@@ -130,6 +138,7 @@ class Engine:
             prompts: See `generate`.
             params: See `generate`.
             cache_salt: Only requests with the same salt share cached prompts.
+            state: See `generate`.
 
         Raises:
             RequestError: A prompt cannot be served.
@@ -143,7 +152,7 @@ class Engine:
                 )  # others have the loop meanwhile
         streams = []
         try:
-            for request in self._requests(prompts, params, cache_salt, guides):
+            for request in self._requests(prompts, params, cache_salt, guides, state):
                 streams.append(self._async_stream(request))  # noqa: PERF401 - those made must be closed if one fails
             completions = [join([delta async for delta in stream]) for stream in streams]
         finally:
@@ -151,13 +160,17 @@ class Engine:
                 await stream.aclose()
         return completions[0] if _is_one(prompts) else completions
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> DeltaStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, state: LtmState | None = None
+    ) -> DeltaStream:
         """Return an iterator over the pieces of a completion. Leaving its loop early aborts the request.
+
+        `state` is what the prompt goes on from, as in `generate`.
 
         Raises:
             RequestError: The prompt cannot be served. It is raised by this call, not by the iterator.
         """
-        return self._stream(self._admission.request(prompt, params))
+        return self._stream(self._admission.request(prompt, params, state=state))
 
     def stream_async(
         self,
@@ -167,6 +180,7 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str = "",
         reservation: Reservation | None = None,
+        state: LtmState | None = None,
     ) -> AsyncStream:
         """Return an asynchronous iterator over the pieces of a completion. Closing it aborts the request.
 
@@ -176,13 +190,14 @@ class Engine:
             request_id: The request's id. By default, the engine chooses one.
             cache_salt: Only requests with the same salt share cached prompts.
             reservation: A place in the queue that was reserved before.
+            state: What the prompt goes on from, as in `generate`.
 
         Raises:
             RequestError: The prompt cannot be served. This call raises the errors, not the iterator.
             QueueFull: Too many requests are waiting.
             EngineClosed: The engine takes no more requests.
         """
-        request = self._admission.request(prompt, params, request_id, cache_salt)
+        request = self._admission.request(prompt, params, request_id, cache_salt, state=state)
         return self._async_stream(request, reservation)
 
     def submit(
@@ -196,6 +211,8 @@ class Engine:
         reservation: Reservation | None = None,
         asyncio_loop: asyncio.AbstractEventLoop | None = None,
         guide: Guide | None = None,
+        state: LtmState | Beginning | None = None,
+        on_state: Callable[[LtmState], None] | None = None,
     ) -> str:
         """Queue a request whose pieces are passed to a callback. It raises the same errors as `stream_async`.
 
@@ -208,11 +225,16 @@ class Engine:
             reservation: A place in the queue that was reserved before.
             asyncio_loop: The loop in which `on_delta` is called. By default, the engine's thread calls it.
             guide: What `compile` returned for the structure of `params`, so that nothing is compiled here.
+            state: What the prompt goes on from, as in `generate`.
+            on_state: Called once, on the engine's thread, with what the model remembers of the prompt.
 
         Returns:
             The id of the request.
         """
-        request = self._admission.request(prompt_ids, params, request_id, cache_salt, guide)
+        request = self._admission.request(prompt_ids, params, request_id, cache_salt, guide, state)
+        if on_state is not None:
+            memory_of(self.model)
+            request.on_state = on_state
         self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
 
@@ -274,6 +296,11 @@ class Engine:
         )
 
     @property
+    def memory(self) -> EngineMemory:
+        """Return what reads, loads and shows the long-term memory of the model, if it has one."""
+        return EngineMemory(self.model, self._admission, self._loop, self._joined)
+
+    @property
     def is_open(self) -> bool:
         """Return whether the engine takes requests. It does until it is drained or closed."""
         return self._loop.is_open
@@ -292,17 +319,27 @@ class Engine:
         params: Params,
         cache_salt: str = "",
         guides: Mapping[Structure | None, Guide] = MappingProxyType({}),
+        state: LtmState | None = None,
     ) -> list[Request]:
         several = cast(Sequence[Prompt], [prompts] if _is_one(prompts) else prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(several)
         if len(params) != len(several):
             raise RequestError(f"{len(several)} prompts and {len(params)} params: give one for each, or one for all")
-        make = self._admission.request
+        make, start = self._admission.request, None if state is None else beginning(self.model, state)
         return [
-            make(prompt, one, cache_salt=cache_salt, guide=guides.get(one.structure))
+            make(prompt, one, cache_salt=cache_salt, guide=guides.get(one.structure), state=start)
             for prompt, one in zip(several, params, strict=True)
         ]
+
+    def _joined(self, requests: list[Request]) -> list[Completion]:
+        """Run requests to their ends."""
+        streams = [self._stream(request) for request in requests]
+        try:
+            return [join(stream) for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
 
     def _stream(self, request: Request) -> DeltaStream:
         stream = DeltaStream(self.abort)

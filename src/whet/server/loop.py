@@ -4,16 +4,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 from whet.batching.worker import Worker
 from whet.errors import EngineClosed, QueueFull, RequestError, reason
 from whet.server.completion import Delta
 from whet.server.delivery import AsyncBridge, OnDelta, give
-from whet.server.request import Request
+from whet.server.request import Request, Status
 from whet.server.stats import Meter
 from whet.server.stepper import Progress, Stepper
+
+Found = TypeVar("Found")
 
 _LOG = logging.getLogger("whet")
 _ABORT_S = 10.0  # how long `drain` waits for aborted requests: they end after the current step
@@ -31,25 +35,27 @@ class _Asked:
 
     entries: list[_Entry]
     aborts: set[str]
+    calls: list[Callable[[], None]]
     is_last: bool
 
 
 class _Inbox:
-    """Collect requests to begin and to abort. Work is due at once as long as there is any, also in the scheduler."""
+    """Collect requests to begin and to abort, and calls. Work is due at once while the scheduler has any too."""
 
     def __init__(self, has_work: Callable[[], bool]) -> None:
         self.entries: list[_Entry] = []
         self.aborts: set[str] = set()
+        self.calls: list[Callable[[], None]] = []  # they raise nothing
         self._has_work = has_work
 
     def due_s(self) -> float | None:
         """See Inbox."""
-        return 0.0 if self.entries or self.aborts or self._has_work() else None
+        return 0.0 if self.entries or self.aborts or self.calls or self._has_work() else None
 
     def take(self, now_s: float, *, everything: bool = False) -> _Asked:
         """See Inbox."""
-        asked = _Asked(self.entries, self.aborts, is_last=everything)
-        self.entries, self.aborts = [], set()
+        asked = _Asked(self.entries, self.aborts, self.calls, is_last=everything)
+        self.entries, self.aborts, self.calls = [], set(), []
         return asked
 
 
@@ -169,6 +175,37 @@ class EngineLoop:
             self._inbox.aborts.add(request_id)
             self._changed.notify_all()
 
+    def look(self, request_id: str, look: Callable[[Request], Found]) -> Found:
+        """Return what `look` finds of a running request. The engine's thread calls it between two steps.
+
+        Args:
+            request_id: The id of the request.
+            look: It is called with the request, whose state is in its row.
+
+        Raises:
+            RequestError: No such request runs, or it is asked for from a callback on the engine's thread.
+            EngineClosed: The engine has been closed.
+        """
+        if self._worker.is_current:
+            raise RequestError("the engine's own thread cannot wait for itself: look from another thread")
+        found: Future[Found] = Future()
+
+        def answer() -> None:
+            try:
+                entry = self._entries.get(request_id)
+                if entry is None or entry.request.status is not Status.RUNNING:
+                    raise RequestError(f"no request {request_id} is running: it waits, has ended, or is unknown")
+                found.set_result(look(entry.request))
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                found.set_exception(error)
+
+        with self._changed:
+            if self._worker.is_stopping:
+                raise EngineClosed("the engine is closed")
+            self._inbox.calls.append(answer)
+            self._changed.notify_all()
+        return found.result()
+
     def drain(self, timeout_s: float) -> None:
         """Take no more requests, wait up to `timeout_s` seconds for the present ones, and abort the rest."""
         with self._changed:
@@ -202,6 +239,8 @@ class EngineLoop:
         for entry in asked.entries:
             self._entries[entry.request.id] = entry
             self.stepper.scheduler.add(entry.request)
+        for call in asked.calls:
+            call()
         aborts = set(self._entries) if asked.is_last else asked.aborts
         found = [self._entries[request_id] for request_id in aborts if request_id in self._entries]
         self._hand_out([self.stepper.abort(entry.request) for entry in found])

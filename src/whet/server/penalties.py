@@ -108,14 +108,14 @@ class _Seen:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        tokens = np.array(request.token_ids, np.int64)
+        tokens = np.array(request.token_ids[request.num_before :], np.int64)
         ids = np.unique(tokens)
-        self._num_read = len(tokens)
+        self._num_read = len(request.token_ids)
         self._num_ids = len(ids)
         self._place_of = {token_id: place for place, token_id in enumerate(ids.tolist())}
         self._ids: Ints = np.concatenate([ids, np.zeros_like(ids)])  # the second half is room for new tokens
         self._times: Floats = np.zeros(len(self._ids), np.float32)
-        np.add.at(self._times, np.searchsorted(ids, tokens[request.num_prompt :]), np.float32(1))
+        np.add.at(self._times, np.searchsorted(ids, tokens[request.num_prompt - request.num_before :]), np.float32(1))
 
     def read(self) -> None:
         """Count the output tokens that are new since the last call."""

@@ -1,8 +1,9 @@
 """Name the beginnings of sequences by hashes, so that what was computed of one is found for another.
 
-A hash covers everything that the state after its tokens depends on: the model and its number format, the salt, and all
-tokens, in blocks of a fixed size. Each hashed field is preceded by its name and its length, so that different fields
-never give the same bytes. The hash is SHA-256: a collision would show one user the text of another.
+A hash covers everything that the state after its tokens depends on: the model and its number format, the salt, the
+state at which the sequence begins, and all tokens, in blocks of a fixed size. Each hashed field is preceded by its name
+and its length, so that different fields never give the same bytes. The hash is SHA-256: a collision would show one user
+the text of another.
 """
 
 import hashlib
@@ -27,11 +28,18 @@ class PrefixHashes:
     def of(self, request: Request, index: int) -> bytes:
         """Return the hash of the request's full block `index`, which covers all blocks before it."""
         hashes = request.block_hashes
+        if not hashes and request.beginning is not None:
+            hashes += [self._root(request)] * (request.num_before // self.block_size)  # nothing is kept of these alone
         while len(hashes) <= index:
             first = len(hashes) * self.block_size
-            parent = hashes[-1] if hashes else root_hash(self.identity, request.cache_salt)
+            parent = hashes[-1] if hashes else self._root(request)
             hashes.append(block_hash(parent, request.token_ids[first : first + self.block_size]))
         return hashes[index]
+
+    def _root(self, request: Request) -> bytes:
+        """Return the parent hash of a request's first block."""
+        root = root_hash(self.identity, request.cache_salt)
+        return _sha256((b"root", root), (b"state", request.beginning.key)) if request.beginning is not None else root
 
 
 def root_hash(identity: str, salt: str) -> bytes:

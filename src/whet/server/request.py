@@ -3,12 +3,18 @@
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from whet.errors import RequestError
 from whet.server.grammars import Guide
 from whet.server.sampling_params import SamplingParams
 from whet.server.stopping import OutputText
+
+if TYPE_CHECKING:  # they import torch
+    from collections.abc import Callable
+
+    from whet.models.memory_bank.state import LtmState
+    from whet.server.beginnings import Beginning
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -69,6 +75,8 @@ class Request:
     arrival_s: float = 0.0
     cache_salt: str = ""
     guide: Guide | None = None  # the place in the grammar of params.structure
+    beginning: "Beginning | None" = None  # what it begins at; its tokens stand first in prompt_ids, as UNREAD
+    on_state: "Callable[[LtmState], None] | None" = None  # takes what the model remembers of the prompt
 
     is_plain: bool = field(init=False)  # whether it always takes the most probable token of the unchanged logits
     token_ids: list[int] = field(init=False)  # prompt and output
@@ -102,6 +110,11 @@ class Request:
         self.is_plain = self.params.is_plain
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # the first token has no probability: nothing precedes it
+
+    @property
+    def num_before(self) -> int:
+        """Return the tokens that were read before the request, of which the state alone is there."""
+        return 0 if self.beginning is None else self.beginning.num_tokens
 
     @property
     def num_output(self) -> int:

@@ -206,6 +206,7 @@ class Scheduler:
             self.blocks.seat(request, shared)
             if self.snapshots is not None:
                 self.snapshots.begin(request, num_found)
+            request.num_computed = max(request.num_computed, request.num_before)
             self._count_prefix(request)
             count = self._chunk(request, room)
             self.blocks.grow(request, request.num_computed + count)
@@ -272,8 +273,8 @@ class Scheduler:
     def _count_prefix(self, request: Request) -> None:
         if request.num_preemptions or not (self.blocks.prefix_caching or self.snapshots):
             return  # a preempted request finds its own blocks again, which is no cache hit
-        self.prefix_queries += len(request.token_ids)
-        self.prefix_hits += request.num_computed
+        self.prefix_queries += len(request.token_ids) - request.num_before
+        self.prefix_hits += request.num_computed - request.num_before
         request.num_cached = request.num_computed
 
 

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whet.errors import reason
+from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
+from whet.server.beginnings import memory_of
 from whet.server.completion import Delta
 from whet.server.logprobs import token_logprobs
 from whet.server.masks import MaskFiller, Masks
@@ -79,6 +81,7 @@ class Stepper:
             if request.admitted_s is None:
                 request.admitted_s = began
         try:
+            self._put_beginnings(plan)
             with torch.inference_mode():
                 work = self._runner.build(plan)
                 masking = self._masks.begin(work.samples)
@@ -117,6 +120,12 @@ class Stepper:
         """Return the last entry of a finished request."""
         return Progress(request, self._delta(request, [], "", self._clock()))
 
+    def _put_beginnings(self, plan: Plan) -> None:
+        """Let the requests that begin at a state, and are new or were preempted, go on from it."""
+        for request in plan.requests:
+            if request.beginning is not None and request.num_computed == request.num_before:
+                memory_of(self.model).write_state(request.row, request.beginning.state)
+
     def _choose(self, work: Work, logits_RV: Tensor, masks: Masks | None) -> "_Chosen":
         for prompt in work.prompts:
             _add_prompt_logprobs(prompt, logits_RV[prompt.first : prompt.end])
@@ -131,6 +140,8 @@ class Stepper:
             request.num_computed += count
             if snapshots is not None:
                 snapshots.take(request, min(request.num_computed, len(request.token_ids)))
+            if request.on_state is not None and request.num_computed == request.num_prompt:
+                self._give_state(request, request.on_state)
         ids, samples = chosen.ids.tolist(), work.samples
         progress, first = [], 0
         while first < len(samples):
@@ -150,6 +161,14 @@ class Stepper:
                 if not request.is_finished:
                     self.scheduler.blocks.publish(request)
         return progress
+
+    def _give_state(self, request: Request, take: Callable[[LtmState], None]) -> None:
+        """Give away what the model remembers of a prompt that it has just read, once."""
+        request.on_state = None  # after a preemption, the prompt is read again
+        try:
+            take(memory_of(self.model).read_state(request.row, request.num_prompt))
+        except Exception:  # noqa: BLE001 - a failure in one request must not stop the others
+            _LOG.exception("the state of request %s could not be given away", request.id)
 
     def _accept(self, request: Request, ids: list[int]) -> list[int]:
         """Return the new tokens of a request that had drafts: the accepted ones and one more."""

@@ -93,6 +93,8 @@ class FakeEngine:
         cache_salt: str = "",
         reservation: "FakeReservation",
         guide: Guide | None = None,
+        state: None = None,
+        on_state: None = None,
     ) -> str:
         params.check(self.model.vocab_size)
 

@@ -86,7 +86,7 @@ class HybridState:
         Raises:
             TargetError: The file is missing or damaged, or holds something else.
         """
-        layers, numbers = load_layers(path, _FORMAT, _layer_state, "batch_size", "num_tokens")
+        layers, numbers, _ = load_layers(path, _FORMAT, _layer_state, "batch_size", "num_tokens")
         return cls(layers, *numbers)
 
 

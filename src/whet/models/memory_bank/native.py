@@ -8,6 +8,7 @@ Shape suffixes: D model width, C memory width, S slots, V vocabulary, R rows of 
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -24,6 +25,7 @@ from whet.models.decoder.native_layers import decoder_struct, fill_attention, fi
 from whet.models.memory_bank.config import LtmConfig
 from whet.models.memory_bank.native_layout import RowLayout, padded
 from whet.models.memory_bank.native_states import NativeStates
+from whet.models.memory_bank.served_memory import ServedMemory, digest_of
 from whet.models.memory_bank.spans import in_spans
 from whet.models.memory_bank.state import LtmState
 from whet.models.native_calls import NativeCalls
@@ -34,7 +36,7 @@ from whet.models.step import Allocation, StepBatch
 Tensors = Mapping[str, Tensor]
 
 
-class NativeLtm:
+class NativeLtm(ServedMemory):
     """Run a decoder with long-term memory as a ServedModel.
 
     Args:
@@ -62,7 +64,8 @@ class NativeLtm:
         kv: Kv,
         max_model_len: int | None = None,
     ) -> None:
-        self.config = config
+        self.config = self.memory_config = config
+        self.digest = digest_of(config, weights)
         self.vocab_size = config.vocab_size
         self.max_model_len = checked_length(max_model_len)
         self.can_rewind = not config.use_adaptive_compression  # slots that are gone do not come back
@@ -117,24 +120,12 @@ class NativeLtm:
         segments = np.ascontiguousarray(np.stack(self._states.places.take(batch), axis=1), dtype=np.int32)
         return self._calls.step(batch, segments.ctypes.data, len(segments), len(batch.token_ids))
 
-    def read_state(self, row: int, num_tokens: int) -> LtmState:
-        """Return a copy of a row's state, as the readable model has it, to be looked at, saved, or to go on from.
-
-        Args:
-            row: The row.
-            num_tokens: The tokens that its sequence has read.
-
-        Raises:
-            InputsError: Its sequence has read another number of tokens, or some of them are not settled.
-        """
-        return self._states.read(row, num_tokens)
+    def read_state(self, row: int, num_tokens: int | None = None) -> LtmState:
+        """See ServedMemory."""
+        return replace(self._states.read(row, num_tokens), model=self.digest)
 
     def write_state(self, row: int, state: LtmState) -> None:
-        """Put the state of one sequence into a row, whose next step then goes on from it.
-
-        Raises:
-            InputsError: The state does not fit the model.
-        """
+        """See ServedMemory."""
         self._states.write(row, state)
         self._library.functions.whet_memory_derive(self._calls.handle, row)
 

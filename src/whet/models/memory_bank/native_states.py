@@ -89,12 +89,13 @@ class NativeStates:
             np.copyto(other.numpy(), one.numpy())
         self.places.put(target, position)
 
-    def read(self, row: int, num_tokens: int) -> LtmState:
-        """Return a copy of a row's states, as the readable model has them.
+    def read(self, row: int, num_tokens: int | None) -> LtmState:
+        """Return a copy of a row's states, as the readable model has them; None takes those at the settled position.
 
         Raises:
             InputsError: The settled position of the row is not num_tokens.
         """
+        num_tokens = int(self.places.settled[row]) if num_tokens is None else num_tokens
         self.places.check(row, num_tokens)
         layers = []
         for index, cache in enumerate(self._caches):

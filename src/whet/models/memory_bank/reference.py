@@ -31,6 +31,7 @@ from whet.models.memory_bank.bank import MemoryBank, new_bank
 from whet.models.memory_bank.blocks import Piece, pieces
 from whet.models.memory_bank.config import Granularity, LtmConfig, read_config
 from whet.models.memory_bank.files import read_weights
+from whet.models.memory_bank.served_memory import digest_of
 from whet.models.memory_bank.slots import (
     adapted,
     change_banks,
@@ -173,6 +174,8 @@ class Ltm(nn.Module):
         Raises:
             InputsError: The state does not fit the model or the number of sequences.
         """
+        if not state.num_tokens:
+            state.model = digest_of(self.config, self.state_dict())
         logits_BV: Tensor = self.lm_head(self.hidden(tokens_BT, state)[:, -1])
         return logits_BV
 

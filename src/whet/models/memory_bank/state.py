@@ -69,10 +69,12 @@ class LtmState:
     Attributes:
         layers: The layers' states. A model replaces them as it reads tokens.
         num_tokens: The tokens that have been read.
+        model: A digest of the model that began to read, in `step` or in an engine; empty where it is not known.
     """
 
     layers: list[LayerState]
     num_tokens: int = 0
+    model: str = ""
 
     @property
     def batch_size(self) -> int:
@@ -103,7 +105,7 @@ class LtmState:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "LtmState":
         """Return a state whose tensors are made from these."""
-        return LtmState([layer.changed(change) for layer in self.layers], self.num_tokens)
+        return LtmState([layer.changed(change) for layer in self.layers], self.num_tokens, self.model)
 
     def save(self, path: Path | str) -> None:
         """Write the state to a safetensors file, which appears whole or not at all.
@@ -112,7 +114,7 @@ class LtmState:
             OutputError: The file cannot be written.
         """
         layers = (layer.tensors() for layer in self.layers)
-        save_layers(path, _FORMAT, layers, num_tokens=self.num_tokens)
+        save_layers(path, _FORMAT, layers, model=self.model, num_tokens=self.num_tokens)
 
     @classmethod
     def load(cls, path: Path | str) -> "LtmState":
@@ -121,8 +123,8 @@ class LtmState:
         Raises:
             TargetError: The file is missing or damaged, or holds something else.
         """
-        layers, numbers = load_layers(path, _FORMAT, layer_state, "num_tokens")
-        return cls(layers, *numbers)
+        layers, numbers, model = load_layers(path, _FORMAT, layer_state, "num_tokens")
+        return cls(layers, numbers[0], model)
 
 
 def check_state(state: LtmState, config: LtmConfig, batch_size: int) -> None:

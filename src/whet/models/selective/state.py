@@ -77,7 +77,7 @@ class SelectiveState:
         Raises:
             TargetError: The file is missing or damaged, or holds something else.
         """
-        layers, numbers = load_layers(path, _FORMAT, _layer_state, "num_tokens")
+        layers, numbers, _ = load_layers(path, _FORMAT, _layer_state, "num_tokens")
         return cls(layers, *numbers)
 
 

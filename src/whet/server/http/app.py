@@ -11,6 +11,7 @@ from whet.server.http.encoders import encoder_routes
 from whet.server.http.errors import install_handlers
 from whet.server.http.inference import inference_routes
 from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.memory_routes import memory_routes
 from whet.server.http.metrics import Metrics
 from whet.server.http.models import Models
 from whet.server.http.page import page_routes
@@ -33,7 +34,12 @@ def make_app(served: Engine | Models, settings: Settings, lifecycle: Lifecycle) 
     service = Service(models, settings, lifecycle)
     app.state.intake = service.intake
     metrics = Metrics({one.model_name: one.engine for one in service.engines}, models.artefacts)
-    routers = [completion_routes(service), token_routes(service), state_routes(service, metrics)]
+    routers = [
+        completion_routes(service),
+        token_routes(service),
+        state_routes(service, metrics),
+        memory_routes(service),
+    ]
     for router in (*routers, inference_routes(models, lifecycle), encoder_routes(models, lifecycle), page_routes()):
         app.include_router(router)
     install_handlers(app)

@@ -332,6 +332,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 _STATUSES = (400, 401, 404, 408, 413, 421, 429, 500, 503)
 ERRORS: Responses = {status: {"model": Failed} for status in _STATUSES}
+STATE_ERRORS: Responses = {status: {"model": Failed} for status in (*_STATUSES, 409)}
 INFERENCE_ERRORS: Responses = {status: {"model": InferenceFailed} for status in (*_STATUSES, 415)}
 
 

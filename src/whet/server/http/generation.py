@@ -1,10 +1,12 @@
 """Bring what the engine generates for one HTTP request, in one choice or several, to the event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from whet.models.memory_bank.state import LtmState
+from whet.server.beginnings import Beginning
 from whet.server.completion import Delta
 from whet.server.engine import Engine
 from whet.server.grammars import CANNOT_GO_ON, Guide
@@ -23,6 +25,8 @@ class Order:
     prompt_ids: Sequence[int]
     params: SamplingParams
     guide: Guide | None = None  # the compiled structure of `params`
+    state: Beginning | None = None
+    on_state: Callable[[LtmState], None] | None = None
 
 
 class Generation:
@@ -59,6 +63,8 @@ class Generation:
                     cache_salt=cache_salt,
                     reservation=slots[0],
                     guide=order.guide,
+                    state=order.state,
+                    on_state=order.on_state,
                 )
                 del slots[0]
                 if len(order.prompt_ids) > _LONG:

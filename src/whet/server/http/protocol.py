@@ -194,6 +194,7 @@ class CompletionRequest(Sampling):
     best_of: Annotated[int, Whole] | None = None
     suffix: Annotated[str, Field(max_length=0)] | None = None
     add_special_tokens: bool | None = None
+    state: Name | None = None
 
     @field_validator("prompt", mode="wrap")
     @classmethod

@@ -150,13 +150,15 @@ class Reader:
         if isinstance(body, ChatRequest):
             text = self._conversation(body)
             given: Sequence[str | list[int]] = [text]
-            add_special, needs_text = False, False
+            begins, add_special, needs_text = True, False, False
             max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         else:
             assert isinstance(body, CompletionRequest)
-            given, add_special, needs_text = body.prompts, body.add_special_tokens is not False, body.needs_text
+            begins = body.state is None  # what goes on from a state gets no special tokens, unless it asks for them
+            add_special = begins if body.add_special_tokens is None else body.add_special_tokens
+            given, needs_text = body.prompts, body.needs_text
             max_tokens = body.max_tokens
-        token_ids = [self._prompt_ids(prompt, add_special=add_special) for prompt in given]
+        token_ids = [self._prompt_ids(prompt, add_special=add_special, begins=begins) for prompt in given]
         for ids in token_ids:
             self._served.check_length(len(ids), max_tokens)
         return Prompts(token_ids, [self._text(prompt) if needs_text else "" for prompt in given])
@@ -188,11 +190,11 @@ class Reader:
             read, body.add_generation_prompt is not False, body.chat_template_kwargs, as_template_reads(body.tools)
         )
 
-    def _prompt_ids(self, prompt: str | Sequence[int], *, add_special: bool) -> Sequence[int]:
+    def _prompt_ids(self, prompt: str | Sequence[int], *, add_special: bool, begins: bool) -> Sequence[int]:
         if isinstance(prompt, str):
             self._check_bytes(prompt)
             prompt = self._tokenizer.encode(prompt, add_special)
-        if not prompt and self._tokenizer.bos_id is not None:
+        if begins and not prompt and self._tokenizer.bos_id is not None:
             return [self._tokenizer.bos_id]
         return self._served.prompt_ids(prompt)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from fastapi import Request
 
 from whet.errors import RequestError, TargetError
+from whet.models.memory_bank.state import LtmState
 from whet.server.engine import Engine
 from whet.server.grammars import Guide
 from whet.server.http.errors import ApiError, as_api_errors, invalid
@@ -19,6 +20,7 @@ from whet.server.http.protocol import Sampling
 from whet.server.http.reading import Served
 from whet.server.http.request_checks import KEY
 from whet.server.http.settings import Settings
+from whet.server.http.states import StateFiles
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
 from whet.server.structure import Structure
@@ -35,7 +37,9 @@ class ModelService:
         TargetError: The engine has no tokenizer.
     """
 
-    def __init__(self, engine: Engine, names: Sequence[str], settings: Settings, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, engine: Engine, names: Sequence[str], settings: Settings, lifecycle: Lifecycle, states: StateFiles
+    ) -> None:
         if engine.tokenizer is None:
             raise TargetError("a server needs a tokenizer: put the checkpoint's tokenizer.json beside its weights")
         self.engine = engine
@@ -43,6 +47,7 @@ class ModelService:
         self.settings = settings
         self.lifecycle = lifecycle
         self.tool_format = find_format(self.tokenizer.chat_template.text, settings.tool_call_parser)
+        self._states = states
         self._compiling = asyncio.Semaphore(_MOST_COMPILING)
         self._most_choices = engine.options.max_num_seqs + engine.options.max_waiting
         self.served = Served(names=tuple(names), max_model_len=engine.max_model_len, vocab_size=engine.model.vocab_size)
@@ -87,6 +92,8 @@ class ModelService:
         prompts: Sequence[Sequence[int]],
         params: Callable[[int], SamplingParams],
         slots: list[Reservation],
+        *,
+        on_state: Callable[[LtmState], None] | None = None,
     ) -> Generation:
         """Submit every choice of every prompt to the engine.
 
@@ -96,16 +103,22 @@ class ModelService:
             prompts: The token ids of each prompt.
             params: Returns the sampling parameters of a choice, given its number within a prompt.
             slots: The reservations, at least one for each choice of each prompt. Used ones are removed from the list.
+            on_state: Takes what the model remembers of each prompt.
 
         Raises:
-            ApiError: The engine refused the request.
+            ApiError: The engine refused the request, or the state at which it begins cannot be used.
         """
         by_choice = [params(choice) for choice in range(body.num_choices)]
         guide = await self._compile(body, by_choice[0].structure)
+        state = None
+        if (name := getattr(body, "state", None)) is not None:
+            path = self._states.path(request, name)
+            state = await self._states.beginning(self.engine.memory, path)
         generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         with as_api_errors():
-            await generation.start([Order(ids, one, guide) for ids in prompts for one in by_choice], slots, salt)
+            orders = [Order(ids, one, guide, state, on_state) for ids in prompts for one in by_choice]
+            await generation.start(orders, slots, salt)
         return generation
 
     async def _compile(self, body: Sampling, structure: Structure | None) -> Guide | None:
@@ -138,7 +151,10 @@ class Service:
         self.artefacts, self.names = models.artefacts, models.names
         self.started_s = time.monotonic()
         self.created = int(time.time())
-        self.engines = [ModelService(engine, names, settings, lifecycle) for names, engine in models.engines.items()]
+        self.states = StateFiles(settings.state_dir)
+        self.engines = [
+            ModelService(engine, names, settings, lifecycle, self.states) for names, engine in models.engines.items()
+        ]
         read = [(one.tokenizer, one.served) for one in self.engines]
         self.intake = Intake(read, list(models.artefacts), lifecycle, self._check_room)
 

@@ -5,8 +5,10 @@ import hmac
 import secrets
 import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from whet.errors import OptionError
+from whet.errors import OptionError, OutputError
+from whet.files import usable_directory
 from whet.network import checked_keys, is_key, origin
 from whet.server.http.tls import tls_context
 from whet.server.tool_formats import find_format
@@ -34,9 +36,10 @@ class Settings:
         ssl_keyfile_password: The password of an encrypted key.
         cors_origins: Pages of these origins may send requests from a browser. "*" allows all.
         tool_call_parser: The format in which the model writes calls of tools. None for what its chat template says.
+        state_dir: Where states of models with long-term memory are kept by name; empty to keep none.
 
     Raises:
-        OptionError: A value is out of range, or the certificate or its key cannot be used.
+        OptionError: A value is out of range, or the directory for states, the certificate or its key cannot be used.
     """
 
     served_names: tuple[str, ...]
@@ -54,6 +57,7 @@ class Settings:
     ssl_keyfile_password: str = field(default="", repr=False)
     cors_origins: tuple[str, ...] = ()
     tool_call_parser: str | None = None
+    state_dir: str = ""
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +78,11 @@ class Settings:
 
         if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_keyfile_password):
             raise OptionError("--ssl-keyfile: HTTPS needs a certificate too: --ssl-certfile FILE")
+        if self.state_dir:
+            try:
+                usable_directory(Path(self.state_dir))
+            except OutputError as error:
+                raise OptionError(f"--state-dir: {error}") from error
         object.__setattr__(self, "cors_origins", tuple(map(origin, self.cors_origins)))
         self.tls()
 

@@ -107,6 +107,7 @@ CHAT: Neutral = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
+    "state": (),
     "suffix": ("",),
     "web_search_options": (),
 }
