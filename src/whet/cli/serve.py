@@ -187,7 +187,7 @@ def serve(
     checked_port(port, "--port")
     others = _by_name(models or ())
     names = _checked_models(model, others, served_model_name or ())
-    _check_files(draft, recipe, {"--ssl-certfile": ssl_certfile, "--ssl-keyfile": ssl_keyfile})
+    _check_files(draft, recipe, {"--ssl-certfile": ssl_certfile, "--ssl-keyfile": ssl_keyfile if ssl_certfile else ""})
     find_format("", tool_call_parser)
     limits: dict[str, Any] = {
         "shutdown_timeout_s": 0.0
