@@ -20,6 +20,8 @@ from whet.tuner.tuning import tune
 OPERATORS = """
 import torch
 
+pytestmark = pytest.mark.thorough
+
 @torch.library.custom_op("whettest_halve::halve", mutates_args=())
 def halve(x: torch.Tensor) -> torch.Tensor:
     return x / 2

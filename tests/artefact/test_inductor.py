@@ -53,6 +53,7 @@ def change_settings(directory: Path, **settings: object) -> None:
     path.write_text(json.dumps(manifest))
 
 
+@pytest.mark.thorough
 @NEEDS_COMPILER
 def test_a_package_equals_the_original_in_a_fresh_process(package: Path, tmp_path: Path) -> None:
     x = torch.randn(7, 4)  # a batch size that was not among the inputs

@@ -34,6 +34,8 @@ PYTHON = """
 import torch
 import beside_operators
 
+pytestmark = pytest.mark.thorough
+
 @torch.library.custom_op("whettest_py::minus", mutates_args=())
 def minus(x: torch.Tensor, y: float) -> torch.Tensor:
     return x - y

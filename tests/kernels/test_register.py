@@ -22,6 +22,8 @@ from whet.errors import OperatorError, OptionError
 from whet.technique import Candidate
 from whet.workload import Workload, examine
 
+pytestmark = pytest.mark.thorough
+
 _NUMBERS = count()
 SAMPLES: list[tuple[Any, ...]] = [(torch.randn(3, 5), 2.0), (torch.randn(4), 0.5)]
 

@@ -17,6 +17,8 @@ from whet.kernels import dispatch
 from whet.kernels.causal_conv import causal_conv
 from whet.kernels.selective_scan import selective_scan, ssd
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 FILES = ("test_cross_entropy.py", "test_selective_scan.py", "test_causal_conv.py")
 

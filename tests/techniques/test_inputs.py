@@ -16,6 +16,8 @@ from whet.techniques import TABLE
 from whet.tuner.agreement import agree
 from whet.workload import ExaminedWorkload, Workload, examine
 
+pytestmark = pytest.mark.thorough
+
 RECIPES: dict[str, tuple[str, dict[str, Any]] | None] = {
     "program": None,
     "compile": ("inductor", {"engine": "jit"}),

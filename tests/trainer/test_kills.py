@@ -56,6 +56,7 @@ def check_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert torch.equal(tensor, other["tensors"][file][name]), f"{name} of {file}"
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_ends_as_one_that_is_not(tmp_path: Path) -> None:
     errors = tmp_path / "errors.txt"
     with Forks() as forks:

@@ -143,6 +143,7 @@ class Narrow(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
+@pytest.mark.thorough
 def test_many_blocks_of_different_shapes_are_all_compiled_beside_an_eager_head() -> None:
     blocks = [Narrow(width) for width in range(8, 8 + 3 * torch._dynamo.config.recompile_limit)]
     model = deferred(Flat(list(blocks)))

@@ -7,6 +7,8 @@ from whet.workloads import BUILTIN, BUILTIN_STREAMS, digits_cnn, docs_encoder, d
 from whet.workloads.train.__main__ import TRAINERS, WITH_OWN_OPTIONS, main
 from whet.workloads.train.loop import Schedule, fit
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("sklearn")
 pytest.importorskip("tokenizers")
 

@@ -285,6 +285,7 @@ def stream(
     open.
     """
     frame_size = None if size is None else _size(size)
+    fitted = _fit(fit)
     guided = _guidance(guidance)
     budget_s = None if budget is None else seconds("--budget", budget)
     check_stream(target)
@@ -328,7 +329,7 @@ def stream(
         budget_s=budget_s,
         degrades=degrade,
         stillness=skip_still,
-        fit=_fit(fit),
+        fit=fitted,
         threads=threads,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
