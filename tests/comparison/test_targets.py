@@ -130,7 +130,7 @@ def test_mistakes_are_told_before_anything_is_measured() -> None:
         compare("a", "b", schedule="random")
     with pytest.raises(OptionError, match="give one of fixed, sequential, until-clear"):
         compare("a", "b", stop="never")
-    with pytest.raises(OptionError, match="give more than 0"):
+    with pytest.raises(OptionError, match="budget_s=0: give a number of seconds above 0"):
         compare("a", "b", budget_s=0)
 
 

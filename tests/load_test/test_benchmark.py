@@ -6,7 +6,8 @@ import pytest
 from completion_server import FakeServer, tokens
 
 from whet.errors import OptionError
-from whet.load_test.options import Options, run
+from whet.load_test.benchmark import run
+from whet.load_test.options import Options
 from whet.load_test.record import Record
 from whet.load_test.report import Report
 from whet.load_test.trace import Arrival, Trace

@@ -100,7 +100,9 @@ def test_user_mistakes_are_one_line_and_2(tmp_path: Path) -> None:
     ]
     done = monitor("--no-page", "--", "no-such-program", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["error: cannot run no-such-program: No such file or directory"]
+    assert done.stderr.splitlines() == [
+        "error: cannot run no-such-program: there is no such program; write it as: -- python train.py"
+    ]
     assert monitor("--interval", "0.001", "--", "true", cwd=tmp_path).returncode == 2
     assert monitor(cwd=tmp_path).returncode == 2
 

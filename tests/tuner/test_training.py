@@ -247,7 +247,7 @@ def test_a_candidate_that_diverges_is_a_failure_with_its_step(script: Path, tmp_
 
 
 def test_wrong_options_are_refused_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no technique 'bf16' to exclude; there are: chunked_loss"):
+    with pytest.raises(OptionError, match=r"no technique 'bf16' to exclude; .*There are: chunked_loss"):
         tune("docs-gpt-training", exclude=["bf16"], out=tmp_path / "out")
     with pytest.raises(OptionError, match="objective must be throughput or memory"):
         tune("docs-gpt-training", objective="size", out=tmp_path / "out")

@@ -8,8 +8,7 @@ from whet.errors import TargetError
 from whet.signature import Outputs
 from whet.workload import Quality, TrainingWorkload, Workload
 from whet.workload.training import Trainer
-from whet.workloads import device as devices
-from whet.workloads import resolve
+from whet.workloads import resolve, target_name
 from whet.workloads.device import on_device, split_device
 from whet.workloads.target import resolve_any
 
@@ -29,7 +28,7 @@ def plain():
 def has_gpu(monkeypatch) -> None:
     """A device called cuda, which is torch's meta device: tensors have a place there and no values."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(devices, "DEVICES", ("cpu", "cuda", "meta"))
+    monkeypatch.setattr(target_name, "DEVICES", ("cpu", "cuda", "meta"))
 
 
 @pytest.mark.parametrize(

@@ -244,12 +244,12 @@ def test_a_file_that_is_no_python_is_told_before_anything_waits(tmp_path: Path) 
 def test_a_missing_extra_is_told_before_anything_waits(
     target: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whet.workloads.target.find_spec", lambda _: None)
+    monkeypatch.setattr("whet.workloads.target_name.find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match=rf"needs {package}, which is not installed"):
         check_name(target)
 
 
 def test_a_name_that_can_be_is_let_through(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("raise SystemExit('it is not to be run')\n")
-    for target in ("digits-cnn", "digits-cnn?device=cuda", f"{tmp_path}/mine.py:build", "package.module:build"):
+    (tmp_path / "mine.py").write_text("raise SystemExit('it is not to be run')\n\n\ndef build(): ...\n")
+    for target in ("digits-cnn", "digits-cnn?device=cuda", f"{tmp_path}/mine.py:build", "json.decoder:build"):
         check_name(target)

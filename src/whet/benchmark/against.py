@@ -70,15 +70,17 @@ def compare_with(
     Raises:
         BaselineError: The reference cannot be had.
         OptionError: The tolerance is not between 0 and 1.
+        TargetError: No directory is given, and the current one shows that there is no such target.
     """
     targets = names_of(targets)
-    for target in targets:
-        check_name(target)
     budget_s, time_limit_s = duration_s("budget_s", budget_s), duration_s("time_limit_s", time_limit_s)
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
     if not 0 < tolerance < 1:
         raise OptionError(f"the tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    if directory is None:  # names are looked up here; of another directory, the sides tell what is wrong
+        for target in targets:
+            check_name(target)
     with checked_out(against, directory) as trees, tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
         benchmarks: list[Benchmark] = []
         for number, (target, sizes) in enumerate(itertools.product(targets, grid(batch, seq))):

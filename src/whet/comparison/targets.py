@@ -68,11 +68,11 @@ def compare(
     """
     budget_s, time_limit_s = duration_s("budget_s", budget_s), duration_s("time_limit_s", time_limit_s)
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
-    for name, workload in (("old", old), ("new", new)):
-        _check(name, workload)
     patience = Patience(OnBusy.checked(on_busy), busy_wait_s)
     chosen_schedule = _chosen(SCHEDULES, schedule, "schedule")
     chosen_stop = _chosen(STOPS, stop, "stop")
+    for name, workload in (("old", old), ("new", new)):
+        _check(name, workload)
     with tempfile.TemporaryDirectory(prefix="whet-compare-") as scratch:
         sides = [
             _variant(name, workload, Path(scratch) / name, budget_s, time_limit_s)

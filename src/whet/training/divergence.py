@@ -1,12 +1,7 @@
-"""Say where a training stops being one: at which step its loss diverges, and what is not finite before it."""
+"""Say at which step a training's loss diverges. Nothing heavy is imported: a configuration takes its defaults here."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from collections.abc import Sequence
 
 FAR = 10.0  # times a sound run's largest loss: a run that stays there diverges
 FIRST = 20  # steps whose largest loss tells what a sound one is
@@ -71,26 +66,3 @@ def divergence(losses: Sequence[float], most: float = math.inf, *, num_known: fl
         if num_far and (number <= num_known or num_far >= PATIENCE):
             return f"the loss of step {number} is {loss:.4g}, more than {FAR:g} times the original's largest"
     return ""
-
-
-def weights_fault(model: nn.Module) -> str:
-    """Return which parameter holds NaN or infinity, in words; "" where none does."""
-    for name, parameter in model.named_parameters():
-        if not _is_finite(parameter):
-            return f"the weights are not finite: {name} holds NaN or infinity before the first step"
-    return ""
-
-
-def batches_fault(batches: Iterable[Any]) -> str:
-    """Return which batch holds NaN or infinity, in words; "" where none does.
-
-    Ask it where a loss or a gradient is not finite: a batch may hold infinity for good reason, as a mask does.
-    """
-    for number, batch in enumerate(batches, 1):
-        if not all(_is_finite(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)):
-            return f"the batches are not finite: batch {number} holds NaN or infinity"
-    return ""
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

@@ -22,9 +22,9 @@ from whet.techniques.applicability import options_that_apply
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.applied import refusals
-from whet.training.divergence import batches_fault, weights_fault
 from whet.training.layer_profile import profile_training_layers
 from whet.training.memory import StepMemory, step_memory
+from whet.training.not_finite import batches_fault, weights_fault
 from whet.training.parts import Parts
 from whet.training.saved_activations import SavedActivations, saved_activations
 from whet.training.sensitivity import sensitivity

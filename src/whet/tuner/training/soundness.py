@@ -11,7 +11,8 @@ from torch import nn
 
 from whet.errors import ModelError, TargetError, memory_shortage
 from whet.measure.isolate import Failure
-from whet.training.divergence import batches_fault, divergence
+from whet.training.divergence import divergence
+from whet.training.not_finite import batches_fault
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.workload.training import Trainer
 
