@@ -90,7 +90,8 @@ class HuggingFaceLike(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
         else:
             scores = q @ k.mT * q.shape[-1] ** -0.5
-            scores = scores + torch.zeros_like(scores).masked_fill(~keep, torch.finfo(scores.dtype).min)
+            dropped = torch.zeros_like(keep, dtype=scores.dtype).masked_fill(~keep, torch.finfo(scores.dtype).min)
+            scores = scores + dropped
             mixed = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype) @ v
         x = x + self.o_proj(mixed.transpose(1, 2).flatten(2))
         return {"last_hidden_state": x, "pooled": x.mean(dim=1)}

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.errors import TargetError
 from whet.machine import Limits
 from whet.profiler import Profile
 from whet.profiler.layers import LayerCost
@@ -220,6 +222,23 @@ def test_refuses_what_cannot_be_traced(examined_of, machine) -> None:
     verdict = sdpa_attention.check(examined_of(Formula(branching), _inputs()), machine, OPTIONS)
     assert isinstance(verdict, NotApplicable)
     assert "torch.export cannot trace the model" in verdict.reason
+
+
+def test_says_how_a_switched_model_answers_where_nothing_else_can_be_fused(examined_of) -> None:
+    class Unlike(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(_attn_implementation="eager")
+
+        def set_attn_implementation(self, name: str) -> None:
+            self.config._attn_implementation = name
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x if self.config._attn_implementation == "eager" else 2 * x
+
+    candidate = Candidate.original(examined_of(Unlike().eval(), torch.ones(2, 3)))
+    with pytest.raises(TargetError, match="sdpa_attention changed the outputs by 1"):
+        sdpa_attention.apply(candidate, OPTIONS)
 
 
 def test_hugging_face_bert(examined_of, machine) -> None:

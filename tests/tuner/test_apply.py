@@ -106,10 +106,10 @@ def test_a_recipe_without_a_limit_or_a_score_may_not_lose_a_column(
     assert replay_recipe(request).doubts == ()
 
     def lossy(*arguments: Any) -> Any:
-        artefact, built = make_variant(*arguments)
+        artefact, built, differs = make_variant(*arguments)
         run = artefact.run
         monkeypatch.setattr(artefact, "run", lambda *x: tuple(y.where(y.abs() > 1e3, 0) for y in run(*x)))
-        return artefact, built
+        return artefact, built, differs
 
     make_variant = recipe_replay.make_variant
     monkeypatch.setattr(recipe_replay, "make_variant", lossy)

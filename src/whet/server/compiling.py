@@ -7,6 +7,7 @@ happens there is that structure's own error.
 
 import json
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ _MOST_SYMBOLS = 200_000  # of one grammar
 _MOST_ITEMS = 10_000  # of the parser for one mask: about 20 ms; every request of a step waits for each mask
 _MOST_STEP_FUEL = 200_000  # for the expressions of one mask: about 4 ms
 _STACK_BYTES = 512 * 2**20  # of the thread that compiles: only what is used of it takes memory
+_MOST_CALLS = 50_000  # of Python within each other, on that stack: a schema is read by recursion
 _STARTING = threading.Lock()  # the size of the stack is set for all threads that start
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 _WORDS = "[a-z]+"  # a mask that allows all tokens of such a set is made from the set: half the time for many grammars
@@ -268,6 +270,7 @@ def on_large_stack(work: Callable[[], Any]) -> Any:
 def _answer(library: Any, message: Mapping[str, Any]) -> dict[str, object]:
     """Return the grammar of a structure, or why it has none. It runs in the child."""
     structure = Structure(message["kind"], message["text"], message["whitespace"])
+    sys.setrecursionlimit(_MOST_CALLS)
 
     def tried() -> dict[str, object]:
         text = written(library, structure)

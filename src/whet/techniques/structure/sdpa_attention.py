@@ -66,16 +66,17 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         TargetError: There is no attention to fuse, or the outputs would change.
     """
     switched, notes = _switched(candidate)
+    why = "sdpa_attention finds no attention to fuse; leave it out of the recipe"
     if switched is not None:
         try:
             verify("sdpa_attention", switched, candidate.module, candidate.examined, _TOLERANCE)
             return candidate.with_module(switched, *notes)
-        except TargetError:  # such as another answer where all keys are masked; the graph can be fused without it
-            notes = []
+        except TargetError as error:  # such as another answer where all keys are masked; a fused graph may keep it
+            notes, why = [], str(error)
     traced = trace(candidate.module, candidate.examined)
     found = find_attention(traced)
     if not found:
-        raise TargetError("sdpa_attention finds no attention to fuse; leave it out of the recipe")
+        raise TargetError(why)
     module = Traced(fuse(traced, found))
     verify("sdpa_attention", module, candidate.module, candidate.examined, _TOLERANCE)
     return candidate.with_module(module, *notes)
