@@ -9,8 +9,9 @@ tensor, and a mask that was written to is looked at again. Writes that PyTorch d
 seen where they move the documents: on a CPU that diagonal is compared each time.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -170,6 +171,15 @@ class SeenMasks:
     def forget(self) -> None:
         """Begin to count anew."""
         self.num_packed = self.num_other = 0
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave out what is looked at while the context lasts."""
+        before = self.num_packed, self.num_other
+        try:
+            yield
+        finally:
+            self.num_packed, self.num_other = before
 
 
 SEEN = SeenMasks()

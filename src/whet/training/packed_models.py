@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from whet.errors import OptionError
 from whet.training.packed_attention import Documents
+from whet.training.packed_masks import SEEN
 from whet.training.packing import TokenBatch, token_batch
 
 _LENGTHS = (7, 5)  # of the documents that share a row
@@ -139,10 +140,12 @@ def keeps_apart(model: nn.Module, call: Callable[[TokenBatch], Tensor], vocab_si
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        begin = len(first)
-        both = outputs(first, second)[begin : begin + len(second)]
-        other = outputs((first + 1 - least) % (vocab_size - least) + least, second)[begin : begin + len(second)]
-        alone, padded = outputs(second, width=len(second)), outputs(second)[: len(second)]
+        # A compiled model would be compiled for these sizes, and again for those of the training.
+        with SEEN.uncounted(), torch.compiler.set_stance("force_eager"):
+            begin = len(first)
+            both = outputs(first, second)[begin : begin + len(second)]
+            other = outputs((first + 1 - least) % (vocab_size - least) + least, second)[begin : begin + len(second)]
+            alone, padded = outputs(second, width=len(second)), outputs(second)[: len(second)]
     finally:
         for module, is_training in modes.items():
             module.training = is_training
