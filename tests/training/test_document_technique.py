@@ -77,6 +77,7 @@ def test_checkpoints_compute_the_same_again() -> None:
         assert SEEN.num_packed == (16 if keep == "inputs" else 8), "two layers, four batches, and again in backward"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_it_is_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph is not broken, and both layers share what was found in the mask."""
@@ -150,6 +151,7 @@ def test_compiled_inside_autocast_with_products(keep: bool) -> None:
 
 
 # torch.compile itself looks at the gradient of a compiled block's input.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_break_of_the_graph_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
