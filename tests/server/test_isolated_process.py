@@ -54,6 +54,17 @@ def test_an_end_frees_who_waits(process: IsolatedProcess) -> None:
     assert said == [False]
 
 
+def test_an_end_before_the_message_is_written_frees_too(
+    process: IsolatedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.ask({"do": "answer"})
+    child = process._started()
+    process.end()
+    monkeypatch.setattr(process, "_started", lambda: child)
+    with pytest.raises(ChildEnded):
+        process.ask({"do": "answer"})
+
+
 def test_a_child_ends_with_its_parent(process: IsolatedProcess) -> None:
     process.ask({"do": "answer"})
     child = process._process

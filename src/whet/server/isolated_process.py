@@ -66,7 +66,7 @@ class IsolatedProcess:
                 process.stdin.write(_packed(message))
                 process.stdin.flush()
                 answer = _received(process.stdout)
-            except OSError:
+            except (OSError, ValueError):  # the pipe broke, or `end` has closed it in another thread
                 answer = None
             finally:
                 was_killed = timer.finished.is_set()
