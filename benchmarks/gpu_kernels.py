@@ -29,6 +29,7 @@ _ROUNDS = 7
 _CHUNK = 64  # tokens of torch's chunked forms
 
 Call = Callable[[], object]
+Scan = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -102,42 +103,34 @@ def _dual(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> ScanInpu
     return ScanInputs(x, delta[..., None], A[:, None, None], B, C, None, None, None, None, False, 0.0, _INF)
 
 
-def _scan(is_small: bool) -> Case:
-    tensors = _diagonal(is_small)
-    return Case(
-        lambda: selective_scan(*tensors, softplus=False),
-        lambda: scan_chunked(_wide(*tensors), _CHUNK),
-        _bytes(*tensors, tensors[0]),
-    )
+def _forward(tensors: list[Tensor], ours: Scan, torchs: Scan) -> Case:
+    return Case(lambda: ours(*tensors), lambda: torchs(*tensors), _bytes(*tensors, tensors[0]))
 
 
-def _scan_backward(is_small: bool) -> Case:
-    leaves = [x.requires_grad_() for x in _diagonal(is_small)]
+def _with_backward(tensors: list[Tensor], ours: Scan, torchs: Scan) -> Case:
+    leaves = [x.requires_grad_() for x in tensors]
     ones = torch.ones_like(leaves[0])
     return Case(
-        lambda: torch.autograd.grad(selective_scan(*leaves, softplus=False)[0], leaves, ones),
-        lambda: torch.autograd.grad(scan_chunked(_wide(*leaves), _CHUNK)[0][:, :, 0], leaves, ones),
+        lambda: torch.autograd.grad(ours(*leaves), leaves, ones),
+        lambda: torch.autograd.grad(torchs(*leaves), leaves, ones),
         _bytes(*leaves, leaves[0]) + _bytes(*leaves, *leaves, ones),
     )
 
 
-def _ssd(is_small: bool) -> Case:
-    tensors = _scalar(is_small)
-    return Case(
-        lambda: ssd(*tensors, softplus=False),
-        lambda: ssd_chunked(_dual(*tensors), _CHUNK),
-        _bytes(*tensors, tensors[0]),
-    )
+def _our_scan(*tensors: Tensor) -> Tensor:
+    return selective_scan(*tensors, softplus=False)[0]
 
 
-def _ssd_backward(is_small: bool) -> Case:
-    leaves = [x.requires_grad_() for x in _scalar(is_small)]
-    ones = torch.ones_like(leaves[0])
-    return Case(
-        lambda: torch.autograd.grad(ssd(*leaves, softplus=False)[0], leaves, ones),
-        lambda: torch.autograd.grad(ssd_chunked(_dual(*leaves), _CHUNK)[0], leaves, ones),
-        _bytes(*leaves, leaves[0]) + _bytes(*leaves, *leaves, ones),
-    )
+def _torchs_scan(*tensors: Tensor) -> Tensor:
+    return scan_chunked(_wide(*tensors), _CHUNK)[0][:, :, 0]
+
+
+def _our_ssd(*tensors: Tensor) -> Tensor:
+    return ssd(*tensors, softplus=False)[0]
+
+
+def _torchs_ssd(*tensors: Tensor) -> Tensor:
+    return ssd_chunked(_dual(*tensors), _CHUNK)[0]
 
 
 def _convolution(is_small: bool) -> Case:
@@ -167,10 +160,10 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 CASES: dict[str, Callable[[bool], Case]] = {
-    "diagonal scan": _scan,
-    "diagonal scan, with backward": _scan_backward,
-    "scalar scan": _ssd,
-    "scalar scan, with backward": _ssd_backward,
+    "diagonal scan": lambda is_small: _forward(_diagonal(is_small), _our_scan, _torchs_scan),
+    "diagonal scan, with backward": lambda is_small: _with_backward(_diagonal(is_small), _our_scan, _torchs_scan),
+    "scalar scan": lambda is_small: _forward(_scalar(is_small), _our_ssd, _torchs_ssd),
+    "scalar scan, with backward": lambda is_small: _with_backward(_scalar(is_small), _our_ssd, _torchs_ssd),
     "convolution": _convolution,
     "cross-entropy": _loss,
 }
