@@ -17,10 +17,10 @@ from whet.techniques import TABLE
 from whet.tuner.apply import apply_recipe
 from whet.tuner.tuning import tune
 
+pytestmark = pytest.mark.thorough
+
 OPERATORS = """
 import torch
-
-pytestmark = pytest.mark.thorough
 
 @torch.library.custom_op("whettest_halve::halve", mutates_args=())
 def halve(x: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,8 @@ from whet.errors import ArtefactError, OptionError, TargetError
 from whet.technique import Candidate
 from whet.workload import ExaminedWorkload, Workload, examine
 
+pytestmark = pytest.mark.thorough
+
 CPP = """
 #include <torch/library.h>
 static at::Tensor twice(const at::Tensor& x) { return x.add(x); }
@@ -33,8 +35,6 @@ TORCH_LIBRARY(whettest_cpp, m) {
 PYTHON = """
 import torch
 import beside_operators
-
-pytestmark = pytest.mark.thorough
 
 @torch.library.custom_op("whettest_py::minus", mutates_args=())
 def minus(x: torch.Tensor, y: float) -> torch.Tensor:
