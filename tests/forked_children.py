@@ -47,7 +47,9 @@ _FREE = 500  # a file descriptor from which on none is in use
 class NoServer:
     """Stand in for whet's own fork server: its children are then started as all others are."""
 
-    def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, preload: Sequence[str], environment: Mapping[str, str], *, forks_each: int | None = None
+    ) -> None:
         pass
 
     def __enter__(self) -> Self:

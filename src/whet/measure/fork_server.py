@@ -1,9 +1,9 @@
 """Run a process that has imported what its children need, and fork a child from it for each call.
 
-A fork starts at once, where a fresh process first imports torch for a second or two. Use it for work whose memory is
-not measured and whose times are compared within one process: forks share their parent's pages and its layout of
-addresses, which should differ between measured processes. The server only imports, so that there are no threads of
-torch for a fork to lose.
+A fork starts at once, where a fresh process first imports torch and what lies above it, for two to five seconds. Forks
+share their parent's pages, so that only what they take themselves can be measured of their memory, and its layout of
+addresses, which should differ between processes that are compared: for those, the server is replaced after some forks.
+The server only imports, so that there are no threads of torch for a fork to lose.
 """
 
 import contextlib
@@ -35,17 +35,26 @@ class ForkServer:
     Args:
         preload: The modules that it imports.
         environment: Variables that are added to this process's current ones, for the server and its children.
+        forks_each: After so many forks a new server takes the place of this one; never, if not given.
     """
 
-    def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, preload: Sequence[str], environment: Mapping[str, str], *, forks_each: int | None = None
+    ) -> None:
+        self._preload, self._environment, self._forks_each = preload, environment, forks_each
+        self._open()
+
+    def _open(self) -> None:
+        """Start a process that imports, then waits."""
+        self._num_forks = 0
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *preload],
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *self._preload],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **load.environment(), **environment},
+                env={**os.environ, **load.environment(), **self._environment},
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
@@ -68,6 +77,10 @@ class ForkServer:
         Returns:
             The child; None where the server has ended or does not answer. A server that does not answer is ended.
         """
+        if self._num_forks == self._forks_each:
+            self.close()
+            self._open()
+        self._num_forks += 1
         with contextlib.suppress(OSError):
             self._wire.send(json.dumps([function, str(directory)]).encode())
             if not select.select([self._wire], [], [], _START_S)[0]:

@@ -46,12 +46,40 @@ class ResidentMemory:
 
 def peak_rss_bytes() -> int:
     """The most memory this process has held since it started, or since `reset_peak_rss`."""
-    if _STATUS.exists():
-        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    if (peak := _status("VmHWM")) is not None:
+        return peak
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kilobytes elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def file_bytes() -> int:
+    """Return the resident pages of files, such as those of libraries; 0 where the system does not say."""
+    return _status("RssFile") or 0
+
+
+def _status(name: str) -> int | None:
+    """Return what the kernel says of this process under a name, in bytes; None where there is nothing."""
+    if _STATUS.exists():
+        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+class TakenMemory:
+    """Measure the most memory that this process takes beside what it holds when this object is made.
+
+    Pages of files do not count: the kernel maps those of libraries as code runs, in a fork those that its parent had
+    mapped too.
+    """
+
+    def __init__(self) -> None:
+        reset_peak_rss()  # what imports needed for a moment is no part of it
+        self._before = peak_rss_bytes() - file_bytes()
+
+    def peak_bytes(self) -> int:
+        """Return the peak in bytes, since this object was made or since `reset_peak_rss`."""
+        return max(0, peak_rss_bytes() - file_bytes() - self._before)
 
 
 def free_bytes(*, with_swap: bool = False) -> int:

@@ -20,7 +20,13 @@ MOVES = {SUMS: ("error",), BFLOAT16: ("bend", "length")}  # how far parameters a
 
 
 def sensitivity(
-    model: nn.Module, loss: Loss, batches: Sequence[Any], reference: dict[str, Tensor], *, seed: int
+    model: nn.Module,
+    loss: Loss,
+    batches: Sequence[Any],
+    reference: dict[str, Tensor],
+    *,
+    seed: int,
+    sizes: Iterable[float] = tuple(MOVES),
 ) -> dict[str, Tensor]:
     """Return how far each parameter's gradient moves; the worst batch counts.
 
@@ -30,13 +36,14 @@ def sensitivity(
         batches: One gradient is taken for each.
         reference: The gradients of the same batches in float64.
         seed: The seed before each batch.
+        sizes: How far parameters are moved: SUMS alone tells of exact techniques, BFLOAT16 of those that round.
 
     Returns:
         "error.NAME" -> the relative error [1] after the small move; "bend.NAME" -> 1 - cosine [1], and "length.NAME" ->
         the relative change of the norm [1], after the large one.
     """
     found: dict[str, Tensor] = {}
-    for size in MOVES:
+    for size in sizes:
         moved: dict[str, Tensor] = {}
         for number, batch in enumerate(batches):
             moved |= _moved_gradients(model, loss, batch, size, number, seed=seed)

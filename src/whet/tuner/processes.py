@@ -13,8 +13,10 @@ from whet.tuner.budget import Runner
 
 # Every trial imports these. Runtimes are not among them: some patch torch when they are imported, and a recipe may use
 # none of them.
-_FORKED = ("whet.tuner.target_examination", "whet.tuner.trial")
-_PRELOAD = (*_FORKED, "torch.export._trace")
+_OF_MODELS = ("whet.tuner.target_examination", "whet.tuner.trial")
+_OF_TRAININGS = tuple(f"whet.tuner.training.{name}" for name in ("examination", "trial", "steps_process"))
+_FORKED = (*_OF_MODELS, *_OF_TRAININGS)
+_FORKS_EACH = 4  # of a training, whose finals are forks too: two rounds of them have another server than the next two
 
 
 def isolated(
@@ -44,14 +46,22 @@ def isolated(
 
 
 @contextlib.contextmanager
-def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
+def forking(memory_limit_bytes: int | None, *, is_training: bool = False) -> Iterator[Runner]:
     """Yield a runner whose trials are forks of one process that has imported what they need.
 
-    That saves each trial two or three seconds. Fresh processes are used where forks are unsafe: on systems other than
+    That saves each trial two to five seconds. Fresh processes are used where forks are unsafe: on systems other than
     Linux, and beside a GPU, whose driver fails after a fork if an imported module has asked it for devices.
+
+    Args:
+        memory_limit_bytes: The most memory that a process may take.
+        is_training: Whether a training is tuned. All its processes are forks, with the user's own malloc: how it keeps
+            memory is one of the techniques.
     """
+    malloc = {} if is_training else steady()
     if sys.platform != "linux" or describe().gpu:
-        yield isolated(memory_limit_bytes)
+        yield isolated(memory_limit_bytes, malloc=malloc)
         return
-    with ForkServer(_PRELOAD, {**QUIET, **steady()}) as server:
-        yield isolated(memory_limit_bytes, server)
+    preload = _OF_TRAININGS if is_training else (*_OF_MODELS, "torch.export._trace")
+    forks_each = _FORKS_EACH if is_training else None
+    with ForkServer(preload, {**QUIET, **malloc}, forks_each=forks_each) as server:
+        yield isolated(memory_limit_bytes, server, malloc=malloc)

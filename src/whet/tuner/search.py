@@ -41,17 +41,20 @@ class SearchTime:
         stop_at: When a trial that is still running is stopped.
         trial_s: About how many seconds a trial takes; used until one has been timed.
         clock: Returns the time, in seconds.
+        kept_s: Returns how many seconds before the deadline are kept for proving what the trials so far found.
     """
 
     deadline: float
     stop_at: float
     trial_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
+    kept_s: Callable[[Sequence[TrialRecord]], float] = lambda records: 0.0
 
     def is_up(self, records: Sequence[TrialRecord], stopped: Sequence[TrialRecord]) -> bool:
         """Return whether no further trial begins. The first of a new search needs only two seconds."""
         now = self.clock()
-        is_late = now + self.expected_s(records) > (self.deadline if records else self.stop_at)
+        last = self.deadline - self.kept_s(records) if records else self.stop_at
+        is_late = now + self.expected_s(records) > last
         return self.stop_at - now < MIN_TRIAL_S or (is_late and bool(records or stopped))
 
     def expected_s(self, records: Sequence[TrialRecord]) -> float:
@@ -61,7 +64,7 @@ class SearchTime:
 
     def allows_reference(self, records: Sequence[TrialRecord]) -> bool:
         """Return whether there is time for torch.compile alone, the reference, beside other trials."""
-        return self.clock() + _NUM_WITH_REFERENCE * self.expected_s(records) <= self.deadline
+        return self.clock() + _NUM_WITH_REFERENCE * self.expected_s(records) <= self.deadline - self.kept_s(records)
 
     def left_s(self, *, is_reference: bool) -> float:
         """Return how many seconds a trial may take: all that are left, and half of them for the reference."""

@@ -32,7 +32,7 @@ from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal, Objective
 from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook, saving_s
 from whet.tuner.preparation import check_memory, checked_directory, open_study, prepare_work_directory
-from whet.tuner.processes import forking, isolated
+from whet.tuner.processes import forking
 from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.report import write_report
@@ -192,9 +192,8 @@ def _trained(plan: Plan, preparing: AbstractContextManager[Prepared], patience: 
     check_excluded(plan.exclude, list(TRAINING_TABLE))
     goal, directory = plan.goal.for_training(), plan.checked_directory()
     listener.begins()
-    with preparing as target:
-        # The user's own malloc: how it keeps memory is one of the techniques.
-        run = isolated(plan.memory_limit_bytes or describe().most_bytes, malloc={})
+    limit = plan.memory_limit_bytes or describe().most_bytes
+    with preparing as target, forking(limit, is_training=True) as run:
         asked = TrainingPlan(
             goal=goal,
             budget_s=plan.budget_s,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from whet.auditor.report import Report
+if TYPE_CHECKING:  # the command's help names the formats, and needs no report
+    from whet.auditor.report import Report
 
 FORMATS = ("full", "concise", "json", "github", "sarif", "markdown", "html")
 

@@ -5,8 +5,8 @@ which adds in another order, and from runs whose parameters were moved by roundi
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -33,12 +33,13 @@ class Original:
     Attributes:
         run: A run.
         other: A run on one thread; the same run where the machine has one core.
-        moved: Runs with moved parameters, by how far these were moved; see whet.training.sensitivity.
+        run_moved: Makes runs with moved parameters, by how far these are moved; see whet.training.sensitivity. They
+            are made once a recipe is found to differ by more than the same sums in another order do.
     """
 
     run: ScriptOutcome
     other: ScriptOutcome
-    moved: Mapping[float, Sequence[ScriptOutcome]] = field(default_factory=dict)
+    run_moved: Callable[[], Mapping[float, Sequence[ScriptOutcome]]] = dict
 
     @property
     def losses(self) -> list[float | None]:
@@ -49,7 +50,7 @@ class Original:
     def moves(self) -> dict[str, Tensor]:
         """Return how far rounding errors of the parameters move the first gradients; the worst run counts."""
         own, found = _of([0], gradients.read(self.run.directory / GRADIENTS)), dict[str, Tensor]()
-        for size, outcome in ((size, outcome) for size, outcomes in self.moved.items() for outcome in outcomes):
+        for size, outcome in ((size, one) for size, ones in self.run_moved().items() for one in ones if one.record):
             moved = distances_of(_of([0], gradients.read(outcome.directory / GRADIENTS)), own, size)
             found |= {name: torch.maximum(value, found.get(name, value)) for name, value in moved.items()}
         return found
@@ -103,13 +104,16 @@ def _gradients(original: Original, found: ScriptOutcome, exactness: Exactness) -
     own, other, new = (
         gradients.read(outcome.directory / GRADIENTS) for outcome in (original.run, original.other, found)
     )
-    moves = original.moves
-    first = gradients.judged(_of([0], new), _of([0], other), _of([0], own), exactness, moves, against=_AGAINST)
+
+    def judged(steps: Sequence[int], promise: Exactness) -> GradientProof:
+        sides = (_of(steps, new), _of(steps, other), _of(steps, own))
+        proof = gradients.judged(*sides, promise, against=_AGAINST)
+        return proof if proof.is_same else gradients.judged(*sides, promise, original.moves, against=_AGAINST)
+
+    first = judged([0], exactness)
     if not first.is_same or exactness is not Exactness.EXACT:
         return first
-    later = gradients.judged(
-        _of([1, 2], new), _of([1, 2], other), _of([1, 2], own), Exactness.ROUNDED, moves, against=_AGAINST
-    )
+    later = judged([1, 2], Exactness.ROUNDED)
     return first if later.is_same else later
 
 

@@ -123,10 +123,7 @@ def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Re
 
 
 def examine(runs: ScriptRuns, name: str) -> Examined:
-    """Run the script as it is eight times.
-
-    It is watched, run once more, run with dropout off on all threads and on one, and four times with its parameters
-    moved by rounding errors of two sizes.
+    """Run the script as it is four times: watched, once more, and with dropout off on all threads and on one.
 
     Raises:
         TargetError: It cannot be run, or its loop cannot be recognised.
@@ -158,10 +155,11 @@ def examine(runs: ScriptRuns, name: str) -> Examined:
     _recorded(run, name)
     other = run if describe().cores < 2 else runs.proof(num_threads=1)
     _recorded(other, name)
-    moved = {size: [runs.moved(size, number) for number in range(count)] for size, count in _NUM_MOVES.items()}
-    for outcome in (outcome for outcomes in moved.values() for outcome in outcomes):
-        _recorded(outcome, name)
-    return Examined(first, timed_run(second), Original(run, other, moved))
+
+    def run_moved() -> dict[float, list[ScriptOutcome]]:
+        return {size: [runs.moved(size, number) for number in range(count)] for size, count in _NUM_MOVES.items()}
+
+    return Examined(first, timed_run(second), Original(run, other, run_moved))
 
 
 def _recorded(outcome: ScriptOutcome, name: str) -> ScriptRecord:

@@ -118,10 +118,14 @@ class Neighbours:
 
     The speed of a machine drifts by more than most techniques gain. The original's processes are short: they build the
     training, make the first steps, and time some more. They prove and compile nothing.
+
+    Attributes:
+        process_s: Seconds of the latest process of the original, as those of the finals are.
     """
 
-    def __init__(self, context: TrainingContext, first: Run) -> None:
-        """Begin with the original as it was timed before the first trial."""
+    def __init__(self, context: TrainingContext, first: Run, process_s: float) -> None:
+        """Begin with the original as it was timed before the first trial, in a process that took so many seconds."""
+        self.process_s = process_s
         self._context = context
         self._before = first
         self._num_runs = 0
@@ -136,10 +140,11 @@ class Neighbours:
         request = StepsRequest(target=context.target, timing_s=NEIGHBOUR_S)
         folder = context.directory / f"neighbour-{self._num_runs}"
         limit_s = context.trial_limit_s
-        after = run_within(context.run, time_steps, request, folder, limit_s=limit_s, left_s=left_s).answer(Run)
-        before = self._before
+        outcome = run_within(context.run, time_steps, request, folder, limit_s=limit_s, left_s=left_s)
+        before, after = self._before, outcome.answer(Run)
         if after is None:
             return [before]
+        self.process_s = outcome.seconds
         self._before = after
         return [before, after]
 

@@ -3,7 +3,7 @@
 import gc
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from whet.errors import ModelError, TargetError
 from whet.machine import Limits, Machine, describe
 from whet.machine.limits import load_limits
 from whet.measure.malloc import give_back
-from whet.measure.memory import peak_rss_bytes, reset_peak_rss
+from whet.measure.memory import TakenMemory, reset_peak_rss
 from whet.measure.quiet import undisturbed
 from whet.recipe import Step
 from whet.techniques.applicability import options_that_apply
@@ -27,9 +27,9 @@ from whet.training.memory import StepMemory, step_memory
 from whet.training.not_finite import batches_fault, weights_fault
 from whet.training.parts import Parts
 from whet.training.saved_activations import SavedActivations, saved_activations
-from whet.training.sensitivity import sensitivity
+from whet.training.sensitivity import MOVES, SUMS, sensitivity
 from whet.training.step_profile import StepProfile, profile_steps
-from whet.training.technique import TrainingTechnique
+from whet.training.technique import Exactness, TrainingTechnique
 from whet.tuner.known_target import digest_of
 from whet.tuner.result import Diagnosed, LayerRow, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
@@ -50,7 +50,7 @@ from whet.tuner.training.soundness import (
 from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer, num_samples_of
 
-_LONGEST_STEP_S = 2.0  # of a step whose layers are profiled: that takes four forward and backward passes
+_LAYERS_STEPS, _LAYERS_SHARE = 6, 0.01  # about how many steps the layers' profile takes, and its share of the budget
 _NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at once"
 
 
@@ -61,6 +61,7 @@ class TrainingRequest(BaseModel):
         target: The target's name or address.
         directory: Where the gradients are written.
         exclude: Techniques that are not to be tried.
+        budget_s: Seconds for everything. The layers are profiled where that takes little of it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -68,6 +69,7 @@ class TrainingRequest(BaseModel):
     target: str
     directory: Path
     exclude: tuple[str, ...] = ()
+    budget_s: float = 600.0
 
 
 def examine_training(request: TrainingRequest) -> TrainingFacts:
@@ -77,8 +79,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         WhetError: The run cannot be tuned; the message says why.
     """
     began = time.perf_counter()
-    reset_peak_rss()  # what imports needed for a moment is no part of the training
-    before = peak_rss_bytes()
+    taken = TakenMemory()
     note_stage(request.directory, BUILDING)
     workload = open_training(request.target)
     open_s = time.perf_counter() - began
@@ -88,21 +89,21 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     sums = sums_of(workload.model)
     next_batches = digests(first_batches(workload, NUM_DIGESTS, later=1))
     model = digest_of(workload.model.named_parameters())
-    write_gradients(workload, request.directory)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
+    write_gradients(workload, request.directory, may_round=_may_round(parts, machine, request.exclude))
     gc.collect()
     give_back()
     reset_peak_rss()
     trainer = Trainer(workload)
     note_stage(request.directory, STEPPING)
     losses = first_losses(trainer, batches)
-    memory = step_memory(trainer.model, trainer.optimizer, peak_rss_bytes() - before)
+    memory = step_memory(trainer.model, trainer.optimizer, taken.peak_bytes())
     check_reproducible(request.target, sums, digests(batches), losses)
     limits_began = time.perf_counter()
     limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
     limits_s = time.perf_counter() - limits_began
     profile, _ = undisturbed(lambda: profile_steps(trainer))
-    layers = _layers(workload, trainer, profile, limits)
+    layers = _layers(workload, trainer, profile, limits, request.budget_s)
     memory = memory.model_copy(update={"saved": _saved(workload, trainer, batches[0])})
     applicable, refused = applicable_techniques(
         parts, machine, limits, profile, memory, request.exclude, updates_plainly=updates_plainly(workload)
@@ -142,8 +143,22 @@ def _loop_digest(workload: TrainingWorkload, parts: Parts, batches: tuple[str, .
     return hashlib.sha256(found.encode()).hexdigest()[:16]
 
 
-def write_gradients(workload: TrainingWorkload, directory: Path) -> None:
+def _may_round(parts: Parts, machine: Machine, exclude: Collection[str]) -> bool:
+    """Return whether a technique may be tried whose gradients are judged by direction and length."""
+    return any(
+        technique.exactness is not Exactness.EXACT and options_that_apply(technique, parts, machine)[0] is not None
+        for name, technique in TRAINING_TABLE.items()
+        if name not in exclude
+    )
+
+
+def write_gradients(workload: TrainingWorkload, directory: Path, *, may_round: bool = True) -> None:
     """Write the gradients of the first batches: the original's, those in float64, and how far rounding moves them.
+
+    Args:
+        workload: What is trained.
+        directory: Where they are written.
+        may_round: Whether to write how far rounding in bfloat16 moves them too.
 
     Raises:
         WhetError: They are not finite, or depend on numbers that forward draws.
@@ -171,7 +186,8 @@ def write_gradients(workload: TrainingWorkload, directory: Path) -> None:
     note_stage(directory, COMPARING)
     reference = gradients.reference_gradients(model, workload.loss, batches, seed=workload.seed)
     gradients.write(reference, directory / REFERENCE)
-    moved = sensitivity(model, workload.loss, batches, reference, seed=workload.seed)
+    sizes = tuple(MOVES) if may_round else (SUMS,)
+    moved = sensitivity(model, workload.loss, batches, reference, seed=workload.seed, sizes=sizes)
     gradients.write(moved, directory / MOVED)
 
 
@@ -250,10 +266,12 @@ def diagnosed(profile: StepProfile) -> Diagnosed:
     )
 
 
-def _layers(workload: TrainingWorkload, trainer: Trainer, profile: StepProfile, limits: Limits) -> list[LayerRow]:
+def _layers(
+    workload: TrainingWorkload, trainer: Trainer, profile: StepProfile, limits: Limits, budget_s: float
+) -> list[LayerRow]:
     """Return the layers of forward and backward for the report, where that costs little of the budget, on a CPU."""
     is_on_cpu = all(p.device.type == "cpu" for p in trainer.model.parameters())
-    if profile.total_s > _LONGEST_STEP_S or not is_on_cpu:
+    if _LAYERS_STEPS * profile.total_s > _LAYERS_SHARE * budget_s or not is_on_cpu:
         return []
     try:
         found = profile_training_layers(workload, trainer, limits, repeats=1).layers

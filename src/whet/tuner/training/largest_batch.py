@@ -15,7 +15,7 @@ from whet.errors import OptionError, TargetError
 from whet.figures import num_bytes
 from whet.measure.isolate import QUIET, FailureKind, run_isolated
 from whet.measure.malloc import give_back
-from whet.measure.memory import cuda_peak_bytes, free_bytes, peak_rss_bytes, reset_peak_rss
+from whet.measure.memory import TakenMemory, cuda_peak_bytes, free_bytes, reset_peak_rss
 from whet.workload import TrainingWorkload
 from whet.workload.larger_batch import Rule, learning_rate_factor, learning_rate_rule
 from whet.workload.training import Trainer, num_samples_of, seed_everything
@@ -180,7 +180,7 @@ def probe_batch(probe: BatchProbe) -> ProbedBatch:
     """
     seed_everything(0)
     sizes = {} if probe.batch is None else {"batch": probe.batch}
-    before = peak_rss_bytes()
+    taken = TakenMemory()
     free = int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
     workload = open_any(probe.target, sizes)
     if not isinstance(workload, TrainingWorkload):
@@ -205,7 +205,7 @@ def probe_batch(probe: BatchProbe) -> ProbedBatch:
     gpu_bytes = cuda_peak_bytes()
     return ProbedBatch(
         num_samples=num_samples,
-        peak_bytes=peak_rss_bytes() - before if gpu_bytes is None else gpu_bytes,
+        peak_bytes=taken.peak_bytes() if gpu_bytes is None else gpu_bytes,
         free_bytes=None if gpu_bytes is None else free,
         optimizer=type(trainer.optimizer).__name__,
     )

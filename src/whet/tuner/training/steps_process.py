@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
-from whet.measure.memory import peak_rss_bytes, reset_peak_rss
+from whet.measure.memory import TakenMemory
 from whet.recipe import Step
 from whet.training.divergence import divergence
 from whet.tuner.training.opening import PreparedTrainer, open_training
@@ -33,11 +33,10 @@ class StepsRequest(BaseModel):
 
 def time_steps(request: StepsRequest) -> Run:
     """Train from the seed, and time the steps after the first ones. The peak is what the training adds."""
-    reset_peak_rss()  # what imports needed for a moment is no part of the training
-    before = peak_rss_bytes()
+    taken = TakenMemory()
     workload = open_training(request.target, batch_factor=request.batch_factor)
     trainer = PreparedTrainer(workload, request.steps).trainer
     run = run_alone(TrainingSteps(workload, trainer, num_steps=request.num_steps), request.timing_s)
     if why := divergence([float(loss) for loss in trainer.losses]):
         return Run(failure=why)
-    return run.model_copy(update={"peak_bytes": max(0, run.peak_bytes - before)})
+    return run.model_copy(update={"peak_bytes": taken.peak_bytes()})

@@ -16,7 +16,7 @@ from whet.comparison.run import Run
 from whet.machine import describe
 from whet.machine.power import EnergyMeter
 from whet.measure.malloc import give_back
-from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes, reset_peak_rss
+from whet.measure.memory import TakenMemory, cuda_peak_bytes, reset_peak_rss
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
@@ -84,8 +84,7 @@ class TrainingMeasured(BaseModel):
 
 def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     """Apply a recipe, prove that it trains as the original does, and time its steps."""
-    reset_peak_rss()  # what imports needed for a moment is no part of the training
-    before = peak_rss_bytes()
+    taken = TakenMemory()
     workload = open_training(request.known.target)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
     if why := refusal(workload, parts, request.steps, describe()):
@@ -101,7 +100,7 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     if why:
         return _rejected(why, evidence, prepared.notes)
     first_s = time.perf_counter() - began
-    memory = _memory(prepared.trainer, before)
+    memory = _memory(prepared.trainer, taken)
     run, joules = _timed(workload, prepared.trainer, request.timing_s)
     losses = [float(loss) for loss in prepared.trainer.losses]
     if why := divergence(losses, request.most_loss, num_known=request.num_known):
@@ -212,7 +211,7 @@ def _first_difference(found: Sequence[str], known: Sequence[str]) -> int:
     return next(same, min(len(found), len(known))) + 1
 
 
-def _memory(trainer: Trainer, before: int) -> StepMemory:
+def _memory(trainer: Trainer, taken: TakenMemory) -> StepMemory:
     """Return the memory of a step once the first ones have been made."""
     gc.collect()
     give_back()
@@ -220,7 +219,7 @@ def _memory(trainer: Trainer, before: int) -> StepMemory:
     for _ in range(_MEMORY_STEPS):
         trainer.step()
     on_gpu = cuda_peak_bytes()
-    return step_memory(trainer.model, trainer.optimizer, peak_rss_bytes() - before if on_gpu is None else on_gpu)
+    return step_memory(trainer.model, trainer.optimizer, taken.peak_bytes() if on_gpu is None else on_gpu)
 
 
 def _rejected(why: str, evidence: TrainingEvidence, notes: tuple[str, ...]) -> TrainingMeasured:

@@ -19,6 +19,7 @@ from whet.measure.isolate import FailureKind
 from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
 from whet.recipe import FILE as RECIPE
+from whet.techniques.training import TRAINING_TABLE
 from whet.training.loss_proof import LEAST, MOST, TRAINING_LOSS
 from whet.training.technique import Exactness
 from whet.tuner.budget import Budget, BudgetEnded, Runner, needed_for
@@ -51,7 +52,8 @@ from whet.tuner.verdict import untried
 from whet.tuner.verdict_costs import enough
 
 _EXAMINATION_LIMIT_S = 600.0
-_FINALS_SHARE, _LOSSES_SHARE = 0.35, 0.25  # of the budget
+_LOSSES_SHARE = 0.25  # of the budget
+_SET_UP_AGAIN = 0.3  # of a recipe's set-up, in each process of the finals: what was compiled lies on disk
 _BATCHES_SHARE = 0.3  # of the budget, where larger batches are measured too
 _TRIAL_OVER_ORIGINAL = 1.5  # a trial also times the original anew
 
@@ -118,16 +120,16 @@ def tune_training(
             original = patience.measure(
                 lambda: context.original(budget.left_at_most_s), lambda found: found.outcome.busy
             )
-        trial_s = _TRIAL_OVER_ORIGINAL * (budget.elapsed_s - asked_s)
+        original_s = budget.elapsed_s - asked_s
         if original.outcome.status != "done" or original.run is None:
             raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
         plan.directory.mkdir(parents=True, exist_ok=True)
         title = f"whet training {name} {plan.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
         study = Study.open(plan.storage or default_storage(plan.directory), title, must_exist=plan.resume)
         context = replace(context, most_loss=original.most_loss, num_known=original.num_steps)
-        originals = Neighbours(context, original.run)
+        originals = Neighbours(context, original.run, original_s)
         with account.part(TRIALS):
-            records = _searched(context, study, plan.goal, budget, originals, trial_s, listener, patience)
+            records = _searched(context, study, plan.goal, budget, originals, listener, patience)
         result = _concluded(context, plan.goal, budget, original, records, listener, patience, account)
         if plan.goal.allow_batch:
             with account.part(BATCHES):
@@ -140,7 +142,7 @@ def tune_training(
 
 
 def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path, patience: Patience) -> TrainingFacts:
-    request = TrainingRequest(target=address, directory=scratch, exclude=plan.exclude)
+    request = TrainingRequest(target=address, directory=scratch, exclude=plan.exclude, budget_s=plan.budget_s)
     patience.begin()
     outcome = run(examine_training, request, scratch / "examination", _EXAMINATION_LIMIT_S)
     if isinstance(outcome.failure, BudgetEnded):
@@ -179,17 +181,23 @@ def _searched(
     goal: Goal,
     budget: Budget,
     originals: Neighbours,
-    trial_s: float,
     listener: Listener,
     patience: Patience,
 ) -> list[TrialRecord]:
-    """Try recipes for the part of the budget that is not kept for the proof; the first may take `trial_s` seconds."""
-    share = 1 - _FINALS_SHARE - _LOSSES_SHARE
+    """Try recipes for the part of the budget that is not kept for the proof of the best one."""
+    space = context.worth_trying(goal)
+    may_round = any(TRAINING_TABLE[name].exactness is not Exactness.EXACT for name in space.techniques)
+
+    def kept_s(records: Sequence[TrialRecord]) -> float:
+        chosen = _finalists(goal, records)
+        is_rounded = any(needs_losses(record.steps) for record in chosen) if chosen else may_round
+        return _finals_s(chosen, originals.process_s) + (_LOSSES_SHARE * budget.seconds if is_rounded else 0.0)
+
     now = budget.clock()
-    search_s = max(0.0, min(budget.left_s, budget.left_s - (1 - share) * budget.seconds))
-    limit = SearchTime(now + search_s, now + budget.left_at_most_s, trial_s, budget.clock)
+    trial_s = _TRIAL_OVER_ORIGINAL * originals.process_s
+    limit = SearchTime(now + budget.left_s, now + budget.left_at_most_s, trial_s, budget.clock, kept_s)
     return search_space(
-        context.worth_trying(goal),
+        space,
         study,
         goal,
         limit,
@@ -197,6 +205,15 @@ def _searched(
         patience=patience,
         report=listener.tried,
     )
+
+
+def _finals_s(finalists: Sequence[TrialRecord], process_s: float) -> float:
+    """Return the seconds of the shortest finals, where a process of the original takes so many.
+
+    As long as there is no finalist, they are those of a recipe that is set up at once.
+    """
+    set_up_s = sum(record.training.set_up_s or 0.0 for record in finalists if record.training is not None)
+    return MIN_ROUNDS * ((1 + max(1, len(finalists))) * process_s + _SET_UP_AGAIN * set_up_s)
 
 
 def _concluded(
@@ -279,8 +296,7 @@ def _needed_s(
     finals_s = account.seconds.get(FINALS, 0.0) / num_pairs * MIN_ROUNDS if num_pairs else 2 * MIN_ROUNDS * trial_s
     num_losses = sum(len(point.losses.pairs) for point in points if point.losses is not None)
     losses_s = account.seconds.get(LOSSES, 0.0) / num_losses * MOST if num_losses else LEAST * trial_s
-    shares = (finals_s / _FINALS_SHARE, before_s + finals_s + losses_s)
-    return needed_for(max(*shares, budget.seconds + 1))
+    return needed_for(max(before_s + finals_s + losses_s, budget.seconds + 1))
 
 
 def _prove(
