@@ -15,6 +15,7 @@
     what the user can mend    WhetError
 """
 
+from types import FunctionType
 from typing import Any
 
 import lazy_loader
@@ -44,7 +45,7 @@ __all__ += ["__version__"]
 def __getattr__(name: str) -> Any:
     """Load a public name, or say which one may be meant."""
     try:
-        return _load(name)
+        found = _load(name)
     except AttributeError as error:
         if name.startswith("_") or name in __all__:
             raise
@@ -54,6 +55,11 @@ def __getattr__(name: str) -> Any:
         meant = " or ".join(f"whet.{one}" for one in near)
         hint = f"did you mean {meant}?" if near else "help(whet) lists what there is"
         raise AttributeError(f"No whet attribute {name}; {hint}", name=name) from error
+    if isinstance(found, FunctionType):
+        from whet.signature_lines import show_by_line
+
+        show_by_line(found)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,53 @@
+"""Let help() show the parameters of a public function one a line, with the short names of their types."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+# a default that is an enum's member, text, a function, and the "collections.abc." of "collections.abc.Sequence"
+_PARTS = re.compile(
+    r"<\w+\.\w+: (?P<value>'[^']*'|\d+)>|(?P<text>'[^']*')|<function .*? at \w+>|(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])"
+)
+
+
+class ByLine(inspect.Signature):
+    """Is written with a parameter on each line, where one line does not hold all of them."""
+
+    _WIDTH = 100
+
+    def __str__(self) -> str:
+        text = _short(super().__str__())
+        if len(text) <= self._WIDTH:
+            return text
+        lines, kind = list[str](), inspect.Parameter.POSITIONAL_OR_KEYWORD
+        for one in self.parameters.values():
+            if one.kind is one.KEYWORD_ONLY and kind not in (one.KEYWORD_ONLY, one.VAR_POSITIONAL):
+                lines.append("    *,")
+            kind = one.kind
+            lines.append(f"    {_short(str(one))},")
+        gives = self.return_annotation
+        end = "" if gives is self.empty else f" -> {_short(inspect.formatannotation(gives))}"
+        return "\n".join(["(", *lines, f"){end}"])
+
+    def format(self, **_: Any) -> str:
+        """Return the text, for Python 3.13's help()."""
+        return str(self)
+
+
+def show_by_line(function: Callable[..., Any]) -> None:
+    """Give a function such a signature, once."""
+    if "__signature__" not in vars(function):
+        found = inspect.signature(function)
+        vars(function)["__signature__"] = ByLine(
+            list(found.parameters.values()), return_annotation=found.return_annotation
+        )
+
+
+def _short(text: str) -> str:
+    """Return a part of a signature without modules' names, with the values of enums, and with ... for functions."""
+
+    def part(found: re.Match[str]) -> str:
+        return found["value"] or found["text"] or ("..." if found[0].startswith("<") else "")
+
+    return _PARTS.sub(part, text)
