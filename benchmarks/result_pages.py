@@ -42,7 +42,10 @@ SUBJECTS = (
         ("selective_", "families_", "long_context", "recall", "memory_table", "million_tokens"),
     ),
     Subject("streams", "Results: Streams of frames", ("signs_stream", "stream_peers")),
-    Subject("measuring", "Results: Measuring, auditing, the gate", ("gate", "busy", "overhead", "trace_", "audit_")),
+    Subject(
+        "measuring", "Results: Measuring, auditing, the gate",
+        ("gate", "busy", "overhead", "trace_", "audit_", "judge_"),
+    ),
     Subject("machine", "Results: The machine's limits, and whet's operators", ("limits", "operators")),
     Subject("gpu", "Results: On a GPU", ("gpu",)),
 )  # fmt: skip

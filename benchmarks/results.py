@@ -15,6 +15,7 @@ from typing import Any
 
 from families_tables import family_summary
 from gpu_table import gpu_lines
+from measuring_tables import MEASURING
 from operator_tables import operator_lines
 from result_pages import write_pages
 from serving_peers.section import serving_lines
@@ -44,14 +45,10 @@ def main() -> None:
         "serve_peers": _serving,
         "guided": _guided,
         "serve_artefacts": _serve_artefacts,
-        "gate": _gate,
-        "busy": _busy,
-        "overhead": _overhead,
-        "trace_reading": _trace_reading,
-        "audit_speed": _audit_speed,
+        **{name: partial(_section, name) for name in MEASURING},
         "limits": _limits,
         "operators": _operators,
-        **{name: partial(_training, name) for name in SECTIONS},
+        **{name: partial(_section, name) for name in SECTIONS},
         "gpu": _gpu,
     }
     parts = {}
@@ -251,128 +248,6 @@ def _serve_artefacts(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _busy(report: dict[str, Any]) -> str:
-    commands = {"compare": "`bench --compare`", "against": "`bench --against`", "tune": "`tune`"}
-    rows = report["rows"]
-    num, num_wrong, num_far = (sum(row[key] for row in rows) for key in ("num", "num_wrong", "num_far"))
-    num_ratios = sum(row["num_ratios"] for row in rows)
-    lines = [
-        "## Verdicts on a busy machine",
-        "",
-        *_where(report),
-        "",
-        f"Of {num} verdicts beside other work, with {report['wait']} of waiting for quiet, {num_wrong} were wrong. "
-        f"Of {num_ratios} claimed ratios, {num_far} differed by more than 15% from the ratio on the quiet machine.",
-        "",
-        "| command | beside it ran | verdicts | wrong | inconclusive: busy | inconclusive: scatter | ratios claimed "
-        "| off by > 15 % | largest distance | seconds (median) |",
-        "|---" * 10 + "|",
-    ]
-    for row in rows:
-        largest = "—" if row["largest_distance"] is None else f"{row['largest_distance']:.1%}"
-        lines.append(
-            f"| {commands[row['command']]} | {row['load']} | {row['num']} | **{row['num_wrong']}** "
-            f"| {row['num_busy']} | {row['num_unclear']} | {row['num_ratios']} | {row['num_far']} | {largest} "
-            f"| {row['median_seconds']:.0f} |"
-        )
-    return "\n".join([*lines, ""])
-
-
-def _gate(report: dict[str, Any]) -> str:
-    first = report["cases"][0]
-    lines = [
-        "## The regression gate",
-        "",
-        *_where(report),
-        "",
-        f"The share of comparisons that called the new code slower. Each row has {first['num_rounds']} comparisons by "
-        f"whet's gate, and {first['num_single_rounds']} by the common ways.",
-        "",
-        "| benchmark | whet's gate | not clear | pairs (median) | seconds (median) "
-        "| scatter, in turns | min:5% | Mann–Whitney | scatter, one after the other |",
-        "|---" * 9 + "|",
-    ]
-    lines += [
-        f"| {case['what']} | **{case['fail']:.0%}** | {case['inconclusive']:.0%} | {case['median_pairs']} "
-        f"| {case['median_seconds']:.0f} | {case['scatter']:.1%} | {case['min_5_percent']:.0%} "
-        f"| {case['mann_whitney']:.0%} | {case['single_scatter']:.1%} |"
-        for case in report["cases"]
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _overhead(report: dict[str, Any]) -> str:
-    lines = ["## What measuring costs", "", *_where(report), "", "| one use, nothing in it | µs |", "|---|---|"]
-    lines += [f"| {name} | {us:.2f} |" for name, us in report["uses_us"].items()]
-    lines += [
-        "",
-        f"The overhead is measured on a training step of {report['step_ms']:.1f} ms on one core, in "
-        f"{report['num_pairs']} interleaved pairs of blocks of {report['steps_per_block']} steps. The other columns "
-        "show the µs that are added to an almost empty step, with caches as they are, and with caches that each step "
-        "empties. The blocks leave out work that is done later for many steps at once, and by the monitor's thread "
-        "every second; the table above has it.",
-        "",
-        "| watched by | overhead (95%) | µs a step | caches emptied |",
-        "|---|---|---|---|",
-    ]
-    for name, row in report["steps"].items():
-        low, high = row["ci95"]
-        middle, least, most = row["added_cold_us"]
-        added = f"{row['added_us']:.0f} | {middle:.0f} ({least:.0f} to {most:.0f})"
-        lines.append(f"| {name} | **{row['overhead']:+.2%}** ({low:+.2%} to {high:+.2%}) | {added} |")
-    lines += [
-        "",
-        "The accuracy of the figures: the sum of the layers' times over the whole call's, FLOPs over FlopCounterMode's",
-        "(with attention as plain matrix products), and peak memory over what another process saw.",
-        "",
-        "| workload | layers / call | FLOPs | peak |",
-        "|---|---|---|---|",
-    ]
-    for row in report["accuracy"]:
-        ratios = (row["layers_over_call"], row["flops_over_counted"], row["peak_over_kernel"])
-        lines.append(f"| {row['target']} | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |")
-    return "\n".join([*lines, ""])
-
-
-def _trace_reading(report: dict[str, Any]) -> str:
-    lines = [
-        "## Reading a trace",
-        "",
-        *_where(report),
-        "",
-        "`whet profile --trace`, beside `json.load` alone on the same file:",
-        "",
-        "| file | events | size | read and analysed | memory | json.load | its memory |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['file']} | {row['num_events']:,} | {row['size_bytes'] / 1e6:.0f} MB "
-        f"| **{row['read_s'] + row['analyse_s']:.2f} s** | {row['peak_bytes'] / 1e6:.0f} MB "
-        f"| {row['json_load_s']:.2f} s | {row['json_load_peak_bytes'] / 1e6:.0f} MB |"
-        for row in report["files"]
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _audit_speed(report: dict[str, Any]) -> str:
-    tools = list(next(iter(report["packages"].values()))["seconds"])
-    lines = [
-        "## Auditing",
-        "",
-        *_where(report),
-        "",
-        f"Milliseconds per 1,000 lines on one core: medians of {report['rounds']} rounds in which the tools take "
-        f"turns, start-up included. `whet audit` of an empty file takes {report['start_ms']:.0f} ms.",
-        "",
-        f"| package | lines | {' | '.join(tools)} |",
-        f"|---|---|{'---|' * len(tools)}",
-    ]
-    for name, row in report["packages"].items():
-        times = " | ".join(f"{row['ms_per_1000_lines'][tool]:,.1f}" for tool in tools)
-        lines.append(f"| {name} | {row['lines']:,} | {times} |")
-    return "\n".join([*lines, ""])
-
-
 def _limits(report: dict[str, Any]) -> str:
     lines = ["## The machine's limits", "", *_where(report), "", "| limit | measured |", "|---|---|"]
     lines.append(f"| read bandwidth | {report['read_bandwidth'] / 1e9:.1f} GB/s |")
@@ -384,8 +259,8 @@ def _operators(report: dict[str, Any]) -> str:
     return "\n".join(["## The operators", "", *_where(report), "", *operator_lines(report), ""])
 
 
-def _training(name: str, report: dict[str, Any]) -> str:
-    heading, *lines = SECTIONS[name](report)
+def _section(name: str, report: dict[str, Any]) -> str:
+    heading, *lines = {**SECTIONS, **MEASURING}[name](report)
     if report.get("ladder"):
         write_whole(DOCS / plot_of(report), ladder_plot(report))
     return "\n".join([heading, "", *_where(report), "", *lines, ""])
