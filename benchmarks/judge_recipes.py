@@ -100,9 +100,9 @@ def _judged(target: str, recipe: str, scratch: Path) -> dict[str, Any]:
     examined, batch = with_free_batch(examine(resolve(target)))
     quality = examined.workload.quality
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
-        artefact, _ = make_variant(examined, steps_in(recipe), Path(directory) / "model", batch)
+        artefact, _, differs = make_variant(examined, steps_in(recipe), Path(directory) / "model", batch)
         agreement = agree(examined, artefact.run)
-        found = judge(examined, artefact, agreement, MAX_DROP)
+        found = judge(examined, artefact, agreement, MAX_DROP, differs)
     return {
         "status": found.status,
         "words": found.reason or f"drop {found.drop:.2g}",

@@ -95,18 +95,25 @@ def test_a_script_that_is_not_reproducible_is_named(scripts: Callable[[str], Scr
     with pytest.raises(
         ModelError, match=r"train.py does not train the same twice: step 1 has the losses .* Seed every"
     ):
-        examine(runs_of(command, tmp_path), "train.py")
+        examine(runs_of(command, tmp_path), "train.py", 60)
 
 
 def test_a_script_whose_loss_is_not_finite_is_named(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:
     command = scripts(TRAIN.replace("model(x), y)", "model(x) / (step != 3), y)"))
     with pytest.raises(ModelError, match=r"the loss of step 4 of train.py as it is is (nan|inf); mend that first"):
-        examine(runs_of(command, tmp_path), "train.py")
+        examine(runs_of(command, tmp_path), "train.py", 60)
+
+
+def test_an_examination_ends_with_the_budget(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:
+    command = scripts(f"import time\ntime.sleep(20)\n{TRAIN}")
+    runs = ScriptRuns(command, tmp_path / "scratch", num_steps=8, limit_s=60, left_s=lambda: 0.0)
+    with pytest.raises(OptionError, match=r"to examine train.py takes longer than a budget of 5 s.*larger --budget"):
+        examine(runs, "train.py", 5)
 
 
 def test_too_few_steps_are_named(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="makes 5 optimiser steps; give it arguments with which it makes 8 or more"):
-        examine(runs_of(scripts(TRAIN.replace("range(40)", "range(5)")), tmp_path), "train.py")
+        examine(runs_of(scripts(TRAIN.replace("range(40)", "range(5)")), tmp_path), "train.py", 60)
     with pytest.raises(OptionError, match="--steps 4 are too few"):
         ScriptPlan(scripts(TRAIN), tmp_path, num_steps=4)
 

@@ -100,11 +100,11 @@ def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Re
     began = datetime.datetime.now(datetime.UTC)
     budget = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
     with tempfile.TemporaryDirectory(prefix="whet-script-") as scratch:
-        runs = ScriptRuns(plan.command, Path(scratch), plan.num_steps, min(_RUN_LIMIT_S, plan.budget_s))
+        runs = ScriptRuns(plan.command, Path(scratch), plan.num_steps, _RUN_LIMIT_S, lambda: budget.left_at_most_s)
         patience.begin()
         account = TimeAccount(budget.clock)
         with account.part(EXAMINATION):
-            examined = examine(runs, plan.command.name)
+            examined = examine(runs, plan.command.name, plan.budget_s)
         search = ScriptSearch(runs, examined.original, patience, listener)
         todo, cannot = candidates(examined.watched, plan.exclude)
         costs = runs.costs(needs_losses=any(is_rounded((one.step,)) for one in todo))
@@ -122,14 +122,26 @@ def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Re
     return result
 
 
-def examine(runs: ScriptRuns, name: str) -> Examined:
+def examine(runs: ScriptRuns, name: str, budget_s: float) -> Examined:
     """Run the script as it is four times: watched, once more, and with dropout off on all threads and on one.
 
     Raises:
         TargetError: It cannot be run, or its loop cannot be recognised.
+        OptionError: That takes longer than the budget.
         ModelError: It does not train the same twice, or its loss is not finite.
     """
-    first = _recorded(runs.timed(is_watched=True), name)
+
+    def recorded(outcome: ScriptOutcome) -> ScriptRecord:
+        if outcome.record is not None:
+            return outcome.record
+        if runs.left_s() <= 0:
+            raise OptionError(
+                f"to examine {name} takes longer than a budget of {budget_s:g} s: it is run four times, and the first "
+                f"run took {runs.first_s:.0f} s; give a larger --budget or fewer --steps"
+            )
+        raise TargetError(f"{name} cannot be tuned from outside: {outcome.failure}")
+
+    first = recorded(runs.timed(is_watched=True))
     losses = first.losses
     if len(losses) < LEAST_STEPS:
         raise TargetError(
@@ -142,7 +154,7 @@ def examine(runs: ScriptRuns, name: str) -> Examined:
     if (bad := first_not_finite(losses)) is not None:
         raise ModelError(f"the loss of step {bad} of {name} as it is is {losses[bad - 1]}; mend that first")
     second = runs.timed()
-    again = _recorded(second, name).losses
+    again = recorded(second).losses
     gaps = relative_gaps(losses, again)
     apart = next((i for i, gap in enumerate(gaps) if gap > SAME_LOSS), None)
     if apart is not None:
@@ -152,25 +164,14 @@ def examine(runs: ScriptRuns, name: str) -> Examined:
             "(numpy.random.default_rng, torch.Generator), and sort the files that it reads"
         )
     run = runs.proof()
-    _recorded(run, name)
+    recorded(run)
     other = run if describe().cores < 2 else runs.proof(num_threads=1)
-    _recorded(other, name)
+    recorded(other)
 
     def run_moved() -> dict[float, list[ScriptOutcome]]:
         return {size: [runs.moved(size, number) for number in range(count)] for size, count in _NUM_MOVES.items()}
 
     return Examined(first, timed_run(second), Original(run, other, run_moved))
-
-
-def _recorded(outcome: ScriptOutcome, name: str) -> ScriptRecord:
-    """Return the record of a run of the script as it is.
-
-    Raises:
-        TargetError: The run failed.
-    """
-    if outcome.record is None:
-        raise TargetError(f"{name} cannot be tuned from outside: {outcome.failure}")
-    return outcome.record
 
 
 def _concluded(
