@@ -23,6 +23,7 @@ import torch
 from hypothesis import settings
 
 import forked_children
+import second_tier
 
 # Nothing that is imported or collected goes away: walking it again and again takes a part of the time of all tests.
 gc.disable()
@@ -36,9 +37,13 @@ settings.load_profile("whet")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that take a browser as thorough: each starts one, and a server for its pages."""
+    """Mark as thorough what takes long, and the tests that take a browser: each starts one, and a server for its pages.
+
+    tests/second_tier.py writes the list of what takes long.
+    """
+    long = set(second_tier.LIST.read_text(encoding="utf-8").splitlines())
     for item in items:
-        if "browser" in getattr(item, "fixturenames", ()):
+        if item.nodeid in long or "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.thorough)
 
 

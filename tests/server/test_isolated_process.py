@@ -2,11 +2,12 @@
 
 import os
 import threading
-import time
 from collections.abc import Iterator
+from typing import IO, Any
 
 import pytest
 
+from whet.server import isolated_process
 from whet.server.isolated_process import ChildEnded, IsolatedProcess
 
 
@@ -36,9 +37,16 @@ def test_memory_has_a_limit(process: IsolatedProcess) -> None:
     assert process.ask({"do": "fill"}) == {"size": 0}
 
 
-def test_an_end_frees_who_waits(process: IsolatedProcess) -> None:
+def test_an_end_frees_who_waits(process: IsolatedProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     process.ask({"do": "answer"})
-    said = []
+    said, reads = [], threading.Event()
+    received = isolated_process._received
+
+    def told(stream: IO[bytes]) -> dict[str, Any] | None:
+        reads.set()
+        return received(stream)
+
+    monkeypatch.setattr(isolated_process, "_received", told)
 
     def wait() -> None:
         with pytest.raises(ChildEnded) as ended:
@@ -47,8 +55,7 @@ def test_an_end_frees_who_waits(process: IsolatedProcess) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while not process._turn.locked():
-        time.sleep(0.001)
+    reads.wait()
     process.end()
     waiting.join()
     assert said == [False]
