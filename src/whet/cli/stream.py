@@ -3,11 +3,42 @@
 import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from whet.cli.busy import INCONCLUSIVE
+from whet.cli.stream_options import (
+    AsJsonOption,
+    BackendOption,
+    BudgetOption,
+    CodecThreadsOption,
+    DegradeOption,
+    DeviceOption,
+    DriftOption,
+    DtypeOption,
+    EmbedsOption,
+    FitOption,
+    GraphsOption,
+    GuidanceKindOption,
+    LiveOption,
+    NegativeOption,
+    OutOption,
+    OverwriteOption,
+    PromptOption,
+    RateOption,
+    RollingOption,
+    SamplerOption,
+    SeedOption,
+    SinkOption,
+    SizeOption,
+    SourceOption,
+    StepsOption,
+    StillOption,
+    StrengthOption,
+    TargetArgument,
+    ThreadsOption,
+)
 from whet.cli.stream_page import (
     DEFAULT_PORT,
     HostOption,
@@ -19,11 +50,8 @@ from whet.cli.stream_page import (
 )
 from whet.errors import OptionError, TargetError, WhetError
 from whet.fast_import import large_imports
-from whet.models.diffusion.guidance import KINDS, Guidance
+from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.names import (
-    BACKENDS,
-    DTYPE_NAMES,
-    SAMPLER_NAMES,
     check_backend_name,
     check_device_name,
     check_dtype,
@@ -31,7 +59,7 @@ from whet.models.diffusion.names import (
     check_strength,
 )
 from whet.network import LOOPBACK, checked_port
-from whet.streamer.frames import FITS, MAX_SIDE, Fit, Size, check_size
+from whet.streamer.frames import MAX_SIDE, Fit, Size, check_size
 from whet.streamer.target_name import check_sink, check_stream, source_kind
 from whet.units import seconds
 
@@ -42,239 +70,45 @@ if TYPE_CHECKING:
     from whet.streamer.sources import Source
     from whet.streamer.stream import StreamOptions
 
-_FRAMES, _TIME = "Frames in and out", "Time and rate"
-_MODEL, _COMPUTING = "What a diffusion model draws", "How it is computed"
-_DRIFT = "Test of drift"
 DEFAULT_TARGET = "signs-stream"
 _MISSED, _INTERRUPTED = 1, 130
 
-_Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET",
-        help="a built-in name, a diffusion model's directory in diffusers' layout, FILE.py:FUNCTION of a "
-        "StreamWorkload, or what whet tune made of one",
-    ),
-]
-_Source = Annotated[
-    str,
-    typer.Option(
-        metavar="SOURCE",
-        help="where frames come from: a video file, an image folder, camera, camera:1 or synthetic:FRAMES",
-        rich_help_panel=_FRAMES,
-    ),
-]
-_Sink = Annotated[
-    str,
-    typer.Option(
-        metavar="SINK", help="where answers go: a video file, a folder (ends with /), or null", rich_help_panel=_FRAMES
-    ),
-]
-_Steps = Annotated[
-    int | None,
-    typer.Option(help="steps of the sampler a frame", show_default="4; 1 for signs-stream", rich_help_panel=_MODEL),
-]
-_Sampler = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=", ".join(SAMPLER_NAMES),
-        show_default="that of the scheduler's settings",
-        rich_help_panel=_MODEL,
-    ),
-]
-_GuidanceKind = Annotated[
-    str,
-    typer.Option(
-        metavar="KIND",
-        help=f"how the output follows the prompt: {', '.join(KINDS)}; with a weight, and a delta, as self:1.5:0.9",
-        rich_help_panel=_MODEL,
-    ),
-]
-_Strength = Annotated[
-    float | None,
-    typer.Option(
-        help="the share of all noise that a frame gets, above 0 to 1; more changes it more",
-        show_default="0.5",
-        rich_help_panel=_MODEL,
-    ),
-]
-_Prompt = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="the prompt, for models with a text encoder", rich_help_panel=_MODEL)
-]
-_Negative = Annotated[
-    str, typer.Option("--negative-prompt", metavar="TEXT", help="what the output should not be", rich_help_panel=_MODEL)
-]
-_Embeds = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompt-embeds",
-        metavar="FILE",
-        help="a safetensors file with prompt_embeds, instead of a prompt",
-        rich_help_panel=_MODEL,
-    ),
-]
-_SizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--size",
-        metavar="HEIGHTxWIDTH",
-        help="the size of the frames that the model takes",
-        show_default="its own",
-        rich_help_panel=_MODEL,
-    ),
-]
-_FitOption = Annotated[
-    str,
-    typer.Option(
-        "--fit",
-        metavar="WAY",
-        help=f"how frames of another aspect take that size: {', '.join(FITS)}",
-        rich_help_panel=_MODEL,
-    ),
-]
-_Budget = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME", help="how long a frame may take, as 40ms", show_default="no limit", rich_help_panel=_TIME
-    ),
-]
-_Rolling = Annotated[
-    bool,
-    typer.Option(
-        "--rolling/--no-rolling",
-        help="work on several frames at once, each at a step of its own",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-_Still = Annotated[
-    float | None,
-    typer.Option(
-        "--skip-still",
-        metavar="SIMILARITY",
-        help="skip frames of a still scene, from this similarity (0.98) on",
-        rich_help_panel=_TIME,
-    ),
-]
-_Live = Annotated[
-    bool,
-    typer.Option(
-        "--live",
-        help="play a file or a clip at its own rate, as a camera does; late frames are dropped",
-        rich_help_panel=_TIME,
-    ),
-]
-_Rate = Annotated[
-    float | None, typer.Option(help="frames per second of an image folder or a synthetic clip", rich_help_panel=_TIME)
-]
-_Degrade = Annotated[
-    bool,
-    typer.Option(
-        "--degrade/--no-degrade",
-        help="let a live stream that misses its budget do less for each frame",
-        rich_help_panel=_TIME,
-    ),
-]
-_Seed = Annotated[int, typer.Option(help="the seed of the noise", rich_help_panel=_MODEL)]
-_Device = Annotated[
-    str | None,
-    typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1", show_default="cpu", rich_help_panel=_COMPUTING),
-]
-_Dtype = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"what the model computes in: {', '.join(DTYPE_NAMES)}",
-        show_default="float32",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-_Graphs = Annotated[
-    bool | None,
-    typer.Option(
-        "--graphs/--no-graphs",
-        help="replay the model as CUDA graphs",
-        show_default="yes on a GPU",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-_Backend = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"compile the model with {' or '.join(BACKENDS)}",
-        show_default="eager mode",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-_Threads = Annotated[
-    int | None,
-    typer.Option(
-        help="PyTorch's threads for the model", show_default="as many as there are cores", rich_help_panel=_COMPUTING
-    ),
-]
-_CodecThreads = Annotated[
-    int | None,
-    typer.Option(
-        help="threads of a video's decoder and encoder",
-        show_default="the decoder's own, and 1",
-        rich_help_panel=_COMPUTING,
-    ),
-]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is at the sink", rich_help_panel=_FRAMES)]
-_Drift = Annotated[
-    int | None,
-    typer.Option(
-        metavar="FRAMES",
-        help="test instead whether the output drifts over so many frames, as 600",
-        rich_help_panel=_DRIFT,
-    ),
-]
-_Out = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="with --drift: a directory for drift.html and drift.json", rich_help_panel=_DRIFT),
-]
-_AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="print the report as one JSON object; with --page, address and process id first"),
-]
-
 
 def stream(
-    target: _Target = DEFAULT_TARGET,
-    source: _Source = "synthetic",
-    sink: _Sink = "null",
-    steps: _Steps = None,
-    sampler: _Sampler = None,
-    guidance: _GuidanceKind = "none",
-    strength: _Strength = None,
-    prompt: _Prompt = None,
-    negative_prompt: _Negative = "",
-    prompt_embeds: _Embeds = None,
-    size: _SizeOption = None,
-    fit: _FitOption = "crop",
-    budget: _Budget = None,
-    rolling: _Rolling = True,
-    skip_still: _Still = None,
-    live: _Live = False,
-    rate: _Rate = None,
-    degrade: _Degrade = True,
-    seed: _Seed = 0,
-    device: _Device = None,
-    dtype: _Dtype = None,
-    graphs: _Graphs = None,
-    backend: _Backend = None,
-    threads: _Threads = None,
-    codec_threads: _CodecThreads = None,
-    overwrite: _Overwrite = False,
-    drift: _Drift = None,
-    out: _Out = None,
+    target: TargetArgument = DEFAULT_TARGET,
+    source: SourceOption = "synthetic",
+    sink: SinkOption = "null",
+    steps: StepsOption = None,
+    sampler: SamplerOption = None,
+    guidance: GuidanceKindOption = "none",
+    strength: StrengthOption = None,
+    prompt: PromptOption = None,
+    negative_prompt: NegativeOption = "",
+    prompt_embeds: EmbedsOption = None,
+    size: SizeOption = None,
+    fit: FitOption = "crop",
+    budget: BudgetOption = None,
+    rolling: RollingOption = True,
+    skip_still: StillOption = None,
+    live: LiveOption = False,
+    rate: RateOption = None,
+    degrade: DegradeOption = True,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    graphs: GraphsOption = None,
+    backend: BackendOption = None,
+    threads: ThreadsOption = None,
+    codec_threads: CodecThreadsOption = None,
+    overwrite: OverwriteOption = False,
+    drift: DriftOption = None,
+    out: OutOption = None,
     page: PageOption = False,
     host: HostOption = LOOPBACK,
     port: PortOption = DEFAULT_PORT,
     api_key: KeysOption = None,
     cors_origin: OriginsOption = None,
-    as_json: _AsJson = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Turn frames into frames with a model, and report times, rates and whether the budget was held.
 
