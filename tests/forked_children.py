@@ -47,15 +47,16 @@ _FREE = 500  # a file descriptor from which on none is in use
 class NoServer:
     """Stand in for whet's own fork server: its children are then started as all others are."""
 
-    def __init__(
-        self, preload: Sequence[str], environment: Mapping[str, str], *, forks_each: int | None = None
-    ) -> None:
+    def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         pass
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pass
+
+    def renew(self) -> None:
         pass
 
     def start(self, function: str, directory: Path) -> None:

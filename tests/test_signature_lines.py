@@ -43,6 +43,16 @@ def test_help_has_a_line_for_each_parameter() -> None:
     assert inspect.signature(much).parameters["how"].default is How.WAIT
 
 
+def test_the_text_of_a_later_python_s_signature_is_asked_for_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect.Signature, "format", inspect.Signature.__str__, raising=False)
+    monkeypatch.setattr(inspect.Signature, "__str__", lambda self: self.format())
+
+    def little(path: Path) -> None: ...
+
+    show_by_line(little)
+    assert str(inspect.signature(little)) == "(path: Path) -> None"
+
+
 def test_a_short_signature_stays_on_one_line() -> None:
     def little(path: Path, *, much: bool = False) -> None: ...
 

@@ -12,19 +12,20 @@ _PARTS = re.compile(
 
 
 class ByLine(inspect.Signature):
-    """Is written with a parameter on each line, where one line does not hold all of them."""
+    """Write a parameter on each line, where one line does not hold all of them."""
 
     _WIDTH = 100
 
     def __str__(self) -> str:
-        text = _short(super().__str__())
+        # A plain signature, since from Python 3.13 on the inherited text is that of `format`, which is ours.
+        text = _short(str(inspect.Signature(list(self.parameters.values()), return_annotation=self.return_annotation)))
         if len(text) <= self._WIDTH:
             return text
-        lines, kind = list[str](), inspect.Parameter.POSITIONAL_OR_KEYWORD
+        lines, is_by_name = list[str](), False
         for one in self.parameters.values():
-            if one.kind is one.KEYWORD_ONLY and kind not in (one.KEYWORD_ONLY, one.VAR_POSITIONAL):
+            if one.kind is one.KEYWORD_ONLY and not is_by_name:
                 lines.append("    *,")
-            kind = one.kind
+            is_by_name |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
             lines.append(f"    {_short(str(one))},")
         gives = self.return_annotation
         end = "" if gives is self.empty else f" -> {_short(inspect.formatannotation(gives))}"

@@ -17,6 +17,7 @@ from torch import distributed
 
 from whet.errors import InputsError
 from whet.measure.group import joined
+from whet.measure.memory import TakenMemory, peak_rss_bytes
 
 
 def add(a: float, b: float) -> dict[str, Any]:
@@ -104,3 +105,10 @@ def hang_or_fail(pids: str, fails: bool) -> dict[str, Any]:
         time.sleep(2)
         raise InputsError("this rank gives up")
     return hang(pids)
+
+
+def taken(megabytes: int) -> dict[str, int]:
+    """Compute with so much memory, and say how much this process took, with and without the pages of libraries."""
+    memory, before = TakenMemory(), peak_rss_bytes()
+    torch.ones(megabytes * 2**18).exp_().sum()
+    return {"taken": memory.peak_bytes(), "resident": peak_rss_bytes() - before}

@@ -241,6 +241,43 @@ def test_forks_share_the_process_that_made_them_and_what_it_imported(run: Run, k
         assert first["parent"] == os.getpid()
 
 
+def test_a_renewed_server_is_another_process(tmp_path: Path) -> None:
+    with ForkServer([], PATH) as server:
+        parents = list[int]()
+        for renews in (False, False, True):
+            if renews:
+                server.renew()
+            outcome = run_isolated(targets_for_isolate.ancestry, {}, tmp_path, time_limit_s=60, start=server.start)
+            assert outcome.value is not None
+            parents.append(outcome.value["parent"])
+    assert parents[0] == parents[1] != parents[2]
+    assert is_gone(parents[0])
+
+
+def test_where_no_other_server_can_be_made_children_start_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    with ForkServer([], PATH) as server:
+        monkeypatch.setattr(fork_server.subprocess, "Popen", no_process)
+        server.renew()
+        monkeypatch.undo()
+        assert server.start(address_of(targets_for_isolate.ancestry), tmp_path) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems tell nothing of pages of libraries")
+def test_what_a_fork_takes_are_no_pages_of_libraries(tmp_path: Path) -> None:
+    """A fork maps the libraries of its parent anew as it runs."""
+    with ForkServer(["targets_for_isolate"], PATH) as server:
+        given = {"megabytes": 96}
+        outcome = run_isolated(targets_for_isolate.taken, given, tmp_path, time_limit_s=60, start=server.start)
+    assert outcome.value is not None
+    assert 94 <= outcome.value["taken"] / 2**20 <= 98
+    assert outcome.value["resident"] > outcome.value["taken"]
+
+
 def test_where_a_server_has_ended_a_fresh_process_does_it(tmp_path: Path) -> None:
     server = ForkServer(["no_such_module"], PATH)
     for _ in range(2):  # as it ends, and after its end

@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,20 @@ def test_the_first_trial_is_begun_past_the_deadline_if_it_may_run_at_all(
     limit = SearchTime(-1.0, stop_at, clock=lambda: 0.0)
     records = search(context(tmp_path, FakeRunner()), study, Goal(), limit)
     assert len(records) == num_trials
+
+
+def test_no_trial_takes_the_time_that_is_kept_for_a_proof(tmp_path: Path) -> None:
+    study = Study.open(default_storage(tmp_path), "test")
+    asked = list[int]()
+
+    def kept_s(records: Sequence[TrialRecord]) -> float:
+        asked.append(len(records))
+        return 100.0 if len(records) > 1 else 0.0
+
+    limit = SearchTime(50.0, 1e9, clock=lambda: 0.0, kept_s=kept_s)
+    records = search(context(tmp_path, FakeRunner()), study, Goal(), limit)
+    assert len(records) == 2
+    assert max(asked) == 2
 
 
 def test_parameters_and_recipes_are_each_others_inverse() -> None:

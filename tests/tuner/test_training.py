@@ -10,19 +10,24 @@ from tiny_training import trainer_with
 
 import whet
 from whet.cli import main
+from whet.comparison.compare import NO_LIMIT
 from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError, TargetError
 from whet.measure.isolate import Failure, FailureKind, Outcome
+from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
+from whet.training import gradients
 from whet.training.divergence import divergence
 from whet.tuner.goal import MAX_DROP_TRAINING, Goal
-from whet.tuner.records import TrainingEvidence
+from whet.tuner.records import TrainingEvidence, TrialRecord
 from whet.tuner.training.context import Neighbours, TrainingContext, timed
 from whet.tuner.training.examination import write_gradients
-from whet.tuner.training.facts import KnownTraining, TrainingFacts
+from whet.tuner.training.facts import MOVED, KnownTraining, TrainingFacts
+from whet.tuner.training.finals import compare_finalists
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.tuner.training.steps_process import StepsRequest, time_steps
 from whet.tuner.training.trial import TrainingTrial, run_training_trial
+from whet.tuner.training.tuning import _finals_s
 from whet.tuner.tuning import tune
 from whet.workload import TrainingWorkload
 from whet.workloads.target import resolve, resolve_any
@@ -207,7 +212,7 @@ def test_a_trial_is_compared_with_the_original_before_and_after_it(tmp_path: Pat
 
     facts = TrainingFacts.model_construct(num_samples=16.0)
     context = TrainingContext("train.py:workload", facts, tmp_path, run, trial_limit_s=30.0)
-    originals = Neighbours(context, run_of(0.100), process_s=1.0)
+    originals = Neighbours(context, run_of(0.100))
     evidence = TrainingEvidence(set_up_s=1.0)
     found = timed(facts, originals.around(7.0), run_of(0.105), evidence)
     assert found["speedup"] == pytest.approx((0.100 * 0.110) ** 0.5 / 0.105)
@@ -216,6 +221,38 @@ def test_a_trial_is_compared_with_the_original_before_and_after_it(tmp_path: Pat
     assert alone["speedup"] == pytest.approx(1.0), "where it fails, the one before stands alone"
     last = timed(facts, originals.around(7.0), run_of(0.120, first=8), evidence)
     assert last["speedup"] == pytest.approx((0.110 * 0.130) ** 0.5 / 0.120), "on the steps that both made"
+
+
+def test_the_shortest_finals_are_six_pairs_of_each_finalist() -> None:
+    def record(set_up_s: float | None) -> TrialRecord:
+        evidence = TrainingEvidence(set_up_s=set_up_s)
+        return TrialRecord(number=1, status="done", steps=[Step(technique="compile")], speedup=2.0, training=evidence)
+
+    assert _finals_s([], 5.0, 10.0) == 6 * 25.0
+    assert _finals_s([record(20.0)], 5.0, 10.0) == pytest.approx(6 * (25.0 + 0.3 * 20.0))
+    assert _finals_s([record(20.0), record(None)], 5.0, 10.0) == pytest.approx(6 * (50.0 + 0.3 * 20.0))
+
+
+def test_each_pair_of_the_finals_has_a_server_of_its_own(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    def run(function: object, request: StepsRequest, folder: Path, limit_s: float) -> Outcome:
+        done.append("new" if request.steps else "old")
+        return Outcome(run_of(0.1).model_dump(mode="json"), None, 1.0, 0)
+
+    context = TrainingContext("x", TrainingFacts.model_construct(), tmp_path, run, lambda: done.append("renewed"))
+    record = TrialRecord(number=1, status="done", steps=[Step(technique="compile")], speedup=2.0)
+    compare_finalists(context, [record], NO_LIMIT, Patience("go-on"), lambda done, most: None)
+    assert done[:6] == ["renewed", "old", "new", "renewed", "new", "old"]
+    assert done.count("renewed") == len(done) / 3
+
+
+def test_how_far_bfloat16_moves_gradients_is_asked_where_a_technique_rounds(script: Path, tmp_path: Path) -> None:
+    for may_round, kinds in ((False, {"error"}), (True, {"error", "bend", "length"})):
+        folder = tmp_path / str(may_round)
+        folder.mkdir()
+        write_gradients(open_training(f"{script}:workload"), folder, may_round=may_round)
+        assert {name.partition(".")[0] for name in gradients.read(folder / MOVED)} == kinds
 
 
 def test_a_loss_that_diverges_is_told_with_its_step() -> None:

@@ -1,8 +1,8 @@
 """Run a process that has imported what its children need, and fork a child from it for each call.
 
-A fork starts at once, where a fresh process first imports torch and what lies above it, for two to five seconds. Forks
-share their parent's pages, so that only what they take themselves can be measured of their memory, and its layout of
-addresses, which should differ between processes that are compared: for those, the server is replaced after some forks.
+A fork starts at once, where a fresh process first imports torch for seconds. Forks share their parent's pages, so that
+only what they take themselves can be measured of their memory. They also share its layout of addresses and the secret
+of its hashes, which should differ between measurements: `renew` makes another server.
 The server only imports, so that there are no threads of torch for a fork to lose.
 """
 
@@ -35,18 +35,14 @@ class ForkServer:
     Args:
         preload: The modules that it imports.
         environment: Variables that are added to this process's current ones, for the server and its children.
-        forks_each: After so many forks a new server takes the place of this one; never, if not given.
     """
 
-    def __init__(
-        self, preload: Sequence[str], environment: Mapping[str, str], *, forks_each: int | None = None
-    ) -> None:
-        self._preload, self._environment, self._forks_each = preload, environment, forks_each
+    def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._preload, self._environment = preload, environment
         self._open()
 
     def _open(self) -> None:
         """Start a process that imports, then waits."""
-        self._num_forks = 0
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -71,16 +67,18 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
 
+    def renew(self) -> None:
+        """Let another process take the server's place. Where none can be made, children start by themselves."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self._open()
+
     def start(self, function: str, directory: Path) -> "ForkedChild | None":
         """Start a child that calls whet.measure.child.main(function, directory).
 
         Returns:
             The child; None where the server has ended or does not answer. A server that does not answer is ended.
         """
-        if self._num_forks == self._forks_each:
-            self.close()
-            self._open()
-        self._num_forks += 1
         with contextlib.suppress(OSError):
             self._wire.send(json.dumps([function, str(directory)]).encode())
             if not select.select([self._wire], [], [], _START_S)[0]:

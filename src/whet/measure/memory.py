@@ -14,6 +14,8 @@ from whet.measure.cgroup import memory_limit
 
 _STATUS = Path("/proc/self/status")
 _STATM = Path("/proc/self/statm")
+_SMAPS = Path("/proc/self/smaps")
+_EXECUTABLE = str(Path(sys.executable).resolve())
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
@@ -52,9 +54,16 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def file_bytes() -> int:
-    """Return the resident pages of files, such as those of libraries; 0 where the system does not say."""
-    return _status("RssFile") or 0
+def library_bytes() -> int:
+    """Return the resident pages of this process's executable and of shared libraries; 0 where the system is silent."""
+    total, is_library = 0, False
+    with contextlib.suppress(OSError):
+        for line in _SMAPS.read_text(encoding="utf-8", errors="replace").splitlines():
+            if "-" in line[:20]:  # a mapping's first line: its addresses, and its file
+                is_library = ".so" in line or line.endswith(_EXECUTABLE)
+            elif is_library and line.startswith("Rss:"):
+                total += int(line.split()[1]) * 1024
+    return total
 
 
 def _status(name: str) -> int | None:
@@ -69,17 +78,16 @@ def _status(name: str) -> int | None:
 class TakenMemory:
     """Measure the most memory that this process takes beside what it holds when this object is made.
 
-    Pages of files do not count: the kernel maps those of libraries as code runs, in a fork those that its parent had
-    mapped too.
+    Pages of libraries do not count: the kernel maps them as code runs, in a fork also those that its parent had mapped.
     """
 
     def __init__(self) -> None:
         reset_peak_rss()  # what imports needed for a moment is no part of it
-        self._before = peak_rss_bytes() - file_bytes()
+        self._before = peak_rss_bytes() - library_bytes()
 
     def peak_bytes(self) -> int:
         """Return the peak in bytes, since this object was made or since `reset_peak_rss`."""
-        return max(0, peak_rss_bytes() - file_bytes() - self._before)
+        return max(0, peak_rss_bytes() - library_bytes() - self._before)
 
 
 def free_bytes(*, with_swap: bool = False) -> int:

@@ -2,8 +2,9 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from whet.machine import describe
 from whet.measure.allocator import steady
@@ -11,12 +12,11 @@ from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Arguments, Function, Outcome, run_isolated
 from whet.tuner.budget import Runner
 
-# Every trial imports these. Runtimes are not among them: some patch torch when they are imported, and a recipe may use
-# none of them.
+# What the forks of a search call, and their server imports. Runtimes are not among these modules: some patch torch when
+# they are imported, and a recipe may use none of them.
 _OF_MODELS = ("whet.tuner.target_examination", "whet.tuner.trial")
 _OF_TRAININGS = tuple(f"whet.tuner.training.{name}" for name in ("examination", "trial", "steps_process"))
 _FORKED = (*_OF_MODELS, *_OF_TRAININGS)
-_FORKS_EACH = 4  # of a training, whose finals are forks too: two rounds of them have another server than the next two
 
 
 def isolated(
@@ -46,22 +46,46 @@ def isolated(
 
 
 @contextlib.contextmanager
-def forking(memory_limit_bytes: int | None, *, is_training: bool = False) -> Iterator[Runner]:
+def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
     """Yield a runner whose trials are forks of one process that has imported what they need.
 
-    That saves each trial two to five seconds. Fresh processes are used where forks are unsafe: on systems other than
-    Linux, and beside a GPU, whose driver fails after a fork if an imported module has asked it for devices.
-
-    Args:
-        memory_limit_bytes: The most memory that a process may take.
-        is_training: Whether a training is tuned. All its processes are forks, with the user's own malloc: how it keeps
-            memory is one of the techniques.
+    That saves each trial seconds. Fresh processes are used where forks are unsafe; see `may_fork`.
     """
-    malloc = {} if is_training else steady()
-    if sys.platform != "linux" or describe().gpu:
-        yield isolated(memory_limit_bytes, malloc=malloc)
+    if not may_fork():
+        yield isolated(memory_limit_bytes)
         return
-    preload = _OF_TRAININGS if is_training else (*_OF_MODELS, "torch.export._trace")
-    forks_each = _FORKS_EACH if is_training else None
-    with ForkServer(preload, {**QUIET, **malloc}, forks_each=forks_each) as server:
-        yield isolated(memory_limit_bytes, server, malloc=malloc)
+    with ForkServer((*_OF_MODELS, "torch.export._trace"), {**QUIET, **steady()}) as server:
+        yield isolated(memory_limit_bytes, server)
+
+
+class TrainingProcesses(NamedTuple):
+    """The processes of a search for a training.
+
+    Attributes:
+        run: Runs a function in a child process.
+        renew: Lets the children that follow have another layout of addresses and other hashes than those before.
+    """
+
+    run: Runner
+    renew: Callable[[], None] = lambda: None
+
+
+@contextlib.contextmanager
+def training_processes(memory_limit_bytes: int | None) -> Iterator[TrainingProcesses]:
+    """Yield processes that are forks, where forks are safe, also those of the finals.
+
+    They have the user's own malloc: how it keeps memory is one of the techniques.
+    """
+    if not may_fork():
+        yield TrainingProcesses(isolated(memory_limit_bytes, malloc={}))
+        return
+    with ForkServer(_OF_TRAININGS, QUIET) as server:
+        yield TrainingProcesses(isolated(memory_limit_bytes, server, malloc={}), server.renew)
+
+
+def may_fork() -> bool:
+    """Return whether forks are safe: on Linux, but not beside a GPU.
+
+    A GPU's driver fails after a fork if an imported module has asked it for devices.
+    """
+    return sys.platform == "linux" and not describe().gpu

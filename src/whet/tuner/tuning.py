@@ -32,7 +32,7 @@ from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal, Objective
 from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook, saving_s
 from whet.tuner.preparation import check_memory, checked_directory, open_study, prepare_work_directory
-from whet.tuner.processes import forking
+from whet.tuner.processes import forking, training_processes
 from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.report import write_report
@@ -193,7 +193,7 @@ def _trained(plan: Plan, preparing: AbstractContextManager[Prepared], patience: 
     goal, directory = plan.goal.for_training(), plan.checked_directory()
     listener.begins()
     limit = plan.memory_limit_bytes or describe().most_bytes
-    with preparing as target, forking(limit, is_training=True) as run:
+    with preparing as target, training_processes(limit) as processes:
         asked = TrainingPlan(
             goal=goal,
             budget_s=plan.budget_s,
@@ -204,7 +204,7 @@ def _trained(plan: Plan, preparing: AbstractContextManager[Prepared], patience: 
             trial_limit_s=plan.trial_limit_s,
         )
         return tune_training(
-            target.address, target.name, asked, run, patience, listener, plan.command(target, plan.exclude)
+            target.address, target.name, asked, processes, patience, listener, plan.command(target, plan.exclude)
         )
 
 

@@ -6,8 +6,7 @@ which adds in another order, and from runs whose parameters were moved by roundi
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from whet.scripts.command import ScriptOutcome
 from whet.scripts.messages import GRADIENTS, ScriptRecord
 from whet.training import gradients
 from whet.training.gradients import GradientProof
-from whet.training.sensitivity import distances_of
+from whet.training.sensitivity import BFLOAT16, SUMS, distances_of
 from whet.training.technique import Exactness
 from whet.tuner.records import TrainingEvidence
 
@@ -33,27 +32,29 @@ class Original:
     Attributes:
         run: A run.
         other: A run on one thread; the same run where the machine has one core.
-        run_moved: Makes runs with moved parameters, by how far these are moved; see whet.training.sensitivity. They
-            are made once a recipe is found to differ by more than the same sums in another order do.
+        run_moved: Makes runs with parameters that are moved so far; see whet.training.sensitivity. They are made once a
+            recipe differs by more than the same sums in another order do.
     """
 
     run: ScriptOutcome
     other: ScriptOutcome
-    run_moved: Callable[[], Mapping[float, Sequence[ScriptOutcome]]] = dict
+    run_moved: Callable[[float], Sequence[ScriptOutcome]] = lambda size: ()
+    _moves: dict[float, dict[str, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def losses(self) -> list[float | None]:
         """Return the loss of each step."""
         return _record(self.run).losses
 
-    @cached_property
-    def moves(self) -> dict[str, Tensor]:
-        """Return how far rounding errors of the parameters move the first gradients; the worst run counts."""
-        own, found = _of([0], gradients.read(self.run.directory / GRADIENTS)), dict[str, Tensor]()
-        for size, outcome in ((size, one) for size, ones in self.run_moved().items() for one in ones if one.record):
-            moved = distances_of(_of([0], gradients.read(outcome.directory / GRADIENTS)), own, size)
-            found |= {name: torch.maximum(value, found.get(name, value)) for name, value in moved.items()}
-        return found
+    def moves(self, size: float) -> dict[str, Tensor]:
+        """Return how far parameters that are moved so far move the first gradients; the worst run counts."""
+        if size not in self._moves:
+            own, found = _of([0], gradients.read(self.run.directory / GRADIENTS)), dict[str, Tensor]()
+            for outcome in self.run_moved(size):
+                moved = distances_of(_of([0], gradients.read(outcome.directory / GRADIENTS)), own, size)
+                found |= {name: torch.maximum(value, found.get(name, value)) for name, value in moved.items()}
+            self._moves[size] = found
+        return self._moves[size]
 
     @property
     def loss_spread(self) -> float:
@@ -108,13 +109,21 @@ def _gradients(original: Original, found: ScriptOutcome, exactness: Exactness) -
     def judged(steps: Sequence[int], promise: Exactness) -> GradientProof:
         sides = (_of(steps, new), _of(steps, other), _of(steps, own))
         proof = gradients.judged(*sides, promise, against=_AGAINST)
-        return proof if proof.is_same else gradients.judged(*sides, promise, original.moves, against=_AGAINST)
+        if proof.is_same or not _may_be_compared(sides[0], sides[2]):
+            return proof
+        moves = original.moves(SUMS if promise is Exactness.EXACT else BFLOAT16)
+        return gradients.judged(*sides, promise, moves, against=_AGAINST)
 
     first = judged([0], exactness)
     if not first.is_same or exactness is not Exactness.EXACT:
         return first
     later = judged([1, 2], Exactness.ROUNDED)
     return first if later.is_same else later
+
+
+def _may_be_compared(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
+    """Return whether both sides have the same gradients, and finite ones: else no rounding explains a difference."""
+    return found.keys() == own.keys() and all(bool(torch.isfinite(gradient).all()) for gradient in found.values())
 
 
 def _of(steps: Sequence[int], found: dict[str, Tensor]) -> dict[str, Tensor]:

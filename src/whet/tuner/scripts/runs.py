@@ -1,9 +1,8 @@
 """Run variants of a script for tuning: to prove them, to time them, and to train pairs for their loss."""
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +20,6 @@ _MOVED_STEPS = 2  # of a run whose first gradients alone are looked at
 LEAST_STEPS = 8
 RUN_S = 2.0  # seconds of steps that are enough to time a process
 _NEVER = 1e9
-_LEAST_LIMIT_S = 1.0
 
 
 @dataclass
@@ -33,8 +31,6 @@ class ScriptRuns:
         scratch: The directory for copies and messages.
         num_steps: The most steps of a run.
         limit_s: Seconds after which a run is ended.
-        left_s: Returns how many seconds of the budget are left. No run goes on for longer.
-        first_s: Seconds of the first run.
         longest_s: Seconds that the longest run took so far.
         starting_s: Seconds of the latest timed run without its steps.
         proof_s: Seconds of the latest run for a proof.
@@ -45,8 +41,6 @@ class ScriptRuns:
     scratch: Path
     num_steps: int
     limit_s: float
-    left_s: Callable[[], float] = lambda: math.inf
-    first_s: float = field(default=0.0)
     longest_s: float = field(default=0.0)
     starting_s: float = field(default=0.0)
     proof_s: float = field(default=0.0)
@@ -83,11 +77,9 @@ class ScriptRuns:
 
     def _run(self, request: ScriptRequest) -> ScriptOutcome:
         began = time.monotonic()
-        limit_s = max(_LEAST_LIMIT_S, min(self.limit_s, self.left_s()))
-        request = request.model_copy(update={"limit_s": 0.9 * limit_s})
-        outcome = run_bounded(self.command, request, self.scratch, limit_s=limit_s)
+        request = request.model_copy(update={"limit_s": 0.9 * self.limit_s})
+        outcome = run_bounded(self.command, request, self.scratch, limit_s=self.limit_s)
         seconds = time.monotonic() - began
-        self.first_s = self.first_s or seconds
         self.longest_s = max(self.longest_s, seconds)
         if request.is_proof:
             self.proof_s = seconds if request.num_steps > _MOVED_STEPS else self.proof_s

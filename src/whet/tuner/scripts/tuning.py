@@ -45,6 +45,7 @@ from whet.tuner.verdict import TIME_UP
 _ROUNDS, _MIN_ROUNDS = 8, MIN_ROUNDS
 _NUM_MOVES = {SUMS: 1, BFLOAT16: 3}  # runs with moved parameters, by how far these are moved
 _RUN_LIMIT_S = 300.0
+_MORE_RUNS = 3  # after the first one, to examine a script
 _LOSSES_SHARE = 0.25  # of the budget, at the most, that the finals leave to the proof of the loss
 
 
@@ -100,11 +101,11 @@ def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Re
     began = datetime.datetime.now(datetime.UTC)
     budget = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
     with tempfile.TemporaryDirectory(prefix="whet-script-") as scratch:
-        runs = ScriptRuns(plan.command, Path(scratch), plan.num_steps, _RUN_LIMIT_S, lambda: budget.left_at_most_s)
+        runs = ScriptRuns(plan.command, Path(scratch), plan.num_steps, min(_RUN_LIMIT_S, plan.budget_s))
         patience.begin()
         account = TimeAccount(budget.clock)
         with account.part(EXAMINATION):
-            examined = examine(runs, plan.command.name, plan.budget_s)
+            examined = examine(runs, plan.command.name, budget)
         search = ScriptSearch(runs, examined.original, patience, listener)
         todo, cannot = candidates(examined.watched, plan.exclude)
         costs = runs.costs(needs_losses=any(is_rounded((one.step,)) for one in todo))
@@ -122,26 +123,26 @@ def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Re
     return result
 
 
-def examine(runs: ScriptRuns, name: str, budget_s: float) -> Examined:
+def examine(runs: ScriptRuns, name: str, budget: Budget) -> Examined:
     """Run the script as it is four times: watched, once more, and with dropout off on all threads and on one.
 
     Raises:
         TargetError: It cannot be run, or its loop cannot be recognised.
-        OptionError: That takes longer than the budget.
+        OptionError: The other runs would not end within the budget.
         ModelError: It does not train the same twice, or its loss is not finite.
     """
 
     def recorded(outcome: ScriptOutcome) -> ScriptRecord:
-        if outcome.record is not None:
-            return outcome.record
-        if runs.left_s() <= 0:
-            raise OptionError(
-                f"to examine {name} takes longer than a budget of {budget_s:g} s: it is run four times, and the first "
-                f"run took {runs.first_s:.0f} s; give a larger --budget or fewer --steps"
-            )
-        raise TargetError(f"{name} cannot be tuned from outside: {outcome.failure}")
+        if outcome.record is None:
+            raise TargetError(f"{name} cannot be tuned from outside: {outcome.failure}")
+        return outcome.record
 
     first = recorded(runs.timed(is_watched=True))
+    if _MORE_RUNS * runs.longest_s > budget.left_at_most_s:
+        raise OptionError(
+            f"to examine {name} takes longer than a budget of {budget.seconds:g} s: a run takes "
+            f"{runs.longest_s:.0f} s, and {_MORE_RUNS} more are needed; give a larger --budget, or fewer --steps"
+        )
     losses = first.losses
     if len(losses) < LEAST_STEPS:
         raise TargetError(
@@ -168,8 +169,11 @@ def examine(runs: ScriptRuns, name: str, budget_s: float) -> Examined:
     other = run if describe().cores < 2 else runs.proof(num_threads=1)
     recorded(other)
 
-    def run_moved() -> dict[float, list[ScriptOutcome]]:
-        return {size: [runs.moved(size, number) for number in range(count)] for size, count in _NUM_MOVES.items()}
+    def run_moved(size: float) -> list[ScriptOutcome]:
+        found = [runs.moved(size, number) for number in range(_NUM_MOVES[size])]
+        for outcome in found:
+            recorded(outcome)
+        return found
 
     return Examined(first, timed_run(second), Original(run, other, run_moved))
 

@@ -38,7 +38,7 @@ class _Side:
         return f"batch-{self.factor}-{'larger' if self.is_larger else 'own'}"
 
     def run(self) -> Run:
-        """Time steps in a fresh process."""
+        """Time steps in a process of its own."""
         sizes = {"batch_factor": self.factor} if self.is_larger else {"num_steps": self.factor}
         request = StepsRequest(target=self.context.target, steps=self.steps, timing_s=RUN_S, **sizes)
         return timed_run(self.context, self.name, request)

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from whet.tuner.training.trial import (
 COMPILE = Step(technique="compile")
 TIMING_S = 3.0
 NEIGHBOUR_S = 2.0  # seconds of timing of the original after each trial
+_UNTIMED_STEPS = 5  # about so many that warm a process up, or end its timing late
 _LIMIT_S = 300.0
 _LEAST_GAIN = 1.03  # of a technique's bound
 
@@ -43,6 +44,7 @@ class TrainingContext:
         facts: What the examination found out.
         directory: Where trials write, and where the gradients lie.
         run: Runs a function in a child process.
+        renew: Lets the processes that follow have other addresses and hashes than those before.
         trial_limit_s: Seconds after which a trial is ended.
         most_loss: The size of a loss beyond which a trial diverges.
         num_known: The steps of the original, whose losses `most_loss` comes from.
@@ -52,6 +54,7 @@ class TrainingContext:
     facts: TrainingFacts
     directory: Path
     run: Runner
+    renew: Callable[[], None] = lambda: None
     trial_limit_s: float = _LIMIT_S
     most_loss: float = math.inf
     num_known: float = math.inf
@@ -118,17 +121,21 @@ class Neighbours:
 
     The speed of a machine drifts by more than most techniques gain. The original's processes are short: they build the
     training, make the first steps, and time some more. They prove and compile nothing.
-
-    Attributes:
-        process_s: Seconds of the latest process of the original, as those of the finals are.
     """
 
-    def __init__(self, context: TrainingContext, first: Run, process_s: float) -> None:
-        """Begin with the original as it was timed before the first trial, in a process that took so many seconds."""
-        self.process_s = process_s
+    def __init__(self, context: TrainingContext, first: Run) -> None:
+        """Begin with the original as it was timed before the first trial."""
         self._context = context
+        self._taken_s: list[float] = []
         self._before = first
         self._num_runs = 0
+
+    @property
+    def process_s(self) -> float:
+        """Return about how many seconds a process of the original takes, as those of the finals are."""
+        facts = self._context.facts
+        guess_s = facts.open_s + NEIGHBOUR_S + _UNTIMED_STEPS * facts.profile.total_s
+        return statistics.mean(self._taken_s) if self._taken_s else guess_s
 
     def around(self, left_s: float) -> list[Run]:
         """Return the original's runs just before and just after a trial that has now ended.
@@ -144,7 +151,7 @@ class Neighbours:
         before, after = self._before, outcome.answer(Run)
         if after is None:
             return [before]
-        self.process_s = outcome.seconds
+        self._taken_s.append(outcome.seconds)
         self._before = after
         return [before, after]
 

@@ -125,6 +125,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         batches=digests(batches),
         next_batches=next_batches,
         examined_s=time.perf_counter() - began - limits_s,
+        limits_s=limits_s,
         open_s=open_s,
         num_samples=float(tokens or trainer.num_samples) * workload.num_accumulated,
         unit="tokens" if tokens else "samples",

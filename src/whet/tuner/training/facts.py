@@ -11,7 +11,7 @@ from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique
 
 REFERENCE, ORIGINAL = "reference.safetensors", "original.safetensors"  # gradients: in float64, and the original's
-MOVED = "moved.safetensors"  # how far rounding moves them
+MOVED = "moved.safetensors"  # how far rounding moves them, as far as the techniques that apply round
 
 
 class TrainingFacts(BaseModel):
@@ -33,6 +33,8 @@ class TrainingFacts(BaseModel):
         batches: A digest of each of the first batches.
         next_batches: The same of a second pass.
         examined_s: Seconds of the examination.
+        limits_s: Seconds to measure the machine's limits, on top of that.
+        start_s: Seconds to start a process that imports what it needs; a fork of it starts at once.
         open_s: Seconds to build the model and its batches.
         num_samples: Samples of an optimiser step.
         unit: What the samples are: "tokens" or "samples".
@@ -58,6 +60,8 @@ class TrainingFacts(BaseModel):
     batches: tuple[str, ...]
     next_batches: tuple[str, ...] = ()
     examined_s: float
+    limits_s: float = 0.0
+    start_s: float = 0.0
     open_s: float
     num_samples: float
     unit: str = "samples"

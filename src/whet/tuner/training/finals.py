@@ -1,7 +1,8 @@
 """Compare the best recipes with the original in processes of their own, then prove the held-out loss in pairs."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +29,14 @@ LEAST_STEPS, MOST_STEPS = 24, 400  # of a run for the held-out loss
 
 @dataclass(frozen=True)
 class _Side:
-    """Describe the original (no record) or a recipe as a side of the comparison."""
+    """Describe the original (no record) or a recipe as a side of the comparison.
+
+    Each pair of sides, in whatever order, has processes with addresses of their own.
+    """
 
     context: TrainingContext
     record: TrialRecord | None
+    turns: Iterator[int]
 
     @property
     def name(self) -> str:
@@ -39,13 +44,15 @@ class _Side:
         return "original" if self.record is None else f"final-{self.record.number}"
 
     def run(self) -> Run:
-        """Time steps in a fresh process."""
+        """Time steps in a process of its own."""
+        if next(self.turns) % 2 == 0:
+            self.context.renew()
         steps = () if self.record is None else self.record.steps
         return timed_run(self.context, self.name, StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S))
 
 
 def timed_run(context: TrainingContext, name: str, request: StepsRequest) -> Run:
-    """Time steps in a fresh process, with a directory of that name. A run that fails says why."""
+    """Time steps in a process of its own, with a directory of that name. A run that fails says why."""
     outcome = context.run(time_steps, request, context.directory / name, _LIMIT_S)
     found = outcome.answer(Run)
     if found is None:
@@ -62,10 +69,11 @@ def compare_finalists(
     report: Callable[[int, int], None],
 ) -> tuple[Comparison, list[Claim]]:
     """Measure the original and each finalist in pairs of processes, one after the other and back."""
-    original = _Side(context, None)
+    turns = itertools.count()
+    original = _Side(context, None, turns)
     stop = Fixed(ROUNDS, MIN_ROUNDS, noise_from="pairs") if finalists else Fixed(3, 1)
     found = compare_all(
-        [(original, _Side(context, record)) for record in finalists],
+        [(original, _Side(context, record, turns)) for record in finalists],
         schedule=ABBA(),
         stop=stop,
         alone=() if finalists else [original],

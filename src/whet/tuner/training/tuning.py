@@ -19,12 +19,12 @@ from whet.measure.isolate import FailureKind
 from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
 from whet.recipe import FILE as RECIPE
-from whet.techniques.training import TRAINING_TABLE
 from whet.training.loss_proof import LEAST, MOST, TRAINING_LOSS
 from whet.training.technique import Exactness
 from whet.tuner.budget import Budget, BudgetEnded, Runner, needed_for
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.listener import Listener
+from whet.tuner.processes import TrainingProcesses
 from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, LargerBatch, MeasuredVariant, Result
@@ -85,7 +85,7 @@ def tune_training(
     address: str,
     name: str,
     plan: TrainingPlan,
-    run: Runner,
+    processes: TrainingProcesses,
     patience: Patience,
     listener: Listener,
     command: str = "",
@@ -96,7 +96,7 @@ def tune_training(
         address: How child processes name the target.
         name: How people name it.
         plan: What is asked for.
-        run: Runs a function in a child process.
+        processes: The processes of the search.
         patience: How long to wait for a quiet machine.
         listener: Is told of the progress.
         command: The command line of this search.
@@ -108,26 +108,25 @@ def tune_training(
     whole = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
     kept_share = _BATCHES_SHARE if plan.goal.allow_batch else 0.0
     budget = Budget((1 - kept_share) * plan.budget_s, clock=whole.clock)
-    bounded, account = whole.bounded(run), TimeAccount(whole.clock)
+    bounded, account = whole.bounded(processes.run), TimeAccount(whole.clock)
     with tempfile.TemporaryDirectory(prefix="whet-train-") as scratch:
         with account.part(EXAMINATION):
             facts = _examined(bounded, address, plan, Path(scratch), patience)
         listener.looked_at_training(facts)
         _check_memory(plan.goal, facts)
-        context = TrainingContext(address, facts, Path(scratch), bounded, plan.trial_limit_s)
-        asked_s = budget.elapsed_s
+        context = TrainingContext(address, facts, Path(scratch), bounded, processes.renew, plan.trial_limit_s)
+        processes.renew()  # data in an order of hashes is another one now, and the original is no longer the same
         with account.part(TRIALS):
             original = patience.measure(
                 lambda: context.original(budget.left_at_most_s), lambda found: found.outcome.busy
             )
-        original_s = budget.elapsed_s - asked_s
         if original.outcome.status != "done" or original.run is None:
             raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
         plan.directory.mkdir(parents=True, exist_ok=True)
         title = f"whet training {name} {plan.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
         study = Study.open(plan.storage or default_storage(plan.directory), title, must_exist=plan.resume)
         context = replace(context, most_loss=original.most_loss, num_known=original.num_steps)
-        originals = Neighbours(context, original.run, original_s)
+        originals = Neighbours(context, original.run)
         with account.part(TRIALS):
             records = _searched(context, study, plan.goal, budget, originals, listener, patience)
         result = _concluded(context, plan.goal, budget, original, records, listener, patience, account)
@@ -158,7 +157,7 @@ def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path, pati
         raise outcome.failure.as_error()
     facts = outcome.answer(TrainingFacts)
     assert facts is not None
-    return facts
+    return facts.model_copy(update={"start_s": max(0.0, outcome.seconds - facts.examined_s - facts.limits_s)})
 
 
 def _check_memory(goal: Goal, facts: TrainingFacts) -> None:
@@ -185,19 +184,18 @@ def _searched(
     patience: Patience,
 ) -> list[TrialRecord]:
     """Try recipes for the part of the budget that is not kept for the proof of the best one."""
-    space = context.worth_trying(goal)
-    may_round = any(TRAINING_TABLE[name].exactness is not Exactness.EXACT for name in space.techniques)
+    facts = context.facts
 
     def kept_s(records: Sequence[TrialRecord]) -> float:
         chosen = _finalists(goal, records)
-        is_rounded = any(needs_losses(record.steps) for record in chosen) if chosen else may_round
-        return _finals_s(chosen, originals.process_s) + (_LOSSES_SHARE * budget.seconds if is_rounded else 0.0)
+        losses_s = _LOSSES_SHARE * budget.seconds if any(needs_losses(record.steps) for record in chosen) else 0.0
+        return _finals_s(chosen, facts.start_s, originals.process_s) + losses_s
 
     now = budget.clock()
     trial_s = _TRIAL_OVER_ORIGINAL * originals.process_s
     limit = SearchTime(now + budget.left_s, now + budget.left_at_most_s, trial_s, budget.clock, kept_s)
     return search_space(
-        space,
+        context.worth_trying(goal),
         study,
         goal,
         limit,
@@ -207,13 +205,16 @@ def _searched(
     )
 
 
-def _finals_s(finalists: Sequence[TrialRecord], process_s: float) -> float:
-    """Return the seconds of the shortest finals, where a process of the original takes so many.
+def _finals_s(finalists: Sequence[TrialRecord], start_s: float, process_s: float) -> float:
+    """Return the seconds of the shortest finals.
 
-    As long as there is no finalist, they are those of a recipe that is set up at once.
+    Args:
+        finalists: What is compared; as long as there is none, a recipe that is set up at once.
+        start_s: Seconds in which a server of forks starts, one for each pair.
+        process_s: Seconds of a process of the original.
     """
     set_up_s = sum(record.training.set_up_s or 0.0 for record in finalists if record.training is not None)
-    return MIN_ROUNDS * ((1 + max(1, len(finalists))) * process_s + _SET_UP_AGAIN * set_up_s)
+    return MIN_ROUNDS * (max(1, len(finalists)) * (start_s + 2 * process_s) + _SET_UP_AGAIN * set_up_s)
 
 
 def _concluded(
