@@ -15,6 +15,7 @@ from made_videos import damage, picture, psnr, quadrants, write_planes, write_vi
 
 from whet.errors import TargetError
 from whet.streamer.frames import Frame
+from whet.streamer.sources import first_frames
 from whet.streamer.sources.video import VideoFile
 
 INTRA = {"g": "1", "bf": "0"}  # every packet is a picture of its own
@@ -127,6 +128,14 @@ def test_damaged_packets_are_skipped_and_counted(tmp_path: Path) -> None:
     assert [frame.time_s for frame in frames] == [pytest.approx((index - 1) / 25) for index in kept]
     for frame, index in zip(frames, kept, strict=True):
         assert psnr(frame.image, picture(index)) > 32
+
+
+def test_what_judges_frames_takes_no_damaged_ones(tmp_path: Path) -> None:
+    write_video(tmp_path / "d.mp4", [picture(index) for index in range(30)], options=INTRA)
+    damage(tmp_path / "d.mp4", {20})
+    assert len(first_frames(VideoFile(tmp_path / "d.mp4"), 10, "a drift test")) == 10
+    with pytest.raises(TargetError, match=r"is damaged from frame 20 on .*; a drift test takes whole frames: mend"):
+        first_frames(VideoFile(tmp_path / "d.mp4"), 30, "a drift test")
 
 
 def test_packets_with_missing_parts_are_counted(tmp_path: Path) -> None:

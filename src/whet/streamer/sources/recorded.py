@@ -22,11 +22,13 @@ def first_frames(source: Source, num_frames: int, what: str) -> list[Image]:
     """Return the first frames of a source, at most so many, and close it.
 
     Raises:
-        TargetError: The source is live, has no frames, or cannot be read.
+        TargetError: The source is live, has no frames, cannot be read, or these frames are damaged.
     """
     with source:
         refuse_live(source, what)
         frames = [frame.image for frame in islice(source, num_frames)]
     if not frames:
         raise TargetError(f"{source.name} has no frames")
+    if source.damage:
+        raise TargetError(f"{source.damage}; {what} takes whole frames: mend the file, or name another")
     return frames
