@@ -81,6 +81,7 @@ class AnyTechnique:
         restores_quality: Whether it wins back quality that other techniques of a recipe cost.
         reads_kept: Whether it leaves the layers in Candidate.kept in floating point.
         favours: Returns the values of options that are tried first for a subject, where they are not the defaults.
+        compiles: Whether it runs a compiler, so that others that promise as much are tried before it.
     """
 
     name: str
@@ -95,6 +96,7 @@ class AnyTechnique:
     restores_quality: bool = False
     reads_kept: bool = False
     favours: Callable[[Any], Mapping[str, Any]] | None = None
+    compiles: bool = False
 
     @property
     def place(self) -> tuple[int, int]:

@@ -12,7 +12,19 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-HEAVY = {"torch", "numpy", "scipy", "optuna", "transformers", "torchao", "openvino", "onnxruntime", "sqlalchemy", "av"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "scipy",
+    "optuna",
+    "transformers",
+    "torchao",
+    "openvino",
+    "onnxruntime",
+    "sqlalchemy",
+    "av",
+    "markdown_it",
+}
 
 
 @dataclass(frozen=True)

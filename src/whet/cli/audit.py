@@ -1,6 +1,7 @@
 """Find what makes PyTorch code slow, say what it may cost, and fix it: whet audit."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from whet.auditor.formats import FORMATS
 from whet.cli.examples import lines
 from whet.cli.usage import Parser
-from whet.errors import OptionError
+from whet.errors import AuditError, OptionError
 from whet.files import check_file
 
 _RUN = "whet.cli.audit_run"  # imported once the arguments are right
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str]) -> int:
         raise OptionError("--measure runs one training script: name it alone, as whet audit train.py --measure -- ARGS")
     if given.arguments and not given.measure:
         raise OptionError("what stands after -- is for the script that --measure runs: give --measure as well")
+    if not any(map(os.path.lexists, given.paths)):
+        raise AuditError(f"{given.paths[0]}: there is no such file or directory")
     for path in (given.out, given.write_baseline):
         check_file(path)
     return int(import_module(_RUN).run(given, "json" if given.json else given.output_format))

@@ -13,6 +13,7 @@ from whet.cli import INTERRUPTED
 from whet.errors import OptionError
 from whet.fast_import import large_imports
 from whet.figures import duration
+from whet.trainer.toml_file import read_toml
 from whet.units import seconds
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def train(
     if tune not in (None, "throughput", "memory"):
         raise OptionError(f"--tune takes throughput or memory; got {tune!r}")
     budget_s = seconds("--tune-budget", tune_budget)
+    read_toml(config)
     from whet.trainer.config import read_config  # pydantic, which help does without
 
     read_config(config, changes or [])

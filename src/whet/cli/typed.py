@@ -1,11 +1,14 @@
 """Run commands whose options are the typed parameters of a function. Only this module imports typer, which is slow."""
 
+import contextlib
 import functools
+import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 import typer
@@ -63,12 +66,35 @@ class _Command(TyperCommand):
         arguments = [param for param in self.get_params(ctx) if isinstance(param, TyperArgument) and not param.hidden]
         return [self.options_metavar or "", *map(_in_usage, arguments)]
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help."""
+        with _absent({"rich.markdown": "Markdown", "rich.traceback": "Traceback"}):
+            importlib.import_module("typer.rich_utils")
+        super().format_help(ctx, formatter)
+
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option --help, which takes no value."""
         option = super().get_help_option(ctx)
         if option is not None:
             _name_value(option)
         return option
+
+
+@contextlib.contextmanager
+def _absent(names: Mapping[str, str]) -> Iterator[None]:
+    """Let modules that are not loaded yet hold one empty class each. typer imports them for what whet does not show.
+
+    They take a third of the time of a help. Whoever imports them later gets the modules themselves.
+    """
+    missing = [module for module in names if module not in sys.modules]
+    for module in missing:
+        sys.modules[module] = ModuleType(module)
+        setattr(sys.modules[module], names[module], type(names[module], (), {}))
+    try:
+        yield
+    finally:
+        for module in missing:
+            del sys.modules[module]
 
 
 def _name_value(param: Any) -> None:

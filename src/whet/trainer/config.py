@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from whet.errors import OptionError, TargetError
+from whet.errors import OptionError
 from whet.trainer.fine_tuning import DistillSection, LoraSection
 from whet.trainer.prune_section import PruneSection
 from whet.trainer.section import Count, Rate, Section, Share
+from whet.trainer.toml_file import read_toml
 from whet.training.divergence import FAR, PATIENCE
 
 
@@ -305,14 +306,7 @@ def read_config(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
         TargetError: The file cannot be read, or is no TOML.
         OptionError: A key is unknown, or a value is out of its range.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TargetError(f"there is no configuration {path}; name a TOML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TargetError(f"{path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise TargetError(f"{path} is no TOML: {error}") from error
+    raw = read_toml(path)
     _from_file(raw, path.absolute().parent)
     for change in changes:
         _change(raw, change)

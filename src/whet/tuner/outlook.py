@@ -16,6 +16,7 @@ MIN_TRIAL_S = 2.0  # no trial begins with fewer seconds left
 
 _START_S = 2.0  # to start a process of the finals, before it loads anything, at least; with CUDA it takes 8 to 13 s
 _BUILD_S = 5.0  # to convert, save and load the model in a trial; used until one has been timed
+_COMPILING = 6.0  # times the start of a process: a trial was built in 22 to 53 s where that took 4.6 s
 _MIN_CALLS = 5  # the fewest calls that a process of the finals times
 _PAIR_CALLS = 64  # the fewest calls that a trial makes to time a variant beside the original
 _SAVING_SHARE = 0.1  # the least share of the budget that is kept for saving the original
@@ -51,6 +52,11 @@ class Costs:
         taken = [record.seconds for record in records if record.seconds > 0]
         trial_s = facts.start_s + facts.examined_s + _BUILD_S + max(1.5 * TIMING_S, _PAIR_CALLS * call_s)
         return cls(sum(taken) / len(taken) if taken else trial_s, original_s, variant_s, start_s)
+
+    @property
+    def compile_s(self) -> float:
+        """Return about how many seconds a compiler takes in a trial. It runs as much code as many imports do."""
+        return _COMPILING * self.start_s
 
     def finals_s(self, num_variants: int, rounds: int = ROUNDS) -> float:
         """Return the seconds that the finals of the original and `num_variants` variants take.

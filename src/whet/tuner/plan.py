@@ -69,14 +69,20 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
         yield list(reference)
     best = next(iter(ranked(goal, records)), None)
     promise, reached = _promise(space, best, goal)
-    # Of two recipes with the same bound the shorter comes first: it is built sooner, and its result tells more.
-    singles = sorted(_singles(space, goal), key=lambda steps: (-promise(steps), len(steps)))
+    # Of two recipes with the same bound the shorter comes first, then one without a compiler: it is built sooner, and
+    # its result tells more.
+    singles = sorted(_singles(space, goal), key=lambda steps: (-promise(steps), len(steps), _compiles(space, steps)))
     least = goal.least_speedup
     yield from (steps for steps in singles if promise(steps) > reached and space.bound(steps) >= least)
     yield from _combinations(space, records, goal)
     if best is not None:
         yield from _options(space, best.steps)
     yield from singles
+
+
+def _compiles(space: Space, steps: Sequence[Step]) -> bool:
+    """Return whether one of the techniques runs a compiler."""
+    return any(space.table[step.technique].compiles for step in steps)
 
 
 def _promise(space: Space, best: TrialRecord | None, goal: Goal) -> tuple[Callable[[Sequence[Step]], float], float]:

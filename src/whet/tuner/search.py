@@ -41,6 +41,7 @@ class SearchTime:
         stop_at: When a trial that is still running is stopped.
         trial_s: About how many seconds a trial takes; used until one has been timed.
         clock: Returns the time, in seconds.
+        compile_s: About how many seconds more a trial takes that runs a compiler.
         kept_s: Returns how many seconds before the deadline are kept for proving what the trials so far found.
     """
 
@@ -48,6 +49,7 @@ class SearchTime:
     stop_at: float
     trial_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
+    compile_s: float = 0.0
     kept_s: Callable[[Sequence[TrialRecord]], float] = lambda records: 0.0
 
     def is_up(self, records: Sequence[TrialRecord], stopped: Sequence[TrialRecord]) -> bool:
@@ -64,7 +66,8 @@ class SearchTime:
 
     def allows_reference(self, records: Sequence[TrialRecord]) -> bool:
         """Return whether there is time for torch.compile alone, the reference, beside other trials."""
-        return self.clock() + _NUM_WITH_REFERENCE * self.expected_s(records) <= self.deadline - self.kept_s(records)
+        needed_s = _NUM_WITH_REFERENCE * self.expected_s(records) + self.compile_s
+        return self.clock() + needed_s <= self.deadline - self.kept_s(records)
 
     def left_s(self, *, is_reference: bool) -> float:
         """Return how many seconds a trial may take: all that are left, and half of them for the reference."""

@@ -281,7 +281,8 @@ def _searched(
     outlook = Outlook.of(budget, context.facts, earlier)
     listener.planned(outlook)
     now = budget.clock()
-    limit = SearchTime(now + outlook.search_s, now + outlook.stop_s, outlook.costs.trial_s, budget.clock)
+    costs = outlook.costs
+    limit = SearchTime(now + outlook.search_s, now + outlook.stop_s, costs.trial_s, budget.clock, costs.compile_s)
     records = search(context, study, goal, limit, patience=patience, report=listener.tried)
     return records, outlook
 

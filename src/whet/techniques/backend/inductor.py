@@ -101,4 +101,5 @@ TECHNIQUE = Technique(
     space=_SPACE,
     groups=frozenset({BACKEND}),
     favours=favours,
+    compiles=True,
 )

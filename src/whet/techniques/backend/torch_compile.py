@@ -84,4 +84,5 @@ TECHNIQUE = Technique(
     groups=frozenset({BACKEND}),
     runs_python=True,
     in_process=True,
+    compiles=True,
 )

@@ -62,4 +62,5 @@ TECHNIQUE = TrainingTechnique(
     apply=apply,
     groups=frozenset({COMPILER}),
     predict_memory=predict_memory,
+    compiles=True,
 )

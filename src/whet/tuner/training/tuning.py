@@ -193,7 +193,7 @@ def _searched(
 
     now = budget.clock()
     trial_s = _TRIAL_OVER_ORIGINAL * originals.process_s
-    limit = SearchTime(now + budget.left_s, now + budget.left_at_most_s, trial_s, budget.clock, kept_s)
+    limit = SearchTime(now + budget.left_s, now + budget.left_at_most_s, trial_s, budget.clock, kept_s=kept_s)
     return search_space(
         context.worth_trying(goal),
         study,
