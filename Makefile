@@ -16,7 +16,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(PYTEST) --junitxml=build/tests.xml
 
-# The second tier: documents that tune, pages in a browser, techniques crossed with backends.
+# The second tier: what takes long (tests/second_tier.txt), and pages in a browser.
 test-thorough: $(STAMP)
 	$(PYTEST) --junitxml=build/tests-thorough.xml -m 'thorough and not slow and not gpu'
 

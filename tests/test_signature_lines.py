@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -43,6 +44,7 @@ def test_help_has_a_line_for_each_parameter() -> None:
     assert inspect.signature(much).parameters["how"].default is How.WAIT
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="this Python does so itself")
 def test_the_text_of_a_later_python_s_signature_is_asked_for_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect.Signature, "format", inspect.Signature.__str__, raising=False)
     monkeypatch.setattr(inspect.Signature, "__str__", lambda self: self.format())

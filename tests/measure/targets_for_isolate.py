@@ -109,6 +109,7 @@ def hang_or_fail(pids: str, fails: bool) -> dict[str, Any]:
 
 def taken(megabytes: int) -> dict[str, int]:
     """Compute with so much memory, and say how much this process took, with and without the pages of libraries."""
+    torch.set_num_threads(1)  # each thread takes a stack
     memory, before = TakenMemory(), peak_rss_bytes()
     torch.ones(megabytes * 2**18).exp_().sum()
     return {"taken": memory.peak_bytes(), "resident": peak_rss_bytes() - before}

@@ -23,7 +23,7 @@ from whet.tuner.records import TrainingEvidence, TrialRecord
 from whet.tuner.training.context import Neighbours, TrainingContext, timed
 from whet.tuner.training.examination import write_gradients
 from whet.tuner.training.facts import MOVED, KnownTraining, TrainingFacts
-from whet.tuner.training.finals import compare_finalists
+from whet.tuner.training.finals import PairServers, compare_finalists
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.tuner.training.steps_process import StepsRequest, time_steps
 from whet.tuner.training.trial import TrainingTrial, run_training_trial
@@ -245,6 +245,16 @@ def test_each_pair_of_the_finals_has_a_server_of_its_own(tmp_path: Path) -> None
     compare_finalists(context, [record], NO_LIMIT, Patience("go-on"), lambda done, most: None)
     assert done[:6] == ["renewed", "old", "new", "renewed", "new", "old"]
     assert done.count("renewed") == len(done) / 3
+
+
+def test_a_side_that_is_measured_again_begins_its_pair_anew() -> None:
+    done: list[str] = []
+    servers = PairServers(lambda: done.append("renewed"))
+    for name in ("old", "old", "new", "new", "old", "old", "other"):
+        servers.begin(name)
+        done.append(name)
+    pairs = " ".join(done).split("renewed")
+    assert [pair.split() for pair in pairs[1:]] == [["old"], ["old", "new"], ["new", "old"], ["old", "other"]]
 
 
 def test_how_far_bfloat16_moves_gradients_is_asked_where_a_technique_rounds(script: Path, tmp_path: Path) -> None:

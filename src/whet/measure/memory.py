@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from whet.measure.cgroup import memory_limit
 _STATUS = Path("/proc/self/status")
 _STATM = Path("/proc/self/statm")
 _SMAPS = Path("/proc/self/smaps")
+_LIBRARY = re.compile(r"\.so(?:\.[\d.]+)?(?: \(deleted\))?$")
 _EXECUTABLE = str(Path(sys.executable).resolve())
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -60,7 +62,7 @@ def library_bytes() -> int:
     with contextlib.suppress(OSError):
         for line in _SMAPS.read_text(encoding="utf-8", errors="replace").splitlines():
             if "-" in line[:20]:  # a mapping's first line: its addresses, and its file
-                is_library = ".so" in line or line.endswith(_EXECUTABLE)
+                is_library = _LIBRARY.search(line) is not None or line.endswith(_EXECUTABLE)
             elif is_library and line.startswith("Rss:"):
                 total += int(line.split()[1]) * 1024
     return total

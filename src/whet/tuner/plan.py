@@ -1,13 +1,14 @@
 """Choose the recipe to try next, as a pure function of the study, so that a resumed search continues the same plan.
 
 1. torch.compile alone comes first, so that no gain is claimed over eager mode only. 2. Each technique is tried alone,
-with the techniques that it needs, the largest bound first. One whose bound is below the speedup already measured cannot
-win alone, and waits. If the objective is memory or size, the techniques that save most come first, and those that save
-less than is saved already, or nothing, wait; where a step of a training has to become faster too, what can make it so
-comes before them. 3. Each technique is added to the best recipe so far. A recipe that is better but loses quality is
-tried again with techniques that win quality back, one that is smaller but too slow with techniques that are faster, and
-one that needs more memory than is allowed with techniques that save some: with as much of them as is needed, where that
-was measured. 4. The options of the best recipe are changed, one at a time. After that the sampler chooses.
+with the techniques that it needs, the largest bound first; of equal ones, those that run no compiler. One whose bound
+is below the speedup already measured cannot win alone, and waits. If the objective is memory or size, the techniques
+that save most come first, and those that save less than is saved already, or nothing, wait; where a step of a training
+has to become faster too, what can make it so comes before them. 3. Each technique is added to the best recipe so far.
+A recipe that is better but loses quality is tried again with techniques that win quality back, one that is smaller but
+too slow with techniques that are faster, and one that needs more memory than is allowed with techniques that save
+some: with as much of them as is needed, where that was measured. 4. The options of the best recipe are changed, one at
+a time. After that the sampler chooses.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -49,9 +49,9 @@ def isolated(
 def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
     """Yield a runner whose trials are forks of one process that has imported what they need.
 
-    That saves each trial seconds. Fresh processes are used where forks are unsafe; see `may_fork`.
+    That saves each trial seconds. Fresh processes are used where forks are unsafe; see `_may_fork`.
     """
-    if not may_fork():
+    if not _may_fork():
         yield isolated(memory_limit_bytes)
         return
     with ForkServer((*_OF_MODELS, "torch.export._trace"), {**QUIET, **steady()}) as server:
@@ -64,10 +64,12 @@ class TrainingProcesses(NamedTuple):
     Attributes:
         run: Runs a function in a child process.
         renew: Lets the children that follow have another layout of addresses and other hashes than those before.
+        are_forks: Whether a child starts at once, and only the first one after `renew` waits for imports.
     """
 
     run: Runner
     renew: Callable[[], None] = lambda: None
+    are_forks: bool = False
 
 
 @contextlib.contextmanager
@@ -76,14 +78,14 @@ def training_processes(memory_limit_bytes: int | None) -> Iterator[TrainingProce
 
     They have the user's own malloc: how it keeps memory is one of the techniques.
     """
-    if not may_fork():
+    if not _may_fork():
         yield TrainingProcesses(isolated(memory_limit_bytes, malloc={}))
         return
     with ForkServer(_OF_TRAININGS, QUIET) as server:
-        yield TrainingProcesses(isolated(memory_limit_bytes, server, malloc={}), server.renew)
+        yield TrainingProcesses(isolated(memory_limit_bytes, server, malloc={}), server.renew, are_forks=True)
 
 
-def may_fork() -> bool:
+def _may_fork() -> bool:
     """Return whether forks are safe: on Linux, but not beside a GPU.
 
     A GPU's driver fails after a fork if an imported module has asked it for devices.

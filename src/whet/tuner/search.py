@@ -88,9 +88,9 @@ def search(
 
     A trial begins if it is expected to end before the deadline. As long as no trial has ended, `stop_at` replaces the
     deadline, and the very first trial needs only two seconds. torch.compile alone, the reference, is left out where
-    fewer than three trials fit, and may take half of the time left. A trial that other processes disturbed is measured
-    again as long as `patience` lasts. Trials that were stopped or disturbed can be tried again later. After
-    KeyboardInterrupt the study can be resumed.
+    fewer than three trials and its compiler fit, and may take half of the time left. A trial that other processes
+    disturbed is measured again as long as `patience` lasts. Trials that were stopped or disturbed can be tried again
+    later. After KeyboardInterrupt the study can be resumed.
 
     Args:
         context: Where the search works.

@@ -193,6 +193,7 @@ def _trained(plan: Plan, preparing: AbstractContextManager[Prepared], patience: 
     goal, directory = plan.goal.for_training(), plan.checked_directory()
     listener.begins()
     limit = plan.memory_limit_bytes or describe().most_bytes
+    patience.begin()  # before the server of forks begins to import: its seconds are measured
     with preparing as target, training_processes(limit) as processes:
         asked = TrainingPlan(
             goal=goal,

@@ -15,7 +15,7 @@ from whet.measure.quiet import Patience
 from whet.recipe import Step
 from whet.tuner.result import LargerBatch
 from whet.tuner.training.context import TrainingContext
-from whet.tuner.training.finals import MIN_ROUNDS, ROUNDS, RUN_S, prove_losses, timed_run
+from whet.tuner.training.finals import MIN_ROUNDS, ROUNDS, RUN_S, PairServers, prove_losses, timed_run
 from whet.tuner.training.steps_process import StepsRequest
 from whet.workload.larger_batch import learning_rate_factor, learning_rate_rule
 
@@ -31,6 +31,7 @@ class _Side:
     steps: tuple[Step, ...]
     factor: int
     is_larger: bool
+    servers: PairServers
 
     @property
     def name(self) -> str:
@@ -39,6 +40,7 @@ class _Side:
 
     def run(self) -> Run:
         """Time steps in a process of its own."""
+        self.servers.begin(self.name)
         sizes = {"batch_factor": self.factor} if self.is_larger else {"num_steps": self.factor}
         request = StepsRequest(target=self.context.target, steps=self.steps, timing_s=RUN_S, **sizes)
         return timed_run(self.context, self.name, request)
@@ -66,10 +68,10 @@ def try_batches(
         patience: How long to wait for a quiet machine.
     """
     found: list[LargerBatch] = []
-    ends = clock() + left_s
+    ends, servers = clock() + left_s, PairServers(context.renew)
     for factor in FACTORS:
         times_end = clock() + _TIMES_SHARE * (ends - clock()) / (len(FACTORS) - len(found))
-        sides = [_Side(context, steps, factor, is_larger) for is_larger in (False, True)]
+        sides = [_Side(context, steps, factor, is_larger, servers) for is_larger in (False, True)]
         compared = compare_all(
             [(sides[0], sides[1])],
             schedule=ABBA(),

@@ -1,8 +1,7 @@
 """Compare the best recipes with the original in processes of their own, then prove the held-out loss in pairs."""
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,16 +26,32 @@ _LIMIT_S = 300.0  # of a process
 LEAST_STEPS, MOST_STEPS = 24, 400  # of a run for the held-out loss
 
 
+class PairServers:
+    """Let the two processes of a pair be forks of one server, and those of each pair of another one.
+
+    Args:
+        renew: Lets another server take the place of this one.
+    """
+
+    def __init__(self, renew: Callable[[], None]) -> None:
+        self._renew = renew
+        self._served: set[str] = set()
+
+    def begin(self, name: str) -> None:
+        """Prepare for the next process of the side of this name. A side that is measured again begins its pair anew."""
+        if not self._served or len(self._served) == 2 or name in self._served:
+            self._renew()
+            self._served.clear()
+        self._served.add(name)
+
+
 @dataclass(frozen=True)
 class _Side:
-    """Describe the original (no record) or a recipe as a side of the comparison.
-
-    Each pair of sides, in whatever order, has processes with addresses of their own.
-    """
+    """Describe the original (no record) or a recipe as a side of the comparison."""
 
     context: TrainingContext
     record: TrialRecord | None
-    turns: Iterator[int]
+    servers: PairServers
 
     @property
     def name(self) -> str:
@@ -45,8 +60,7 @@ class _Side:
 
     def run(self) -> Run:
         """Time steps in a process of its own."""
-        if next(self.turns) % 2 == 0:
-            self.context.renew()
+        self.servers.begin(self.name)
         steps = () if self.record is None else self.record.steps
         return timed_run(self.context, self.name, StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S))
 
@@ -69,11 +83,11 @@ def compare_finalists(
     report: Callable[[int, int], None],
 ) -> tuple[Comparison, list[Claim]]:
     """Measure the original and each finalist in pairs of processes, one after the other and back."""
-    turns = itertools.count()
-    original = _Side(context, None, turns)
+    servers = PairServers(context.renew)
+    original = _Side(context, None, servers)
     stop = Fixed(ROUNDS, MIN_ROUNDS, noise_from="pairs") if finalists else Fixed(3, 1)
     found = compare_all(
-        [(original, _Side(context, record, turns)) for record in finalists],
+        [(original, _Side(context, record, servers)) for record in finalists],
         schedule=ABBA(),
         stop=stop,
         alone=() if finalists else [original],

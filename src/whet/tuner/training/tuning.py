@@ -111,15 +111,19 @@ def tune_training(
     bounded, account = whole.bounded(processes.run), TimeAccount(whole.clock)
     with tempfile.TemporaryDirectory(prefix="whet-train-") as scratch:
         with account.part(EXAMINATION):
-            facts = _examined(bounded, address, plan, Path(scratch), patience)
+            facts = _examined(bounded, address, plan, Path(scratch))
+        if not processes.are_forks:
+            facts = facts.model_copy(update={"start_s": 0.0})  # the seconds of each process hold it
         listener.looked_at_training(facts)
         _check_memory(plan.goal, facts)
         context = TrainingContext(address, facts, Path(scratch), bounded, processes.renew, plan.trial_limit_s)
         processes.renew()  # data in an order of hashes is another one now, and the original is no longer the same
+        asked_s = budget.elapsed_s
         with account.part(TRIALS):
             original = patience.measure(
                 lambda: context.original(budget.left_at_most_s), lambda found: found.outcome.busy
             )
+        trial_s = _TRIAL_OVER_ORIGINAL * (budget.elapsed_s - asked_s)
         if original.outcome.status != "done" or original.run is None:
             raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
         plan.directory.mkdir(parents=True, exist_ok=True)
@@ -128,7 +132,7 @@ def tune_training(
         context = replace(context, most_loss=original.most_loss, num_known=original.num_steps)
         originals = Neighbours(context, original.run)
         with account.part(TRIALS):
-            records = _searched(context, study, plan.goal, budget, originals, listener, patience)
+            records = _searched(context, study, plan.goal, budget, originals, trial_s, listener, patience)
         result = _concluded(context, plan.goal, budget, original, records, listener, patience, account)
         if plan.goal.allow_batch:
             with account.part(BATCHES):
@@ -140,9 +144,8 @@ def tune_training(
     return result
 
 
-def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path, patience: Patience) -> TrainingFacts:
+def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path) -> TrainingFacts:
     request = TrainingRequest(target=address, directory=scratch, exclude=plan.exclude, budget_s=plan.budget_s)
-    patience.begin()
     outcome = run(examine_training, request, scratch / "examination", _EXAMINATION_LIMIT_S)
     if isinstance(outcome.failure, BudgetEnded):
         raise OptionError(
@@ -180,10 +183,11 @@ def _searched(
     goal: Goal,
     budget: Budget,
     originals: Neighbours,
+    trial_s: float,
     listener: Listener,
     patience: Patience,
 ) -> list[TrialRecord]:
-    """Try recipes for the part of the budget that is not kept for the proof of the best one."""
+    """Try recipes for what is not kept for the proof of the best one; the first may take `trial_s` seconds."""
     facts = context.facts
 
     def kept_s(records: Sequence[TrialRecord]) -> float:
@@ -192,7 +196,6 @@ def _searched(
         return _finals_s(chosen, facts.start_s, originals.process_s) + losses_s
 
     now = budget.clock()
-    trial_s = _TRIAL_OVER_ORIGINAL * originals.process_s
     limit = SearchTime(now + budget.left_s, now + budget.left_at_most_s, trial_s, budget.clock, kept_s=kept_s)
     return search_space(
         context.worth_trying(goal),
