@@ -12,19 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-HEAVY = {
-    "torch",
-    "numpy",
-    "scipy",
-    "optuna",
-    "transformers",
-    "torchao",
-    "openvino",
-    "onnxruntime",
-    "sqlalchemy",
-    "av",
-    "markdown_it",
-}
+HEAVY = {"torch", "numpy", "scipy", "optuna", "transformers", "torchao", "openvino", "onnxruntime", "sqlalchemy", "av"}
 
 
 @dataclass(frozen=True)

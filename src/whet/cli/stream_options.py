@@ -1,4 +1,4 @@
-"""The options of `whet stream`, by the panels of its help."""
+"""Define the options of `whet stream`, by the panels of its help."""
 
 from pathlib import Path
 from typing import Annotated

@@ -59,7 +59,7 @@ def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
 
 
 class TrainingProcesses(NamedTuple):
-    """The processes of a search for a training.
+    """Hold the processes of a search for a training.
 
     Attributes:
         run: Runs a function in a child process.
