@@ -99,9 +99,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     losses = first_losses(trainer, batches)
     memory = step_memory(trainer.model, trainer.optimizer, taken.peak_bytes())
     check_reproducible(request.target, sums, digests(batches), losses)
-    limits_began = time.perf_counter()
-    limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
-    limits_s = time.perf_counter() - limits_began
+    limits, limits_s = _limits(machine, parts)
     profile, _ = undisturbed(lambda: profile_steps(trainer))
     layers = _layers(workload, trainer, profile, limits, request.budget_s)
     memory = memory.model_copy(update={"saved": _saved(workload, trainer, batches[0])})
@@ -133,6 +131,13 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         evaluation="" if workload.evaluation is None else workload.evaluation.name,
         higher_is_better=workload.evaluation is not None and workload.evaluation.higher_is_better,
     )
+
+
+def _limits(machine: Machine, parts: Parts) -> tuple[Limits, float]:
+    """Return the limits of the machine's device, and the seconds to measure them."""
+    began = time.perf_counter()
+    limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
+    return limits, time.perf_counter() - began
 
 
 def _loop_digest(workload: TrainingWorkload, parts: Parts, batches: tuple[str, ...]) -> str:

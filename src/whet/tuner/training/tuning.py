@@ -111,9 +111,7 @@ def tune_training(
     bounded, account = whole.bounded(processes.run), TimeAccount(whole.clock)
     with tempfile.TemporaryDirectory(prefix="whet-train-") as scratch:
         with account.part(EXAMINATION):
-            facts = _examined(bounded, address, plan, Path(scratch))
-        if not processes.are_forks:
-            facts = facts.model_copy(update={"start_s": 0.0})  # the seconds of each process hold it
+            facts = _examined(bounded, address, plan, Path(scratch), are_forks=processes.are_forks)
         listener.looked_at_training(facts)
         _check_memory(plan.goal, facts)
         context = TrainingContext(address, facts, Path(scratch), bounded, processes.renew, plan.trial_limit_s)
@@ -144,7 +142,7 @@ def tune_training(
     return result
 
 
-def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path) -> TrainingFacts:
+def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path, *, are_forks: bool) -> TrainingFacts:
     request = TrainingRequest(target=address, directory=scratch, exclude=plan.exclude, budget_s=plan.budget_s)
     outcome = run(examine_training, request, scratch / "examination", _EXAMINATION_LIMIT_S)
     if isinstance(outcome.failure, BudgetEnded):
@@ -160,7 +158,9 @@ def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path) -> T
         raise outcome.failure.as_error()
     facts = outcome.answer(TrainingFacts)
     assert facts is not None
-    return facts.model_copy(update={"start_s": max(0.0, outcome.seconds - facts.examined_s - facts.limits_s)})
+    start_s = max(0.0, outcome.seconds - facts.examined_s - facts.limits_s)
+    # The seconds of each process that is no fork hold its start.
+    return facts.model_copy(update={"start_s": start_s if are_forks else 0.0})
 
 
 def _check_memory(goal: Goal, facts: TrainingFacts) -> None:
