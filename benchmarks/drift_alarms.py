@@ -81,6 +81,8 @@ def main() -> None:
     random, rows = np.random.default_rng(0), []
     for video in given.videos:
         frames = _decoded(video)
+        if len(frames) < FRAMES:
+            parser.error(f"{video} has {len(frames)} frames; a window takes {FRAMES}")
         for number in range(given.windows):
             first, side, x, y = _drawn(random, frames)
             clip = [_scaled(frame[y : y + side, x : x + side]) for frame in frames[first : first + FRAMES]]

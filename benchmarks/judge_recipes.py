@@ -1,6 +1,6 @@
 """Judge the published recipes of `whet tune` again: does each still keep the quality, and how far is its worst column?
 
-    python benchmarks/judge_recipes.py [--only bert-base,docs-gpt]
+    python benchmarks/judge_recipes.py [--only bert-base,docs-gpt] [--recipe openvino]
 
 Reads the recipes from docs/results/demo.json and docs/results/peers*.json, builds, saves and loads each on its model
 (bert-base, vit-base and resnet-50 with weights at random, as in `tune_peers.py`), and judges it as a trial is judged.
@@ -38,12 +38,13 @@ def main() -> None:
     """Judge the recipes, and write each row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of models, as a list with commas")
-    only = parser.parse_args().only
+    parser.add_argument("--recipe", default="", help="only recipes that hold this word")
+    given = parser.parse_args()
     rows = {row["name"] + row["recipe"]: row for row in _earlier()}
     with tempfile.TemporaryDirectory(prefix="whet-judge-") as scratch:
         directories: dict[str, Path] = {}
         for (name, recipe), places in published().items():
-            if only and name not in only.split(","):
+            if (given.only and name not in given.only.split(",")) or given.recipe not in recipe:
                 continue
             if name not in BUILTIN and not directories:
                 directories = make_hf_directories(Path(scratch) / "models")

@@ -136,6 +136,37 @@ def _judged(report: Report) -> list[str]:
     return lines
 
 
+def _drift_alarms(report: Report) -> list[str]:
+    low, high = report["ci95"]
+    lines = [
+        "## False alarms of the drift test",
+        f"Of faithful streams of {report['num_windows']} windows of real footage, {report['frames']} frames each, "
+        f"**{report['num_alarms']} of {report['num']}** were called drift ({low:.1%} to {high:.1%}, by window); whet's "
+        f"goal is at most {report['goal']:.0%}.",
+        "",
+        "| stream | judged | called drift |",
+        "|---|---|---|",
+    ]
+    for name in dict.fromkeys(row["stream"] for row in report["rows"]):
+        own = [row["verdict"] for row in report["rows"] if row["stream"] == name and row["verdict"] != "inconclusive"]
+        lines.append(f"| {name} | {len(own)} | {own.count('drift')} |")
+    return lines
+
+
+def _startup(report: Report) -> list[str]:
+    lines = [
+        "## What it takes to answer",
+        f"Seconds of CPU time of the quickest of {report['runs']} runs; whet's goal is at most {report['aim_s']:g}.",
+        "",
+        "| command | --help | a wrong option | a wrong name |",
+        "|---|---|---|---|",
+    ]
+    for row in report["commands"]:
+        times = " | ".join(f"{row[key]:.2f}" for key in ("help_s", "wrong_option_s", "wrong_name_s"))
+        lines.append(f"| {row['command']} | {times} |")
+    return lines
+
+
 MEASURING: dict[str, Callable[[Report], list[str]]] = {
     "gate": _gate,
     "busy": _busy,
@@ -143,4 +174,6 @@ MEASURING: dict[str, Callable[[Report], list[str]]] = {
     "trace_reading": _trace_reading,
     "audit_speed": _audit_speed,
     "judge_recipes": _judged,
+    "drift_alarms": _drift_alarms,
+    "startup": _startup,
 }

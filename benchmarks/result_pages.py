@@ -41,10 +41,10 @@ SUBJECTS = (
         "state-space-models", "Results: State-space models and long texts",
         ("selective_", "families_", "long_context", "recall", "memory_table", "million_tokens"),
     ),
-    Subject("streams", "Results: Streams of frames", ("signs_stream", "stream_peers")),
+    Subject("streams", "Results: Streams of frames", ("signs_stream", "stream_peers", "drift_")),
     Subject(
         "measuring", "Results: Measuring, auditing, the gate",
-        ("gate", "busy", "overhead", "trace_", "audit_", "judge_"),
+        ("gate", "busy", "overhead", "trace_", "audit_", "judge_", "startup"),
     ),
     Subject("machine", "Results: The machine's limits, and whet's operators", ("limits", "operators")),
     Subject("gpu", "Results: On a GPU", ("gpu",)),
