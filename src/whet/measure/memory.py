@@ -50,8 +50,10 @@ class ResidentMemory:
 
 def peak_rss_bytes() -> int:
     """The most memory this process has held since it started, or since `reset_peak_rss`."""
-    if (peak := _status("VmHWM")) is not None:
-        return peak
+    if _STATUS.exists():
+        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kilobytes elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -66,15 +68,6 @@ def library_bytes() -> int:
             elif is_library and line.startswith("Rss:"):
                 total += int(line.split()[1]) * 1024
     return total
-
-
-def _status(name: str) -> int | None:
-    """Return what the kernel says of this process under a name, in bytes; None where there is nothing."""
-    if _STATUS.exists():
-        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 class TakenMemory:
