@@ -40,10 +40,9 @@ class _Side:
 
     def run(self) -> Run:
         """Time steps in a process of its own."""
-        self.servers.begin(self.name)
         sizes = {"batch_factor": self.factor} if self.is_larger else {"num_steps": self.factor}
         request = StepsRequest(target=self.context.target, steps=self.steps, timing_s=RUN_S, **sizes)
-        return timed_run(self.context, self.name, request)
+        return timed_run(self.context, self.servers, self.name, request)
 
 
 def try_batches(

@@ -60,13 +60,14 @@ class _Side:
 
     def run(self) -> Run:
         """Time steps in a process of its own."""
-        self.servers.begin(self.name)
         steps = () if self.record is None else self.record.steps
-        return timed_run(self.context, self.name, StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S))
+        request = StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S)
+        return timed_run(self.context, self.servers, self.name, request)
 
 
-def timed_run(context: TrainingContext, name: str, request: StepsRequest) -> Run:
+def timed_run(context: TrainingContext, servers: PairServers, name: str, request: StepsRequest) -> Run:
     """Time steps in a process of its own, with a directory of that name. A run that fails says why."""
+    servers.begin(name)
     outcome = context.run(time_steps, request, context.directory / name, _LIMIT_S)
     found = outcome.answer(Run)
     if found is None:
