@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=25
 .PHONY: demo test test-thorough test-all check docs format mutants gpu gpu-wheels clean
 
 demo: $(STAMP)
-	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 2m --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 3m --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
 
 # Each test's seconds are kept in build/, the slowest are printed. Workers that are done take over tests of the other.
 test: $(STAMP)

@@ -43,13 +43,13 @@ from whet.recipe import Step
 from whet.technique import Applies
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.parts import Parts
-from whet.training.technique import TrainingStage, TrainingTechnique
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 from whet.tuner.goal import MAX_DROP_TRAINING
 from whet.tuner.training import trial
 from whet.tuner.training.context import TrainingContext
 from whet.tuner.training.examination import refusal, write_gradients
 from whet.tuner.training.facts import KnownTraining, TrainingFacts
-from whet.tuner.training.finals import needs_losses, prove_losses
+from whet.tuner.training.finals import prove_losses
 from whet.tuner.training.opening import NUM_DIGESTS, PreparedTrainer, digests, first_batches, open_training
 from whet.tuner.training.trial import disproved, exactness_of
 
@@ -83,7 +83,7 @@ class Case:
     @property
     def is_rounded(self) -> bool:
         with planted(self.fault):
-            return needs_losses(self.steps)
+            return exactness_of(self.steps) is not Exactness.EXACT
 
 
 def main() -> None:
@@ -161,9 +161,9 @@ def _judged(case: Case, known: KnownTraining, num_steps: int) -> tuple[str, str,
         no_gradients = evidence.gradients is None or not evidence.gradients.is_same
         no_updates = evidence.updates is not None and not evidence.updates.is_same
         return "rejected", "gradients" if no_gradients else "updates" if no_updates else "data", why
-    if not needs_losses(case.steps):
+    if exactness_of(case.steps) is Exactness.EXACT:
         return "passed", "", ""
-    facts = TrainingFacts.model_construct(higher_is_better=False)
+    facts = TrainingFacts.model_construct(quality_name="held-out loss", higher_is_better=False)
     context = TrainingContext(known.target, facts, known.directory, _run_here(case.fault))
     proof = prove_losses(context, case.steps, num_steps, allowed=MAX_DROP_TRAINING, left_s=lambda: math.inf)
     assert proof is not None

@@ -28,7 +28,7 @@ def exit_code(*arguments: str) -> int:
 @pytest.mark.parametrize(("verdict", "code"), [("no-gain", 0), ("failed", 1), ("inconclusive", 3)])
 def test_a_search_in_which_all_failed_is_no_success(monkeypatch: pytest.MonkeyPatch, verdict: str, code: int) -> None:
     result = no_gain().model_copy(update={"verdict": verdict})
-    monkeypatch.setattr("whet.cli.tune_models.run_tune", lambda *_, **__: result)
+    monkeypatch.setattr("whet.cli.tune_targets.tune", lambda *_, **__: result)
     assert exit_code("digits-cnn", "docs-gpt") == code
 
 
@@ -44,7 +44,7 @@ def test_ctrl_c_says_how_to_go_on(
         listener.tried(TrialRecord(number=0, steps=[], status="done"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whet.cli.tune_models.run_tune", interrupted)
+    monkeypatch.setattr("whet.cli.tune_targets.tune", interrupted)
     monkeypatch.setenv("COLUMNS", "80")
     options = ["--objective", "size", "--max-memory", "1GB", "--exclude", "bf16,fp16", "--out", "a directory"]
     options += ["--on-busy", "go-on", "--busy-wait", "5m"]
@@ -113,7 +113,7 @@ def test_the_plan_is_one_plain_line_and_the_end_says_how_to_go_on(
             update={"verdict": "inconclusive", "needed_s": 70.0, "untried": untried, "out": "some where"}
         )
 
-    monkeypatch.setattr("whet.cli.tune_models.run_tune", short)
+    monkeypatch.setattr("whet.cli.tune_targets.tune", short)
     monkeypatch.setenv("COLUMNS", "200")
     assert exit_code("docs-gpt", "--budget", "20s") == 3
     said = capsys.readouterr().out
@@ -130,7 +130,7 @@ def test_the_plan_is_one_plain_line_and_the_end_says_how_to_go_on(
 def test_a_search_that_reached_everything_does_not_say_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("whet.cli.tune_models.run_tune", lambda *_, **__: no_gain())
+    monkeypatch.setattr("whet.cli.tune_targets.tune", lambda *_, **__: no_gain())
     assert exit_code("digits-cnn") == 0
     assert "To go on" not in capsys.readouterr().out
 
@@ -140,6 +140,6 @@ def test_one_trial_is_one_trial(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         listener.tried(TrialRecord(number=0, steps=[], status="done"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whet.cli.tune_models.run_tune", interrupted)
+    monkeypatch.setattr("whet.cli.tune_targets.tune", interrupted)
     assert exit_code("digits-cnn") == INTERRUPTED
     assert "stopped; 1 trial is kept. To go on:" in capsys.readouterr().out

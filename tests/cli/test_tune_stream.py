@@ -24,10 +24,10 @@ def here(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["unet", "--objective", "size"], "--objective size does not go with a stream"),
-        (["unet", "--allow-batch"], "--allow-batch does not go with a stream"),
-        (["unet", "--storage", "sqlite:///a.db"], "--storage does not go with a stream"),
-        (["unet", "--resume", "--out", "x"], "--resume does not go with a stream"),
+        (["unet", "--objective", "size"], "--objective size goes with a model, and"),
+        (["unet", "--allow-batch"], "--allow-batch goes with a training, and"),
+        (["unet", "--storage", "sqlite:///a.db"], "--storage goes with a model, a training or a script, and"),
+        (["unet", "--resume", "--out", "x"], "--resume goes with a model, a training or a script, and"),
         (["unet", "--frame-budget", "soon"], "--frame-budget"),
         (["unet", "--frame-budget", "0ms"], "--frame-budget"),
         (["unet", "--source", "camera"], "camera"),
@@ -38,8 +38,14 @@ def here(tmp_path, monkeypatch) -> Path:
         (["unet", "--sampler", "heun"], "--sampler is one of"),
         (["unet", "--steps", "0"], "--steps"),
         (["unet", "--exclude", "magic"], "magic"),
-        (["digits-cnn", "--frame-budget", "40ms"], "--frame-budget goes with a stream, and digits-cnn is none"),
-        (["digits-cnn", "--steps", "3"], "--steps goes with a script or a stream, and digits-cnn is neither"),
+        (
+            ["digits-cnn", "--frame-budget", "40ms"],
+            "--frame-budget goes with a stream, and digits-cnn is a model; leave it out",
+        ),
+        (
+            ["digits-cnn", "--steps", "3"],
+            "--steps goes with a script or a stream, and digits-cnn is a model; leave it out",
+        ),
     ],
 )
 def test_mistakes_are_refused_in_one_line_before_anything_is_written(here, capsys, arguments, said):

@@ -1,6 +1,7 @@
 """A search whose trials are arithmetic: what each technique gains and costs is written down here."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ import torch
 from whet.machine import Limits, describe
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.profiler import Profile
-from whet.recipe import Step
+from whet.recipe import Recipe, Step
 from whet.signature import read_signature
 from whet.tuner.facts import TargetFacts
+from whet.tuner.goal import Goal
+from whet.tuner.records import TrialRecord
 from whet.tuner.result import Diagnosed
-from whet.tuner.space import ApplicableTechnique, Variant, steps_of
+from whet.tuner.search import SearchTime, drop_losers, search_space, try_recipe
+from whet.tuner.space import ApplicableTechnique, Space, Variant, steps_of
+from whet.tuner.study import Study
 from whet.tuner.trial import TrialRequest
 from whet.tuner.trial_context import TrialContext
 
@@ -122,3 +127,13 @@ def facts(call_s: float = 0.01, num_batches: int = 1, **known: Any) -> TargetFac
 
 def context(directory: Path, runner: FakeRunner, **known: Any) -> TrialContext:
     return TrialContext("fake", facts(**known), directory, runner)
+
+
+def search(context: TrialContext, study: Study, goal: Goal, limit: SearchTime, **options: Any) -> list[TrialRecord]:
+    """Search as the kind for models does, without its processes."""
+    space = Space(context.facts.applicable)
+
+    def attempt(number: int, recipe: Recipe, left_s: float) -> TrialRecord:
+        return try_recipe(context, goal, number, recipe, space, left_s)
+
+    return search_space(space, study, goal, limit, attempt, tidy=partial(drop_losers, context, goal), **options)

@@ -47,7 +47,7 @@ class GivenTimes:
 
 
 def found_with(times: GivenTimes, tmp_path: Path) -> list[LargerBatch]:
-    facts = TrainingFacts.model_construct(num_samples=16.0, optimizer="AdamW", evaluation="held-out loss")
+    facts = TrainingFacts.model_construct(num_samples=16.0, optimizer="AdamW", quality_name="held-out loss")
     context = TrainingContext("train.py:workload", facts, tmp_path, times)
     clock = iter(range(10**6)).__next__
     return try_batches(

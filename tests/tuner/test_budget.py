@@ -20,12 +20,15 @@ from whet.tuner.budget import Budget, BudgetEnded, needed_for, run_within
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
 from whet.tuner.known_target import INPUTS, OUTPUTS
+from whet.tuner.listener import Listener
+from whet.tuner.model_kind import examined
 from whet.tuner.outlook import Costs, Outlook, going_on
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Result
-from whet.tuner.search import SearchTime, search
+from whet.tuner.search import SearchTime
 from whet.tuner.study import Study, default_storage
-from whet.tuner.tuning import Listener, _facts, tune
+from whet.tuner.target_examination import Examination
+from whet.tuner.tuning import tune
 from whet.tuner.verdict import out_of_reach
 
 MINUTE = 60.0
@@ -59,7 +62,7 @@ class SlowRunner:
         self.clock.now += min(seconds, time_limit_s)
         if seconds > time_limit_s:
             return Outcome(None, Failure(FailureKind.TIMEOUT, "took longer than its limit"), time_limit_s, 0)
-        if function.__name__ == "examine_target":
+        if function.__name__ == "examine_any":
             (request.directory / INPUTS).touch()
             (request.directory / OUTPUTS).touch()
         if function.__name__ == "save_original":
@@ -71,8 +74,9 @@ class SlowRunner:
         return Outcome(value, None, seconds, 0)
 
     def _answer(self, function: Function, request: Any) -> tuple[float, dict[str, Any]]:
-        if function.__name__ == "examine_target":
-            return self.examination_s, facts(self.examination_s, exclude=request.exclude).model_dump(mode="json")
+        if function.__name__ == "examine_any":
+            found = facts(self.examination_s, exclude=request.exclude)
+            return self.examination_s, Examination(facts=found).model_dump(mode="json")
         if function.__name__ == "run_trial":
             names = [step.technique for step in request.steps]
             return max(self.trial_s.get(name, self.trial_s["any"]) for name in names), {}
@@ -108,13 +112,13 @@ class Ear(Listener):
 def clocked(runner: SlowRunner) -> Iterator[None]:
     """Let `tune` use the runner's processes and its clock. The search's own bookkeeping takes no time on it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("whet.tuner.tuning.forking", lambda memory_limit_bytes: contextlib.nullcontext(runner))
-        patch.setattr("whet.tuner.tuning.Budget", lambda seconds, clock: Budget(seconds, clock=runner.clock))
+        patch.setattr("whet.tuner.model_kind.forking", lambda memory_limit_bytes: contextlib.nullcontext(runner))
+        patch.setattr("whet.tuner.driver.Budget", lambda seconds, clock: Budget(seconds, clock=runner.clock))
         patch.setattr("whet.tuner.search.time.perf_counter", runner.clock)
         patch.setattr(
-            "whet.tuner.final_comparison.doubt_about", lambda *_: ""
+            "whet.tuner.model_kind.doubt_about", lambda *_: ""
         )  # the screening here knows nothing of the finals
-        patch.setattr("whet.tuner.tuning.write_report", lambda result, path: None)
+        patch.setattr("whet.tuner.model_kind.write_report", lambda result, path: None)
         yield
 
 
@@ -253,7 +257,7 @@ def test_a_trial_that_is_not_expected_to_end_in_time_is_not_begun(tmp_path: Path
     runner = SlowRunner(clock, trial_s={"any": 10.0})
     limit = SearchTime(clock() + 35, clock() + 60, clock=clock)
     with clocked(runner):
-        records = search(context(tmp_path, runner), study, Goal(), limit)  # type: ignore[arg-type]
+        records = fake_search.search(context(tmp_path, runner), study, Goal(), limit)  # type: ignore[arg-type]
     assert [r.status for r in records] == ["done", "done", "rejected"]
 
 
@@ -286,8 +290,9 @@ def test_costs_hold_what_a_process_took_to_start() -> None:
 
 
 def test_what_the_first_process_took_to_start_is_measured() -> None:
-    found = facts(examined_s=18.0).model_copy(update={"limits_s": 3.0}).model_dump(mode="json")
-    assert _facts(Outcome(found, None, 30.0, 0), MINUTE).start_s == 9.0
+    found = Examination(facts=facts(examined_s=18.0).model_copy(update={"limits_s": 3.0})).model_dump(mode="json")
+    known = examined(Outcome(found, None, 30.0, 0), MINUTE)
+    assert isinstance(known, TargetFacts) and known.start_s == 9.0
 
 
 def test_sentences() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.recipe import Recipe, Step
-from whet.tuner.goal import Goal
 from whet.tuner.records import TrialOutcome
 from whet.tuner.training.context import Neighbours, TrainingContext, record_of
 from whet.tuner.training.finals import prove_losses
@@ -38,16 +37,9 @@ class Written:
 
 def context(run: Written) -> TrainingContext:
     facts = SimpleNamespace(
-        higher_is_better=False, evaluation="held-out loss", fingerprint="", batches=(), next_batches=()
+        higher_is_better=False, quality_name="held-out loss", fingerprint="", batches=(), next_batches=()
     )
-    space = SimpleNamespace(bound=lambda steps: 1.0)
-
-    class Context(TrainingContext):
-        @property
-        def space(self) -> Any:
-            return space
-
-    return Context("target", cast(Any, facts), Path(), run, num_known=40)
+    return TrainingContext("target", cast(Any, facts), Path(), run, num_known=40)
 
 
 def proof_of(loss_run: Callable[[LossRequest], LossRun | Failure]) -> Any:
@@ -92,5 +84,5 @@ def test_a_faster_recipe_that_comes_to_where_the_original_diverges_is_not_blamed
 
     found = TrainingMeasured(outcome=TrialOutcome(status="failed", reason=NAN), num_steps=60)
     where = context(Written(loss_run, found))
-    record = record_of(where, Goal("throughput"), cast(Neighbours, None), 1, Recipe(steps=(AUTOCAST,)), 60.0)
+    record = record_of(where, cast(Neighbours, None), 1, Recipe(steps=(AUTOCAST,)), 60.0)
     assert (record.status, record.reason, asked) == ("failed", said, [60])

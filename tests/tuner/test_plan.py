@@ -1,13 +1,11 @@
 """Which recipe is tried next: by bounds, by bytes, and by what rejected recipes lack."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 from fake_results import LIMITS
 from fake_search import applicable, techniques
 
-from whet.measure.isolate import Outcome
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.memory import StepMemory
@@ -17,9 +15,9 @@ from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import ApplicableTechnique, Space
-from whet.tuner.training.context import TrainingContext
 from whet.tuner.training.examination import _variant
 from whet.tuner.training.facts import TrainingFacts
+from whet.tuner.training.space import COMPILE, worth_trying
 from whet.tuner.verdict import untried
 
 
@@ -179,9 +177,9 @@ def test_what_saves_memory_is_tried_where_it_is_needed(goal: Goal, names: set[st
     entries = [*checkpointing(*(40,) * 12).techniques.values(), applicable("lamb", "optimizer")]
     memory = StepMemory(peak_bytes=1000, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=200, other_bytes=600)
     facts = TrainingFacts.model_construct(applicable=tuple(entries), memory=memory)
-    context = TrainingContext("train.py:workload", facts, Path(), lambda *_: Outcome(None, None, 0.0, 0))
-    assert context.worth_trying(goal).techniques.keys() == names
-    told = {one.technique: one.reason for one in untried(goal, context.space, [])}
+    assert worth_trying(facts.applicable, goal, facts.memory.peak_bytes).techniques.keys() == names
+    whole = Space(facts.applicable, TRAINING_TABLE, COMPILE, facts.memory.peak_bytes)
+    told = {one.technique: one.reason for one in untried(goal, whole, [])}
     if not goal.asks_for_speed:
         assert told["lamb"] == "it neither saves memory nor makes a step faster"
 

@@ -2,20 +2,20 @@
 
 import json
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import fake_kind
 import pytest
 import script_process
 import torch
 
 from whet.cli import main
-from whet.errors import ModelError, OptionError, TargetError
+from whet.errors import ModelError, OptionError, StudyError, TargetError
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
 from whet.scripts.command import ScriptCommand, ScriptOutcome
@@ -23,19 +23,28 @@ from whet.scripts.messages import GRADIENTS, ScriptRecord
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.loss_proof import LossProof
+from whet.training.loss_proof import judge as judge_pairs
+from whet.training.memory import StepMemory
 from whet.training.sensitivity import BFLOAT16, SUMS
 from whet.training.technique import Exactness
+from whet.tuner import finals
+from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
+from whet.tuner.driver import run
+from whet.tuner.goal import Goal
 from whet.tuner.listener import Listener
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MeasuredVariant
-from whet.tuner.scripts import tuning
+from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.scripts.examination import Examined, examine
+from whet.tuner.scripts.facts import ScriptFacts, applicable_techniques, facts_of
+from whet.tuner.scripts.kind import ScriptKind
+from whet.tuner.scripts.losses import loss_pair
 from whet.tuner.scripts.proof import Original, judge
-from whet.tuner.scripts.runs import ScriptRuns
-from whet.tuner.scripts.search import Candidate, ScriptSearch, candidates
-from whet.tuner.scripts.tuning import ScriptPlan, examine, tune_planned
-from whet.tuner.scripts.verdict import Spent, verdict
-from whet.tuner.verdict_costs import VerdictCosts
+from whet.tuner.scripts.runs import ScriptRuns, timed_run
+from whet.tuner.scripts.tune_script import tune_script
+from whet.tuner.search import SearchTime, search_space
+from whet.tuner.study import Study, default_storage
+from whet.tuner.training.space import worth_trying
 
 TRAIN = """
 import torch
@@ -72,23 +81,38 @@ def runs_of(command: ScriptCommand, tmp_path: Path) -> ScriptRuns:
     return ScriptRuns(command, tmp_path / "scratch", num_steps=8, limit_s=60)
 
 
+def kind_of(command: ScriptCommand, out: Path, num_steps: int = 8, **asked: Any) -> ScriptKind:
+    known = {"goal": Goal("throughput"), "budget_s": 120.0, **asked}
+    return ScriptKind(Asked(out=str(out), **known), command, num_steps)
+
+
 def test_a_script_is_tuned_and_nothing_of_the_users_changes(
     scripts: Callable[[str], ScriptCommand], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "_ROUNDS", 2)
-    monkeypatch.setattr(tuning, "_MIN_ROUNDS", 2)
+    monkeypatch.setattr(finals, "ROUNDS", 2)
+    monkeypatch.setattr(finals, "MIN_ROUNDS", 2)
     others = tuple(TRAINING_TABLE.keys() - {"fused_optimizer"})
-    plan = ScriptPlan(scripts(TRAIN), tmp_path / "out", num_steps=8, budget_s=120, exclude=others)
-    result = tune_planned(plan, Patience("go-on"), Listener())
+    out, command = tmp_path / "out", scripts(TRAIN)
+    result = run(kind_of(command, out, exclude=others), Patience("go-on"), Listener())
+    assert isinstance(result, Result)
     assert [(trial.status, trial.label) for trial in result.trials] in ([("done", "fused_optimizer(kind=fused)")], [])
-    assert result.kind == "training" and result.baseline.throughput_per_s > 0
+    assert result.kind == "script" and result.baseline.throughput_per_s > 0
     for trial in result.trials:
         assert trial.training is not None and trial.training.gradients is not None
         assert "against the script's own" in trial.training.gradients.words
-    assert Recipe.read(tmp_path / "out").kind == "training"
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["verdict"] == result.verdict
+        assert trial.training.memory is not None and 0 < trial.training.memory.parameter_bytes < trial.peak_bytes  # type: ignore[operator]
+    assert Recipe.read(out).kind == "training"
+    assert json.loads((out / "result.json").read_text())["verdict"] == result.verdict
+    page = (out / "report.html").read_text()
+    assert "Where the time of the original’s step goes" in page and "train.py" in page
     assert [path.name for path in Path.cwd().iterdir()] == ["train.py"]
     assert Path("train.py").read_text() == TRAIN
+    again = run(kind_of(command, out, exclude=others, resume=True), Patience("go-on"), Listener())
+    assert isinstance(again, Result)
+    assert [trial.number for trial in again.trials] == [trial.number for trial in result.trials], "none is made twice"
+    Path("train.py").write_text(TRAIN.replace("1e-2", "2e-2"))
+    with pytest.raises(StudyError, match="holds no search for this target"):
+        run(kind_of(command, out, exclude=others, resume=True), Patience("go-on"), Listener())
 
 
 def test_a_script_that_is_not_reproducible_is_named(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:
@@ -118,7 +142,7 @@ def test_too_few_steps_are_named(scripts: Callable[[str], ScriptCommand], tmp_pa
     with pytest.raises(TargetError, match="makes 5 optimiser steps; give it arguments with which it makes 8 or more"):
         examine(runs_of(scripts(TRAIN.replace("range(40)", "range(5)")), tmp_path), "train.py", Budget(60.0))
     with pytest.raises(OptionError, match="--steps 4 are too few"):
-        ScriptPlan(scripts(TRAIN), tmp_path, num_steps=4)
+        tune_script(list(scripts(TRAIN).words), num_steps=4, out=tmp_path / "out")
 
 
 def outcome(directory: Path, scale: float = 1.0, noise: float = 0.0, **facts: object) -> ScriptOutcome:
@@ -166,229 +190,116 @@ def test_gradients_that_jump_under_rounding_are_allowed_to(tmp_path: Path) -> No
 
 
 class GivenRuns(ScriptRuns):
-    """Answers with made outcomes."""
+    """Answers with made outcomes; a recipe that has none is as slow as the script itself."""
 
-    def __init__(self, tmp_path: Path, answers: dict[tuple[Step, ...], ScriptOutcome]) -> None:
+    def __init__(self, tmp_path: Path, answers: dict[tuple[Step, ...], ScriptOutcome], own: ScriptOutcome) -> None:
         super().__init__(ScriptCommand(("python", "train.py"), 1, tmp_path), tmp_path, 12, 60.0)
-        self._answers = answers
+        self._answers, self._own = answers, own
 
-    def proof(self, steps: object = (), *, num_threads: int = 0) -> ScriptOutcome:
-        return self._answers[tuple(steps)]  # type: ignore[arg-type]
+    def proof(self, steps: Sequence[Step] = (), *, num_threads: int = 0, left_s: float = math.inf) -> ScriptOutcome:
+        return self._answers.get(tuple(steps), self._own)
 
 
-def test_the_search_keeps_what_pays_and_records_failures(tmp_path: Path) -> None:
-    fast = {"seconds": [0.05] * 9}
-    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
-    broken = [2.0, 1.9, math.nan, *[1.0] * 7]
+SHARES = {"forward": 0.5, "backward": 0.3, "optimiser": 0.1}
+
+
+def searched(
+    tmp_path: Path, applicable: Sequence[Step], answers: dict[tuple[Step, ...], ScriptOutcome], **asked: Any
+) -> tuple[ScriptKind, list[TrialRecord]]:
+    """Search a script whose runs are made."""
+    own, other = outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6)
+    runs = GivenRuns(tmp_path, answers, own)
+    watched = ScriptRecord(seconds=[], losses=[], applicable=list(applicable), shares=SHARES)
+    kind = kind_of(runs.command, tmp_path / "out", 12, **asked)
+    kind.work, kind.runs = fake_kind.work(), runs
+    kind._examined = Examined(watched, timed_run(own), Original(own, other))
+    kind.facts = facts_of(runs.command, kind._examined, (), 1.0)
+    study = Study.open(default_storage(tmp_path), kind.title())
+    limit = SearchTime(math.inf, math.inf)
+    return kind, search_space(kind.space_to_search(), study, kind.goal, limit, kind.attempt, max_trials=8)
+
+
+def test_the_search_combines_what_pays_and_records_failures(tmp_path: Path) -> None:
     compiled, threads = Step(technique="compile"), Step(technique="threads", options={"num_threads": 1})
+    broken = [2.0, 1.9, math.nan, *[1.0] * 7]
     answers = {
-        (AUTOCAST,): outcome(tmp_path / "c", noise=1e-3, **fast),
-        (AUTOCAST, compiled): outcome(tmp_path / "d", losses=broken),
-        (AUTOCAST, FUSED): outcome(tmp_path / "e", noise=1e-3),
-        (AUTOCAST, threads): ScriptOutcome(tmp_path, None, "it ended with exit code 1: RuntimeError: no"),
+        (AUTOCAST,): outcome(tmp_path / "c", noise=1e-3, seconds=[0.05] * 9),
+        (compiled,): outcome(tmp_path / "d", losses=broken),
+        (threads,): ScriptOutcome(tmp_path, None, "it ended with exit code 1: RuntimeError: no"),
+        (AUTOCAST, FUSED): outcome(tmp_path / "e", noise=1e-3, seconds=[0.04] * 9),
     }
-    search = ScriptSearch(GivenRuns(tmp_path, answers), original, Patience("go-on"), Listener())
-    search.go([Candidate(step, 1.5) for step in (AUTOCAST, compiled, FUSED, threads)], 60.0)
-    assert [(r.status, r.reason) for r in search.records] == [
-        ("done", ""),
-        ("failed", "the loss of step 3 is nan"),
-        ("done", ""),
-        ("failed", "it ended with exit code 1: RuntimeError: no"),
-    ]
-    assert search.records[0].speedup == pytest.approx(2.0)
-    assert [r.label for r in tuning.finalists(search.records)] == ["autocast"]
+    kind, records = searched(tmp_path, [AUTOCAST, compiled, FUSED, threads], answers)
+    found = {record.label: (record.status, record.reason) for record in records}
+    assert found["autocast"] == ("done", "")
+    assert found["compile"] == ("failed", "the loss of step 3 is nan")
+    assert found["threads(num_threads=1)"] == ("failed", "it ended with exit code 1: RuntimeError: no")
+    assert found["autocast + fused_optimizer"] == ("done", "")
+    assert next(record for record in records if record.label == "autocast").speedup == pytest.approx(2.0)
+    assert [r.label for r in kind._candidates(records)][:1] == ["autocast + fused_optimizer"]
 
 
 def test_what_is_rejected_alone_is_tried_beside_what_is_kept(tmp_path: Path) -> None:
-    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
     layout, compiled = Step(technique="channels_last"), Step(technique="compile")
     answers = {
         (compiled,): outcome(tmp_path / "c", scale=0.0),
         (layout,): outcome(tmp_path / "d", seconds=[0.08] * 9),
         (layout, compiled): outcome(tmp_path / "e", seconds=[0.05] * 9),
     }
-    search = ScriptSearch(GivenRuns(tmp_path, answers), original, Patience("go-on"), Listener())
-    search.go([Candidate(compiled, 1.5), Candidate(layout, 1.4)], 60.0)
-    assert [record.status for record in search.records] == ["rejected", "done", "done"]
-    assert [r.label for r in tuning.finalists(search.records)] == ["channels_last + compile"]
+    kind, records = searched(tmp_path, [compiled, layout], answers)
+    assert {record.label: record.status for record in records}["compile"] == "rejected"
+    assert [r.label for r in kind._candidates(records)] == ["channels_last + compile"]
 
 
-def test_other_options_of_what_is_kept_come_last_in_its_place(tmp_path: Path) -> None:
-    keep, jemalloc, tcmalloc = (
-        Step(technique="allocator", options={"kind": kind}) for kind in ("keep", "jemalloc", "tcmalloc")
+def test_what_is_slower_than_allowed_is_rejected_where_memory_is_asked_for(tmp_path: Path) -> None:
+    answers = {(AUTOCAST,): outcome(tmp_path / "c", noise=1e-3, seconds=[0.2] * 9)}
+    _, [record, *_] = searched(tmp_path, [AUTOCAST], answers, goal=Goal("memory"))
+    assert (record.status, record.rejected_for) == ("rejected", "slowdown")
+    assert record.reason == "a step takes 2.00 times the original's time; 1.3 is allowed"
+
+
+def test_a_run_that_the_budget_cuts_off_is_tried_again_later(tmp_path: Path) -> None:
+    kind, _ = searched(tmp_path, [FUSED], {})
+    kind.runs = GivenRuns(
+        tmp_path, {(FUSED,): ScriptOutcome(tmp_path, None, "it took longer than 0 s")}, kind._examined.original.run
     )
-    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
-    answers = {
-        (keep,): outcome(tmp_path / "c", seconds=[0.09] * 9),
-        (FUSED, keep): outcome(tmp_path / "d", seconds=[0.08] * 9),
-        (FUSED, jemalloc): outcome(tmp_path / "e", seconds=[0.05] * 9),
-        (FUSED, tcmalloc): outcome(tmp_path / "f", seconds=[0.06] * 9),
-    }
-    search = ScriptSearch(GivenRuns(tmp_path, answers), original, Patience("go-on"), Listener())
-    search.go([Candidate(step, 1.5) for step in (keep, jemalloc, tcmalloc, FUSED)], 60.0)
-    assert [record.steps for record in search.records] == list(answers)
-    assert [r.steps for r in tuning.finalists(search.records)] == [(FUSED, jemalloc)]
+    stopped = kind.attempt(1, Recipe(steps=(FUSED,)), 0.0)
+    assert (stopped.status, stopped.reason[:17]) == ("stopped", "was stopped after")
+    assert kind.attempt(1, Recipe(steps=(FUSED,)), 60.0).status == "failed"
 
 
-def test_candidates_are_ordered_by_what_they_change() -> None:
-    steps = [FUSED, AUTOCAST, Step(technique="compile")]
-    shares = {"forward": 0.5, "backward": 0.3, "optimiser": 0.1}
-    record = ScriptRecord(seconds=[], losses=[], applicable=steps, shares=shares)
-    found, cannot = candidates(record, exclude=["compile"])
-    assert [one.step for one in found] == [AUTOCAST, FUSED] and not cannot
-    found, cannot = candidates(record.model_copy(update={"shares": {"forward": 1.0}}), exclude=[])
-    assert FUSED not in [one.step for one in found]
-    assert [(one.technique, one.reason) for one in cannot] == [
-        ("fused_optimizer", "the optimiser takes 0.0% of a step")
-    ]
+def bounds(shares: dict[str, float], *steps: Step, exclude: Sequence[str] = ()) -> dict[str, float]:
+    record = ScriptRecord(seconds=[], losses=[], applicable=list(steps), shares=shares)
+    return {entry.technique: entry.most for entry in applicable_techniques(record, exclude)}
 
 
-def test_what_reads_data_is_tried_where_the_loop_waits_for_them() -> None:
-    loader = Step(technique="loader", options={"num_workers": 1})
-    shares = {"forward": 0.4, "backward": 0.3, "data wait": 0.3}
-    record = ScriptRecord(seconds=[], losses=[], applicable=[loader], shares=shares)
-    [found], _ = candidates(record, exclude=[])
-    assert found.promise == pytest.approx(1 / 0.7)
-    _, [cannot] = candidates(record.model_copy(update={"shares": {"data wait": 0.01}}), exclude=[])
-    assert cannot.reason == "waiting for data takes 1.0% of a step"
+def test_what_a_technique_may_gain_is_told_by_the_phases_that_it_changes() -> None:
+    compiled, loader = Step(technique="compile"), Step(technique="loader", options={"num_workers": 1})
+    found = bounds(SHARES, FUSED, AUTOCAST, compiled, exclude=["compile"])
+    assert found == {"fused_optimizer": pytest.approx(1 / 0.9), "autocast": pytest.approx(1 / 0.6)}
+    waits = {"forward": 0.4, "backward": 0.3, "data wait": 0.3}
+    assert bounds(waits, loader)["loader"] == pytest.approx(1 / 0.7)
+    record = ScriptRecord(seconds=[], losses=[], applicable=[FUSED, AUTOCAST], shares={"forward": 1.0})
+    entries = applicable_techniques(record, [])
+    assert worth_trying(entries, Goal("throughput"), 0).techniques.keys() == {"autocast"}, "the optimiser takes nothing"
 
 
-def test_what_needs_another_technique_waits_for_it(tmp_path: Path) -> None:
-    attention = Step(technique="product_attention", options={"keep": True})
-    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
-    answers = {
-        (AUTOCAST,): outcome(tmp_path / "c", noise=1e-3, seconds=[0.05] * 9),
-        (attention, AUTOCAST): outcome(tmp_path / "d", noise=1e-3, seconds=[0.04] * 9),
-    }
-    search = ScriptSearch(GivenRuns(tmp_path, answers), original, Patience("go-on"), Listener())
-    search.go([Candidate(attention, 1.5), Candidate(AUTOCAST, 1.4)], 60.0)
-    assert [record.steps for record in search.records] == list(answers)
-    alone = ScriptSearch(GivenRuns(tmp_path, {}), original, Patience("go-on"), Listener())
-    alone.go([Candidate(attention, 1.5)], 60.0)
-    assert not alone.records
-    assert [(one.technique, one.reason) for one in alone.untried] == [
-        ("product_attention", "nothing that it needs beside it was kept")
-    ]
-
-
-def point(steps: tuple[Step, ...], speedup: float, losses: LossProof | None = None) -> MeasuredVariant:
-    return MeasuredVariant(
-        steps=steps,
-        label=str(Recipe(steps=steps)),
-        latency_ms=1.0,
-        throughput_per_s=1000.0,
-        peak_bytes=0,
-        size_bytes=0,
-        speedup=speedup,
-        verdict="pass" if speedup > 1 else "fail",
-        losses=losses,
-    )
-
-
-def proof(is_same: bool | None) -> LossProof:
-    return LossProof(is_same=is_same, drop=0.0, most=0.001, grown=0.0, allowed=0.0025, score="training loss")
-
-
-SPENT = Spent(35.0, VerdictCosts(trial_s=4.0, pair_s=9.0), needed_s=180.0, num_untried=5)
-
-
-def record(speedup: float) -> TrialRecord:
-    return TrialRecord(number=1, steps=(FUSED,), status="done", speedup=speedup)
-
-
-@pytest.mark.parametrize(
-    ("points", "word", "label", "said"),
-    [
-        ([point((AUTOCAST,), 1.8, proof(True))], "gain", "autocast", "autocast: 1.80x"),
-        ([point((AUTOCAST,), 1.8, proof(None))], "inconclusive", "original", "is allowed; --budget 3m would be enough"),
-        (
-            [point((AUTOCAST,), 1.8)],
-            "inconclusive",
-            "original",
-            "no pair of runs for its training loss fitted into the budget; --budget",
-        ),
-        ([point((AUTOCAST,), 1.8, proof(False))], "no-gain", "original", "worse training loss"),
-        (
-            [point((AUTOCAST,), 1.8, proof(False)), point((FUSED,), 1.2)],
-            "gain",
-            "fused_optimizer",
-            "autocast is left out: worse training loss",
-        ),
-        ([point((FUSED,), 0.9)], "no-gain", "original", "Nothing is proved to be faster"),
-    ],
-)
-def test_the_verdict(points: list[MeasuredVariant], word: str, label: str, said: str) -> None:
-    records = [TrialRecord(number=1, steps=(FUSED,), status="done", speedup=1.1)]
-    baseline = point((), 1.0).model_copy(update={"label": "original"})
-    found = verdict(baseline, points, records, Patience("go-on"), SPENT)
-    assert (found[0], found[2].label) == (word, label)
-    assert said in found[1]
-    assert found[3] == ("--budget" in said)
-
-
-@pytest.mark.parametrize(
-    ("points", "records", "said"),
-    [
-        (
-            [],
-            [],
-            r"ended before anything was tried: to examine the script took 35 s, and a trial takes 4 s; --budget 3m ",
-        ),
-        (
-            [],
-            [record(1.62)],
-            r"showed 1\.62x in the screening, which proves nothing: the finals did not fit .* 3m would",
-        ),
-        (
-            [point((FUSED,), 1.1).model_copy(update={"verdict": "inconclusive"})],
-            [record(1.1)],
-            r"do not tell.* 3m would",
-        ),
-    ],
-)
-def test_a_budget_that_is_too_small_is_told_which_one_would_do(
-    points: list[MeasuredVariant], records: list[TrialRecord], said: str
-) -> None:
-    baseline = point((), 1.0)
-    word, sentence, kept, wants_time = verdict(baseline, points, records, Patience("go-on"), SPENT)
-    assert (word, kept, wants_time) == ("inconclusive", baseline, True)
-    assert re.search(said, sentence), sentence
-
-
-class Clock:
-    """A clock that stands still until it is set."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.mark.parametrize(
-    ("budget_s", "spent_s", "search_s"),
-    [
-        (60, 35, 21.0),  # no finals fit after a trial: all that is left is for trials
-        (60, 59, 0.5),  # one trial fits into the time by which a budget may be exceeded
-        (60, 80, -1.0),
-        (300, 35, 300 - 35 - 4 - 6 * 9 - 3 * 10),  # the finals and the proof of the loss have their time
-        (120, 35, 0.5),
-    ],
-)
-def test_a_budget_is_used_up(budget_s: float, spent_s: float, search_s: float) -> None:
-    clock, costs = Clock(), VerdictCosts(trial_s=4.0, pair_s=9.0, loss_pair_s=10.0)
-    budget = Budget(budget_s, clock=clock)
-    clock.now = spent_s
-    assert costs.search_s(budget) == pytest.approx(search_s)
-    assert costs.needed_s(35.0, num_trials=5) == 180.0  # 35 + 20 + 54 + 30, in whole minutes beyond two
+def test_what_saves_memory_is_known_by_what_the_step_holds() -> None:
+    memory = StepMemory(peak_bytes=1000, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=600, other_bytes=200)
+    steps = [FUSED, Step(technique="host_optimizer")]
+    known = [step for step in steps if step.technique in TRAINING_TABLE]
+    record = ScriptRecord(seconds=[], losses=[], applicable=known, shares=SHARES, memory=memory)
+    for entry in applicable_techniques(record, []):
+        predicts = TRAINING_TABLE[entry.technique].predict_memory
+        assert entry.saves_memory is (predicts is not None)
 
 
 def test_the_training_loss_is_proved_in_pairs_with_other_seeds(
     scripts: Callable[[str], ScriptCommand], tmp_path: Path
 ) -> None:
-    plan = ScriptPlan(scripts(TRAIN), tmp_path / "out", num_steps=40, budget_s=300, max_drop=0.02)
-    runs = ScriptRuns(plan.command, tmp_path / "scratch", num_steps=40, limit_s=60)
-    same = tuning._prove(plan, runs, Budget(300), (FUSED,), Listener())
-    assert same is not None and same.is_same is True, same
+    runs = ScriptRuns(scripts(TRAIN), tmp_path / "scratch", num_steps=40, limit_s=60)
+    pairs = [loss_pair(runs, (FUSED,), seed) for seed in (1, 2, 3)]
+    same = judge_pairs(pairs, allowed=0.02, score="training loss")
+    assert same.is_same is True, same
     assert len({pair.old for pair in same.pairs}) == len(same.pairs) == 3
     assert same.words.startswith("same training loss")
 
@@ -401,7 +312,7 @@ class WrittenRuns:
     new: list[float]
     longest_s: float = 0.0
 
-    def for_loss(self, steps: Sequence[Step], seed: int, num_steps: int) -> ScriptOutcome:
+    def for_loss(self, steps: Sequence[Step], seed: int) -> ScriptOutcome:
         losses: list[float | None] = [loss + 0.001 * seed for loss in (self.new if steps else self.old)]
         return ScriptOutcome(Path(), ScriptRecord(seconds=[], losses=losses))
 
@@ -417,15 +328,22 @@ FALLING, LATE = [2.0 - 0.02 * i for i in range(40)], [2.0] * 20 + [math.nan] * 2
     ],
 )
 def test_a_script_that_diverges_under_other_seeds_is_said_to(tmp_path: Path, new: list[float], said: str) -> None:
-    plan = ScriptPlan(ScriptCommand((), 0, tmp_path), tmp_path / "out")
-    proof = tuning._prove(plan, cast(ScriptRuns, WrittenRuns(LATE, new)), Budget(300), (FUSED,), Listener())
-    assert proof is not None and proof.is_same is None
+    def proved(runs: WrittenRuns) -> LossProof:
+        kind = kind_of(ScriptCommand((), 0, tmp_path), tmp_path / "out")
+        kind.work, kind.runs = fake_kind.work(), cast(ScriptRuns, runs)
+        kind.facts = ScriptFacts.model_construct(quality_name="training loss")
+        point = MeasuredVariant(steps=(AUTOCAST,), latency_ms=1.0, throughput_per_s=1.0, peak_bytes=0, size_bytes=0)
+        kind.prove(point, point)
+        assert point.losses is not None
+        return point.losses
+
+    proof = proved(WrittenRuns(LATE, new))
+    assert proof.is_same is None
     assert (
         "the training loss is open: the original's own run with seed 1 fails: the loss of step 21 is nan" in proof.words
     )
     assert said in proof.words
-    blamed = tuning._prove(plan, cast(ScriptRuns, WrittenRuns(FALLING, LATE)), Budget(300), (FUSED,), Listener())
-    assert blamed is not None and blamed.is_same is False
+    assert proved(WrittenRuns(FALLING, LATE)).is_same is False
 
 
 @pytest.mark.parametrize(
@@ -433,10 +351,11 @@ def test_a_script_that_diverges_under_other_seeds_is_said_to(tmp_path: Path, new
     [
         (["--", "bash", "train.py"], "bash is not a Python command; write it as: python train.py ARGUMENTS"),
         (["--", sys.executable, "missing.py"], "there is no script missing.py"),
-        (["--objective", "memory", "--", sys.executable, "train.py"], "--objective memory does not go with a script"),
-        (["--resume", "--", sys.executable, "train.py"], "--resume does not go with a script"),
-        (["--steps", "20", "digits-cnn"], "--steps goes with a script"),
-        (["--out", ".", "--", sys.executable, "train.py"], "is not empty; choose another --out"),
+        (["--objective", "size", "--", sys.executable, "train.py"], "--objective size goes with a model, and"),
+        (["--allow-batch", "--", sys.executable, "train.py"], "--allow-batch goes with a training, and"),
+        (["--resume", "--out", "new", "--", sys.executable, "train.py"], "holds no search to go on with"),
+        (["--steps", "20", "digits-cnn"], "--steps goes with a script or a stream, and digits-cnn is a model"),
+        (["--out", ".", "--", sys.executable, "train.py"], "exists already; choose another --out"),
     ],
 )
 def test_the_command_line_refuses(

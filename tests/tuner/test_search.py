@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_search import FakeRunner, applicable, context, techniques
+from fake_search import FakeRunner, applicable, context, search, techniques
 
 from whet.errors import StudyError
 from whet.measure.isolate import Function, Outcome
@@ -23,7 +23,7 @@ from whet.techniques.applicability import options_that_apply
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
 from whet.tuner.records import TrialRecord
-from whet.tuner.search import SearchTime, search
+from whet.tuner.search import SearchTime
 from whet.tuner.space import ApplicableTechnique, Space
 from whet.tuner.study import FILE, Study, default_storage
 from whet.tuner.trial import TrialRequest

@@ -1,33 +1,38 @@
 """whet tune on a training run, from the command line and from Python, on tiny models in child processes."""
 
+import contextlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import fake_kind
 import pytest
 import torch
 from tiny_training import trainer_with
 
 import whet
 from whet.cli import main
-from whet.comparison.compare import NO_LIMIT
 from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError, TargetError
 from whet.measure.isolate import Failure, FailureKind, Outcome
-from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
 from whet.training import gradients
 from whet.training.divergence import divergence
+from whet.tuner.asked import Asked
+from whet.tuner.finals import compare_finalists
 from whet.tuner.goal import MAX_DROP_TRAINING, Goal
-from whet.tuner.records import TrainingEvidence, TrialRecord
+from whet.tuner.records import TrainingEvidence, TrialOutcome, TrialRecord
 from whet.tuner.training.context import Neighbours, TrainingContext, timed
 from whet.tuner.training.examination import write_gradients
 from whet.tuner.training.facts import MOVED, KnownTraining, TrainingFacts
-from whet.tuner.training.finals import PairServers, compare_finalists
+from whet.tuner.training.finals import PairServers
+from whet.tuner.training.kind import TrainingKind
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.tuner.training.steps_process import StepsRequest, time_steps
-from whet.tuner.training.trial import TrainingTrial, run_training_trial
-from whet.tuner.training.tuning import _finals_s
+from whet.tuner.training.trial import TrainingMeasured, TrainingTrial, run_training_trial
 from whet.tuner.tuning import tune
 from whet.workload import TrainingWorkload
 from whet.workloads.target import resolve, resolve_any
@@ -223,14 +228,42 @@ def test_a_trial_is_compared_with_the_original_before_and_after_it(tmp_path: Pat
     assert last["speedup"] == pytest.approx((0.110 * 0.130) ** 0.5 / 0.120), "on the steps that both made"
 
 
-def test_the_shortest_finals_are_six_pairs_of_each_finalist() -> None:
-    def record(set_up_s: float | None) -> TrialRecord:
-        evidence = TrainingEvidence(set_up_s=set_up_s)
-        return TrialRecord(number=1, status="done", steps=[Step(technique="compile")], speedup=2.0, training=evidence)
+def made(run: Any, renew: Callable[[], None], directory: Path) -> TrainingKind:
+    """A kind as it is once the original is measured, with these processes."""
+    kind = TrainingKind(Asked(budget_s=600.0), contextlib.nullcontext())  # type: ignore[arg-type]
+    kind.work = fake_kind.work()
+    kind.facts = TrainingFacts.model_construct(start_s=5.0, open_s=0.0, num_samples=16.0)
+    kind.context = TrainingContext("x", kind.facts, directory, run, renew)
+    kind._original = TrainingMeasured(outcome=TrialOutcome(status="done"), run=run_of(0.1))
+    kind._original_run, kind._trial_s = run_of(0.1), 12.0
+    kind._originals = SimpleNamespace(process_s=10.0)  # type: ignore[assignment]
+    kind._servers = PairServers(renew)
+    return kind
 
-    assert _finals_s([], 5.0, 10.0) == 6 * 25.0
-    assert _finals_s([record(20.0)], 5.0, 10.0) == pytest.approx(6 * (25.0 + 0.3 * 20.0))
-    assert _finals_s([record(20.0), record(None)], 5.0, 10.0) == pytest.approx(6 * (50.0 + 0.3 * 20.0))
+
+def test_what_the_shortest_proof_takes(tmp_path: Path) -> None:
+    def record(technique: str, set_up_s: float | None) -> TrialRecord:
+        evidence = TrainingEvidence(set_up_s=set_up_s)
+        return TrialRecord(number=1, status="done", steps=[Step(technique=technique)], speedup=2.0, training=evidence)
+
+    kind = made(lambda *_: None, lambda: None, tmp_path)
+    assert kind.costs([]).finals_s == 6 * 25.0
+    assert kind.costs([record("compile", 20.0)]).finals_s == pytest.approx(6 * (25.0 + 0.3 * 20.0))
+    assert kind.costs([record("compile", 20.0)] * 2).finals_s == pytest.approx(6 * (50.0 + 0.3 * 40.0))
+    assert kind.proofs_s([record("fused_optimizer", None)]) == 0.0
+    assert kind.proofs_s([record("autocast", None)]) == pytest.approx(0.25 * 600), "a quarter of the budget"
+
+
+def test_trials_leave_the_proof_its_time(tmp_path: Path) -> None:
+    clock = SimpleNamespace(now=0.0)
+    kind = made(lambda *_: None, lambda: None, tmp_path)
+    kind.work = fake_kind.work(budget_s=600.0, clock=lambda: clock.now)
+    found = [TrialRecord(number=1, status="done", steps=[Step(technique="autocast")], speedup=2.0)]
+    limit = kind.time_for_trials(12.0)
+    assert limit.kept_s([]) == 150.0
+    assert limit.kept_s(found) == 150.0 + 150.0
+    clock.now = 700.0  # a proof does not fit any more: all that is left is for trials
+    assert kind.time_for_trials(12.0).kept_s(found) == 0.0
 
 
 def test_each_pair_of_the_finals_has_a_server_of_its_own(tmp_path: Path) -> None:
@@ -240,9 +273,9 @@ def test_each_pair_of_the_finals_has_a_server_of_its_own(tmp_path: Path) -> None
         done.append("new" if request.steps else "old")
         return Outcome(run_of(0.1).model_dump(mode="json"), None, 1.0, 0)
 
-    context = TrainingContext("x", TrainingFacts.model_construct(), tmp_path, run, lambda: done.append("renewed"))
+    kind = made(run, lambda: done.append("renewed"), tmp_path)
     record = TrialRecord(number=1, status="done", steps=[Step(technique="compile")], speedup=2.0)
-    compare_finalists(context, [record], NO_LIMIT, Patience("go-on"), lambda done, most: None)
+    compare_finalists(kind, [record], [record])
     assert done[:6] == ["renewed", "old", "new", "renewed", "new", "old"]
     assert done.count("renewed") == len(done) / 3
 

@@ -13,13 +13,14 @@ from safetensors.torch import save_file
 from whet.comparison.run import Run
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome, run_isolated
 from whet.technique import Candidate
-from whet.tuner.conclusion import hold_only_the_model, is_beaten
 from whet.tuner.goal import Goal
 from whet.tuner.known_target import INPUTS, read_inputs, write_inputs
+from whet.tuner.model_kind import hold_only_the_model
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
 from whet.tuner.trial_context import TrialContext
 from whet.tuner.variant_process import VariantRequest, measure_variant
+from whet.tuner.verdict import is_beaten
 from whet.workload import Workload, examine
 from whet.workloads.handover import PICKLED, hand_over, open_target
 

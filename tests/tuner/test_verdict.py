@@ -1,21 +1,30 @@
 """The verdict: what is proved better within the limits, and in a sentence why, or why the original stays."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import fake_search
 import pytest
+from fake_kind import FakeKind, work
 from fake_results import no_gain as fake_no_gain
 from fake_search import applicable
 
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.run import Run
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.profiler import Profile
 from whet.recipe import Step
+from whet.training.loss_proof import LossProof
 from whet.tuner import verdict
+from whet.tuner.finals import Finals, is_smaller
 from whet.tuner.goal import Goal
+from whet.tuner.model_points import gain_sentence, screened_original, screened_point
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
 from whet.tuner.space import Space
+from whet.tuner.verdict import decide
 
 BASELINE = fake_no_gain().baseline
 
@@ -23,7 +32,7 @@ BASELINE = fake_no_gain().baseline
 @pytest.mark.parametrize(
     ("objective", "why"),
     [
-        ("memory", "needs less memory at its peak than the original"),
+        ("memory", "is proved to need less memory at its peak than the original"),
         ("size", "is smaller on disk than the original"),
         ("latency", "is proved better than the original in latency (noise floor "),
         ("throughput", "is proved better than the original in throughput (noise floor "),
@@ -50,18 +59,18 @@ def test_where_all_break_the_limits_the_fastest_says_which() -> None:
     )
 
 
-def test_a_trial_far_slower_is_named_with_its_speed() -> None:
-    beaten = TrialRecord(number=0, steps=[], status="done", speedup=0.29)
-    assert "comes nearest, at 0.29x" in verdict.no_gain(Goal("latency"), BASELINE, [beaten], beaten=beaten)
+def best_of(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVariant]) -> MeasuredVariant:
+    """What is kept, where nothing owes a proof."""
+    return decide(FakeKind(goal), Finals(baseline, list(points), (), len(points)), []).best
 
 
 def test_a_trial_that_broke_a_limit_in_the_finals_does_not_win() -> None:
     fast = BASELINE.model_copy(update={"label": "fast", "speedup": 3.0, "verdict": "pass", "peak_bytes": 400 << 20})
-    assert verdict.choose(Goal("latency"), BASELINE, [fast]) is fast
+    assert best_of(Goal("latency"), BASELINE, [fast]) is fast
     goal = Goal("latency", max_memory_bytes=300 << 20)
-    assert verdict.choose(goal, BASELINE, [fast]) is BASELINE
+    assert best_of(goal, BASELINE, [fast]) is BASELINE
     said = verdict.no_gain(goal, BASELINE, [TrialRecord(number=0, steps=[], status="done")], [fast])
-    assert "fast is better, but held 400 MiB in the finals, more than allowed" in said
+    assert "fast is better, but held 419 MB in the finals, more than allowed" in said
     slow = fast.model_copy(update={"verdict": "fail"})
     assert "memory" not in verdict.no_gain(goal, BASELINE, [TrialRecord(number=0, steps=[], status="done")], [slow])
 
@@ -89,12 +98,12 @@ def test_a_screened_figure_is_called_one() -> None:
         latency_ms=50.0,
         baseline_latency_ms=60.0,
     )
-    screened = verdict.point_of(record, num_samples=2)
+    screened = screened_point(record, num_samples=2)
     assert screened is not None
     assert (screened.number, screened.latency_ms, screened.beside_ms) == (7, 50.0, 60.0)
-    assert "torch.compile alone 1.20x in the screening;" in verdict.gain(Goal(), BASELINE, best, screened, "accuracy")
+    assert "torch.compile alone 1.20x in the screening;" in gain_sentence(Goal(), BASELINE, best, screened, "accuracy")
     paired = screened.model_copy(update={"verdict": "pass"})
-    assert "torch.compile alone 1.20x;" in verdict.gain(Goal(), BASELINE, best, paired, "accuracy")
+    assert "torch.compile alone 1.20x;" in gain_sentence(Goal(), BASELINE, best, paired, "accuracy")
 
 
 def test_what_applies_and_was_not_tried_is_named_with_its_reason() -> None:
@@ -112,9 +121,9 @@ def test_what_applies_and_was_not_tried_is_named_with_its_reason() -> None:
 
 def test_a_gain_says_that_its_batch_is_fixed() -> None:
     best = BASELINE.model_copy(update={"label": "fast", "speedup": 3.0, "fixed_batch": 32})
-    assert verdict.gain(Goal("latency"), BASELINE, best, None, "accuracy").endswith("; fixed to batch 32.")
+    assert gain_sentence(Goal("latency"), BASELINE, best, None, "accuracy").endswith("; fixed to batch 32.")
     free = best.model_copy(update={"fixed_batch": None})
-    assert "batch" not in verdict.gain(Goal("latency"), BASELINE, free, None, "accuracy")
+    assert "batch" not in gain_sentence(Goal("latency"), BASELINE, free, None, "accuracy")
 
 
 def point(label: str = "x", **known: Any) -> MeasuredVariant:
@@ -136,16 +145,17 @@ def test_the_best_in_what_was_asked_for_is_chosen(objective: Any, best: int) -> 
         point("c", speedup=1.5, peak_bytes=600, size_bytes=850),
         point("d", speedup=1.2, peak_bytes=700, size_bytes=500),
     ]
-    assert verdict.choose(Goal(objective), baseline, points) is points[best]
-    assert verdict.choose(Goal(objective), baseline, points[::-1]) is points[best]
-    assert verdict.choose(Goal(objective), baseline, []) is baseline
+    points = [one.model_copy(update={"is_smaller": True}) for one in points]
+    assert best_of(Goal(objective), baseline, points) is points[best]
+    assert best_of(Goal(objective), baseline, points[::-1]) is points[best]
+    assert best_of(Goal(objective), baseline, []) is baseline
 
 
 def test_of_equally_small_ones_the_faster_is_chosen() -> None:
     baseline = BASELINE.model_copy(update={"size_bytes": 1000})
     slow, fast = point("slow", speedup=0.5, size_bytes=500), point("fast", speedup=2.0, size_bytes=500)
-    assert verdict.choose(Goal("size"), baseline, [slow, fast]) is fast
-    assert verdict.choose(Goal("size"), baseline, [fast, slow]) is fast
+    assert best_of(Goal("size"), baseline, [slow, fast]) is fast
+    assert best_of(Goal("size"), baseline, [fast, slow]) is fast
 
 
 @pytest.mark.parametrize(
@@ -153,8 +163,21 @@ def test_of_equally_small_ones_the_faster_is_chosen() -> None:
 )
 def test_smaller_by_less_than_a_percent_is_not_smaller(num_bytes: int, is_better: bool) -> None:
     baseline = BASELINE.model_copy(update={"peak_bytes": 1000, "size_bytes": 1000})
-    assert verdict.improves(Goal("memory"), baseline, point(peak_bytes=num_bytes, size_bytes=1)) is is_better
     assert verdict.improves(Goal("size"), baseline, point(peak_bytes=1, size_bytes=num_bytes)) is is_better
+    pairs = tuple((Run(seconds=1.0, peak_bytes=1000), Run(seconds=1.0, peak_bytes=num_bytes)) for _ in range(6))
+    claim = Claim(verdict=Verdict.FAIL, pairs=pairs)
+    assert is_smaller(claim, 0.99) is is_better
+    assert not is_smaller(Claim(verdict=Verdict.FAIL, pairs=pairs[:5]), 0.99), "too few pairs"
+    assert is_smaller(claim, 0.99, original_bytes=600) is (num_bytes == 500)
+
+
+@pytest.mark.parametrize("is_it", [True, False])
+def test_memory_is_better_where_each_pair_is_smaller_and_no_slower_than_allowed(is_it: bool) -> None:
+    small = point(is_smaller=is_it, speedup_ci95=(0.7, 0.8), verdict="fail")
+    assert verdict.improves(Goal("memory"), BASELINE, small) is is_it
+    of_training = Goal("memory", max_slowdown=1.3).for_training()
+    assert not verdict.improves(of_training, BASELINE, small), "1 / 0.7 is more than 1.3"
+    assert verdict.improves(replace(of_training, max_slowdown=1.5), BASELINE, small) is is_it
 
 
 def test_only_a_proved_speedup_is_one() -> None:
@@ -186,10 +209,10 @@ THIN = {"verdict": "inconclusive", "process_latencies_ms": [1.0] * 5}
 
 
 def test_nothing_stands_in_the_way_of_a_verdict_on_a_quiet_machine() -> None:
-    assert verdict.inconclusive(BASELINE, [], Patience()) == ""
-    assert verdict.inconclusive(BASELINE, [point(), point(**THIN)], Patience(), 3) == ""
+    assert verdict.disturbed(BASELINE, [], Patience()) == ""
+    assert verdict.disturbed(BASELINE, [point(), point(**THIN)], Patience(), 3) == ""
     loud = BASELINE.model_copy(update={"noise": 1.25})
-    assert verdict.inconclusive(loud, [point()], Patience()) == ""
+    assert verdict.disturbed(loud, [point()], Patience()) == ""
 
 
 @pytest.mark.parametrize(
@@ -204,30 +227,36 @@ def test_nothing_stands_in_the_way_of_a_verdict_on_a_quiet_machine() -> None:
     ],
 )
 def test_too_few_quiet_rounds_leave_it_open(points: list[MeasuredVariant], num_contenders: int, is_open: bool) -> None:
-    said = verdict.inconclusive(BASELINE, points, busy(), num_contenders)
-    assert said.startswith("No verdict: too few rounds of the finals were quiet: others.") is is_open
+    said = verdict.disturbed(BASELINE, points, busy(), num_contenders)
+    assert said.startswith("too few rounds of the finals were quiet: others") is is_open
     assert bool(said) is is_open
-    assert verdict.inconclusive(BASELINE, points, busy("go-on"), num_contenders) == ""
+    assert verdict.disturbed(BASELINE, points, busy("go-on"), num_contenders) == ""
 
 
 def test_why_there_is_no_verdict() -> None:
-    said = verdict.inconclusive(BASELINE, [point()], busy(num_disturbed=3))
-    assert said == (
+    assert verdict.disturbed(BASELINE, [point()], busy(num_disturbed=3)) == (
+        "the machine stayed busy for 0 s of waiting: others"
+    )
+    doubted = [point(), point("y", doubt="it is odd"), point("z", doubt="it is odder")]
+    assert verdict.disturbed(BASELINE, doubted, Patience()) == "y cannot be judged: it is odd"
+    loud = BASELINE.model_copy(update={"noise": 1.4})
+    assert verdict.disturbed(loud, [point()], Patience()) == (
+        "runs of the original differ by up to 1.40x; a verdict needs at most 1.25x"
+    )
+    assert verdict.disturbed(loud, [], Patience()) == ""
+    kind = FakeKind()
+    kind.work = work(busy(num_disturbed=3))
+    found = decide(kind, Finals(BASELINE, [], (), 1), [trial(speedup=2.0)])
+    assert (found.word, found.needed_s) == ("inconclusive", None)
+    assert found.sentence == (
         "No verdict: the machine stayed busy for 0 s of waiting: others. The original stays. "
         "On a quiet machine, --resume goes on from here."
     )
-    doubted = [point(), point("y", doubt="it is odd"), point("z", doubt="it is odder")]
-    assert verdict.inconclusive(BASELINE, doubted, Patience()).startswith("No verdict: y cannot be judged: it is odd. ")
-    loud = BASELINE.model_copy(update={"noise": 1.4})
-    assert "runs of the original differ by up to 1.40x; a verdict needs at most 1.25x. " in verdict.inconclusive(
-        loud, [point()], Patience()
-    )
-    assert verdict.inconclusive(loud, [], Patience()) == ""
 
 
 def test_no_gain_names_the_one_nearest_to_the_original() -> None:
     beaten = trial(speedup=0.29)
-    assert verdict.no_gain(Goal(), BASELINE, [beaten], beaten=beaten) == (
+    assert verdict.no_gain(Goal(), BASELINE, [beaten]) == (
         f"No gain: nothing that kept the quality is as fast as the original; {beaten.label} comes nearest, at 0.29x; "
         "the original stays."
     )
@@ -237,35 +266,35 @@ def test_a_gain_in_a_sentence() -> None:
     baseline = BASELINE.model_copy(update={"peak_bytes": 600, "size_bytes": 900, "quality": 0.5})
     best = point("best", speedup=3.0, speedup_ci95=(2.5, 3.5), peak_bytes=400, size_bytes=300, quality=None)
     fast = "best is 3.00x as fast as the original (95% interval 2.50 to 3.50)"
-    assert verdict.gain(Goal(), baseline, best, None, "accuracy") == f"{fast}."
-    assert verdict.gain(Goal(), baseline, best, best, "accuracy") == f"{fast}."
-    memory = verdict.gain(Goal("memory"), baseline, best, None, "accuracy")
+    assert gain_sentence(Goal(), baseline, best, None, "accuracy") == f"{fast}."
+    assert gain_sentence(Goal(), baseline, best, best, "accuracy") == f"{fast}."
+    memory = gain_sentence(Goal("memory"), baseline, best, None, "accuracy")
     assert memory == f"{fast} and holds 1.50x less memory at its peak."
-    unfair = verdict.gain(Goal("memory"), baseline, best, None, "accuracy", is_fair=False)
+    unfair = gain_sentence(Goal("memory"), baseline, best, None, "accuracy", is_fair=False)
     assert unfair.startswith(f"{fast} and holds 1.50x less memory at its peak (the original's memory holds what its")
-    assert "its own code" not in verdict.gain(Goal(), baseline, best, None, "accuracy", is_fair=False)
-    assert verdict.gain(Goal("size"), baseline, best, None, "accuracy") == f"{fast} and is 3.00x smaller on disk."
+    assert "its own code" not in gain_sentence(Goal(), baseline, best, None, "accuracy", is_fair=False)
+    assert gain_sentence(Goal("size"), baseline, best, None, "accuracy") == f"{fast} and is 3.00x smaller on disk."
 
 
 def test_a_gain_tells_the_quality_before_and_after() -> None:
     best = point("best", speedup=3.0, quality=0.4)
     scored = BASELINE.model_copy(update={"quality": 0.5})
-    said = verdict.gain(Goal(), scored, best, None, "accuracy")
+    said = gain_sentence(Goal(), scored, best, None, "accuracy")
     assert "; accuracy: 0.5 before, 0.4 after (scored as one number" in said
     unscored = BASELINE.model_copy(update={"quality": None})
-    assert verdict.gain(Goal(), unscored, best, None, "nearness").endswith("; nearness: 0.4 after.")
+    assert gain_sentence(Goal(), unscored, best, None, "nearness").endswith("; nearness: 0.4 after.")
 
 
 def test_a_gain_that_cannot_be_saved_says_so() -> None:
     in_process = point("best", speedup=3.0, steps=(Step(technique="torch_compile"),))
-    assert ". It cannot be saved: torch.compile makes it anew" in verdict.gain(Goal(), BASELINE, in_process, None, "q")
-    assert "cannot be saved" not in verdict.gain(Goal(), BASELINE, point("best"), None, "q")
+    assert ". It cannot be saved: torch.compile makes it anew" in gain_sentence(Goal(), BASELINE, in_process, None, "q")
+    assert "cannot be saved" not in gain_sentence(Goal(), BASELINE, point("best"), None, "q")
 
 
 def test_the_original_without_finals_has_the_median_of_the_screenings() -> None:
     facts = fake_search.facts(call_s=0.02, num_samples=8)
     records = [trial(i, baseline_latency_ms=ms) for i, ms in enumerate([1.0, 3.0, 40.0, None])]
-    original = verdict.screened_original(facts, records)
+    original = screened_original(facts, records)
     assert (original.latency_ms, original.throughput_per_s) == (3.0, pytest.approx(8 / 0.003))
     assert (original.size_bytes, original.quality, original.verdict, original.peak_bytes) == (1000, 1.0, "screened", 0)
 
@@ -273,55 +302,131 @@ def test_the_original_without_finals_has_the_median_of_the_screenings() -> None:
 def test_the_original_without_any_trial_has_the_profiles_mean_over_its_batches() -> None:
     """Two batches of 20 ms and one of 50 ms."""
     profiles = [(Profile(total_s=s, layers=(), dtype="float32"), count) for s, count in ((0.02, 2), (0.05, 1))]
-    original = verdict.screened_original(fake_search.facts(profiles=profiles), [trial()])
+    original = screened_original(fake_search.facts(profiles=profiles), [trial()])
     assert original.latency_ms == pytest.approx(30.0)
 
 
-SPACE = Space([applicable("bf16", bounds=[4.0])])
+SPACE = [applicable("bf16", bounds=[4.0])]
+
+
+def open_words(
+    records: Sequence[TrialRecord],
+    points: Sequence[MeasuredVariant] = (),
+    objective: Any = "latency",
+    space: Any = SPACE,
+) -> str | None:
+    """What was seen where the time was up; None where more time would not change the verdict."""
+    return verdict.unfinished(FakeKind(Goal(objective), applicable=space), records, points)
 
 
 def test_it_is_open_as_long_as_no_trial_was_measured() -> None:
     stopped = trial(status="stopped", reason="was stopped")
     failed = [trial(1, "failed", reason="crash"), trial(2, "refused", reason="no graph")]
-    for records in ([], [stopped], [stopped, stopped], [*failed, stopped]):
-        assert verdict.is_open(Goal(), SPACE, records, [], None)
-        assert not verdict.is_open(Goal(), Space([]), records, [], None)
-    assert f"; {stopped.label} was stopped. A verdict" in verdict.out_of_time([*failed, stopped], None, 1.0)
-    assert not verdict.is_open(Goal(), SPACE, [stopped, trial(1, "rejected")], [], None)
-    assert not verdict.is_open(Goal(), SPACE, failed, [], None), "that is the verdict failed"
+    for records in ([stopped], [stopped, stopped], [*failed, stopped]):
+        assert open_words(records) == f"{stopped.label} was stopped"
+        assert open_words(records, space=[]) is None
+    assert open_words([]) == "no technique was tried"
+    assert open_words([stopped, trial(1, "rejected")]) is None
+    assert open_words(failed) is None, "that is the verdict failed"
 
 
 def test_it_is_open_until_the_finals_have_judged_the_best_trial() -> None:
     worse, best = trial(0, speedup=2.0), trial(1, speedup=3.0)
-    assert verdict.is_open(Goal(), SPACE, [worse, best], [], None)
-    assert verdict.is_open(Goal(), SPACE, [worse, best], [point(number=0)], None)
-    assert not verdict.is_open(Goal(), SPACE, [worse, best], [point(number=0), point(number=1)], None)
-    assert not verdict.is_open(Goal(), SPACE, [worse, best], [], beaten=best)
-    thin = point(number=1, **THIN)
-    assert verdict.is_open(Goal(), SPACE, [worse, best], [thin], None)
-    enough = thin.model_copy(update={"process_latencies_ms": [1.0] * 6})
-    assert not verdict.is_open(Goal(), SPACE, [worse, best], [enough], None)
-    assert not verdict.is_open(Goal(), SPACE, [worse, best], [thin.model_copy(update={"verdict": "fail"})], None)
+    seen = f"in the screening, {best.label} was 3.00x as fast as the original, which proves nothing"
+    assert open_words([worse, best]) == seen
+    assert open_words([worse, best], [point(number=0)]) == seen
+    assert open_words([worse, best], [point(number=0), point(number=1)]) is None
+    assert open_words([trial(0, speedup=0.8, speedup_ci95=(0.7, 0.85))]) is None, "nobody needs proof of that"
+    thin = point(number=1, **THIN, speedup=1.2, speedup_ci95=(0.9, 1.6))
+    told = "in 5 pairs of the finals, x showed 1.20x (0.90–1.60), which does not tell"
+    assert open_words([worse, best], [thin]) == told
+    assert open_words([worse, best], [thin.model_copy(update={"process_latencies_ms": [1.0] * 7})]) is not None
+    whole = thin.model_copy(update={"process_latencies_ms": [1.0] * 8})
+    assert open_words([worse, best], [whole]) is None, "all pairs were made: nothing is proved"
+    assert open_words([worse, best], [thin.model_copy(update={"verdict": "fail"})]) is None
     sized = best.model_copy(update={"size_bytes": 1})
-    assert not verdict.is_open(Goal("size"), SPACE, [sized], [thin], None), "a size needs no rounds"
+    assert open_words([sized], [thin], "size") is None, "a size needs no rounds"
+    small = best.model_copy(update={"peak_bytes": 10})
+    assert open_words([small], [thin], "memory") is not None, "memory needs six pairs"
+    assert open_words([small], [thin.model_copy(update={"process_latencies_ms": [1.0] * 6})], "memory") is None
 
 
 def test_what_is_said_where_the_time_was_up() -> None:
     best = trial(0, speedup=2.5)
+    found = decide(FakeKind(), Finals(BASELINE, []), [best])
     seen = f"in the screening, {best.label} was 2.50x as fast as the original, which proves nothing"
-    assert verdict.out_of_time([best], best, 59.6) == (
-        f"Inconclusive: the time was up before anything was proved; {seen}. A verdict takes a budget of about 60 s. "
-        "The original stays."
+    assert (found.word, found.needed_s, found.best) == ("inconclusive", 480.0, BASELINE)
+    assert found.sentence == (
+        f"Inconclusive: the time was up before anything was proved; {seen}. The original stays. "
+        "--budget 8m would be enough."
     )
-    stopped = trial(status="stopped", reason="was stopped")
-    assert f"proved; {stopped.label} was stopped. A verdict" in verdict.out_of_time([stopped, best], None, 1.0)
-    assert f"proved; {stopped.label} was stopped. A verdict" in verdict.out_of_time([stopped], trial(1), 1.0)
-    assert "proved; no technique was tried. A verdict" in verdict.out_of_time([], None, 1.0)
 
 
 def test_finals_that_measured_no_variant_are_no_result() -> None:
-    said = verdict.unmeasured(trial(0, speedup=2.5))
-    assert said.startswith("No verdict: neither original nor another variant ran in the finals")
+    found = decide(FakeKind(), Finals(BASELINE, [], ("x: it crashed",), 1), [trial(0, speedup=2.5)])
+    assert (found.word, found.needed_s) == ("inconclusive", None)
+    assert "the finals failed (x: it crashed), so nothing was compared. The original stays." in found.sentence
+
+
+def proof(is_same: bool | None, **known: Any) -> LossProof:
+    fields = {"drop": 0.0, "most": 0.001, "grown": 0.0, "allowed": 0.0025, "score": "training loss"}
+    return LossProof(is_same=is_same, **{**fields, **known})
+
+
+def owing(label: str, speedup: float, losses: LossProof | None = None, technique: str = "bf16") -> MeasuredVariant:
+    return point(label, speedup=speedup, steps=(Step(technique=technique),), losses=losses)
+
+
+@pytest.mark.parametrize(
+    ("points", "word", "label", "said"),
+    [
+        ([owing("a", 1.8, proof(True))], "gain", "a", "a: 1.80x"),
+        ([owing("a", 1.8, proof(None))], "inconclusive", "original", "is allowed; --budget 8m would be enough"),
+        (
+            [owing("a", 1.8)],
+            "inconclusive",
+            "original",
+            "no pair of runs for its loss fitted into the budget; --budget",
+        ),
+        ([owing("a", 1.8, proof(False))], "no-gain", "original", "worse training loss"),
+        ([owing("a", 1.8, proof(None, doubt="it diverges"))], "inconclusive", "original", "is open: it diverges. The"),
+        (
+            [owing("a", 1.8, proof(False)), owing("b", 1.3, technique="fuse_qkv")],
+            "gain",
+            "b",
+            "a is left out: worse training loss",
+        ),
+        ([owing("a", 1.8), owing("b", 1.3, technique="fuse_qkv")], "gain", "b", "a is left out: no pair of runs"),
+    ],
+)
+def test_what_owes_a_proof_is_kept_once_that_holds(
+    points: list[MeasuredVariant], word: str, label: str, said: str
+) -> None:
+    kind = FakeKind(owed={"bf16": None})
+    found = decide(kind, Finals(BASELINE, points, (), len(points)), [trial(0, speedup=1.8)])
+    assert (found.word, found.best.label) == (word, label)
+    assert said in found.sentence
+    assert (found.needed_s is not None) == (word == "inconclusive" and "--budget" in found.sentence)
+
+
+def test_a_smaller_one_that_is_too_slow_is_named() -> None:
+    goal = Goal("memory", max_slowdown=1.3).for_training()
+    slow = point("slow", peak_bytes=500_000_000, is_smaller=True, speedup_ci95=(0.735, 0.765))
+    kept = point("kept", peak_bytes=900_000_000, is_smaller=True, speedup_ci95=(0.93, 0.97))
+    found = decide(FakeKind(goal), Finals(BASELINE, [slow, kept], (), 2), [trial(peak_bytes=1)])
+    assert (found.word, found.best.label) == ("gain", "kept")
+    assert found.sentence.endswith(
+        " slow is left out: it takes 500 MB, but up to 1.36 times the original's time; 1.3 is allowed."
+    )
+    more = replace(goal, max_slowdown=1.4)
+    assert decide(FakeKind(more), Finals(BASELINE, [slow, kept], (), 2), []).best.label == "slow"
+
+
+def test_an_original_that_takes_more_than_allowed_is_said_to() -> None:
+    baseline = BASELINE.model_copy(update={"peak_bytes": 2_000_000_000})
+    goal = Goal("throughput", max_memory_bytes=400_000_000)
+    said = verdict.no_gain(goal, baseline, [trial(speedup=1.2)], [point(peak_bytes=900_000_000)])
+    assert said.endswith("takes 2.00 GB, more than the 400 MB allowed; --objective memory looks for a smaller one.")
 
 
 def test_a_stopped_trial_tried_nothing() -> None:
@@ -380,7 +485,7 @@ def test_a_trial_becomes_a_point_with_all_its_figures() -> None:
         share_of_limit=0.25,
         fixed_batch=16,
     )
-    found = verdict.point_of(record, num_samples=32)
+    found = screened_point(record, num_samples=32)
     assert found == MeasuredVariant(
         steps=record.steps,
         label=record.label,
@@ -398,9 +503,9 @@ def test_a_trial_becomes_a_point_with_all_its_figures() -> None:
         verdict="screened",
     )
     assert all(
-        verdict.point_of(record.model_copy(update={name: None}), 1) is None
+        screened_point(record.model_copy(update={name: None}), 1) is None
         for name in ("latency_ms", "speedup", "speedup_ci95")
     )
-    bare = verdict.point_of(record.model_copy(update={"peak_bytes": None, "size_bytes": None}), 1)
+    bare = screened_point(record.model_copy(update={"peak_bytes": None, "size_bytes": None}), 1)
     assert bare is not None
     assert (bare.peak_bytes, bare.size_bytes) == (0, 0)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.errors import OptionError, StreamTarget, TargetError
+from whet.errors import OptionError, TargetError
 from whet.models.diffusion.names import check_sampler
 from whet.stream_tuner.goal import DEFAULT_BUDGET_S, StreamGoal
-from whet.streamer.target_name import names_a_stream, source_kind
+from whet.streamer.target_name import source_kind
 from whet.units import seconds
 from whet.workloads import BUILTIN_STREAMS
 
@@ -40,49 +40,23 @@ class ForStreams:
     data: Path | None = None
     budget: str | None = None
 
-    def check(self, target: str) -> None:
-        """Check that the options go with a target, as far as its name tells.
-
-        Raises:
-            StreamTarget: The target is a stream.
-            OptionError: The target is none, and an option goes with streams alone.
-        """
-        if names_a_stream(target):
-            raise StreamTarget(f"{target} is a stream")
-        if ":" in target and not target.startswith("hf:"):
-            return  # only building it tells
-        if given := self._given():
-            if given[0] == "--steps":
-                raise OptionError(f"--steps goes with a script or a stream, and {target} is neither")
-            raise OptionError(f"{given[0]} goes with a stream, and {target} is none")
-
-    def _given(self) -> list[str]:
+    def given(self) -> list[str]:
+        """Return the options that were given and go with streams, but for those that every kind has."""
         empty = ForStreams()
         names = [one.name for one in dataclasses.fields(self) if one.name != "budget"]
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(empty, name)]
 
-    def check_options(self, target: str, options: Mapping[str, Any], *, resume: bool) -> None:
+    def check_options(self, target: str, options: Mapping[str, Any]) -> None:
         """Check the options for a target that is a stream.
 
         Args:
             target: The stream.
             options: The options of `whet.tune`, by name.
-            resume: Whether to go on with an earlier search, which a stream cannot.
 
         Raises:
-            OptionError: An option does not go with a stream, or is out of its range.
+            OptionError: An option is out of its range.
             TargetError: There is no such source.
         """
-        given = {
-            f"--objective {options['objective']}": options["objective"] != "latency",
-            "--allow-batch": options["allow_batch"],
-            "--max-memory": options["max_memory_bytes"] is not None,
-            "--storage": options["storage"] is not None,
-            "--resume": resume,
-        }
-        for name, is_given in given.items():
-            if is_given:
-                raise OptionError(f"{name} does not go with a stream; a stream has --frame-budget and --max-drop")
         if self.data is not None and target not in BUILTIN_STREAMS:
             raise OptionError(f"--data goes with signs-stream; {target} is another stream")
         if self.data is not None and not self.data.is_file():

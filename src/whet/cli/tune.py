@@ -11,13 +11,15 @@ import typer
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption
 from whet.cli.for_streams import BUDGET as STREAM_BUDGET
 from whet.cli.for_streams import ForStreams
-from whet.errors import OptionError, StreamTarget
+from whet.errors import OptionError
 from whet.fast_import import large_imports
 from whet.measure.on_busy import OnBusy
-from whet.scripts.launching import runs_python
+from whet.scripts.launching import name_of, runs_python
 from whet.scripts.script_command import ScriptCommand
+from whet.streamer.target_name import names_a_stream
 from whet.techniques.names import check_excluded, technique_names, training_technique_names
 from whet.tuner.goal import MAX_SLOWDOWN, SCRIPT_STEPS, Goal, Objective
+from whet.tuner.kind_options import KindWord, check_options
 from whet.units import fraction, num_bytes, seconds
 from whet.workloads.target_name import check_name, is_training, with_training
 
@@ -149,55 +151,37 @@ def tune(
     The exit code is 0 with a verdict, 3 if the machine was too busy, or the budget too short, for one,
     and 1 if nothing could be measured.
     """
-    drop = None if max_drop is None else _max_drop(max_drop)
-    excluded = [name.strip() for name in exclude.split(",") if name.strip()]
-    if _is_command(targets):
-        for_models = {
-            "--train": train,
-            "--training": training,
-            f"--objective {objective}": objective not in ("latency", "throughput"),
-            "--allow-batch": allow_batch,
-            "--max-memory": max_memory,
-            "--storage": storage,
-            "--resume": resume,
-        }
-        chosen = {
-            "num_steps": steps,
-            "max_drop": drop,
-            "budget_s": seconds("--budget", budget or _BUDGET),
-            "out": out,
-            "exclude": excluded,
-        }
-        seconds("--busy-wait", busy_wait)
-        how = {"on_busy": str(OnBusy.checked(on_busy)), "busy_wait": busy_wait}
-        for name, is_given in for_models.items():
-            if is_given:
-                raise OptionError(f"{name} does not go with a script; leave it out")
-        ScriptCommand.checked(targets)
-        check_excluded(excluded, training_technique_names())
-        with large_imports():
-            from whet.cli.tune_script import tune_command
-        verdict = tune_command(targets, chosen, **how, as_json=as_json)
-        raise typer.Exit(_EXIT_CODES.get(verdict, 0))
+    streams = ForStreams(steps, source, sink, frame_budget, sampler, prompt, data, budget)
+    given = {
+        "--train": train is not None,
+        "--training": training is not None,
+        f"--objective {objective}": objective != "latency",
+        "--max-slowdown": max_slowdown != MAX_SLOWDOWN,
+        "--allow-batch": allow_batch,
+        "--max-memory": max_memory is not None,
+        "--storage": storage is not None,
+        "--resume": resume,
+        **dict.fromkeys(streams.given(), True),
+    }
+    chosen = [option for option, is_given in given.items() if is_given]
     options: dict[str, Any] = {
         "objective": objective,
-        "max_drop": drop,
+        "max_drop": None if max_drop is None else _max_drop(max_drop),
         "max_slowdown": max_slowdown,
         "allow_batch": allow_batch,
         "max_memory_bytes": num_bytes("--max-memory", max_memory) if max_memory is not None else None,
         "budget_s": seconds("--budget", budget or _BUDGET),
         "storage": storage,
-        "exclude": excluded,
+        "exclude": [name.strip() for name in exclude.split(",") if name.strip()],
     }
     busy: dict[str, Any] = {"on_busy": str(OnBusy.checked(on_busy)), "busy_wait_s": seconds("--busy-wait", busy_wait)}
-    streams = ForStreams(steps, source, sink, frame_budget, sampler, prompt, data, budget)
-    named = [_with(target, train, training) for target in targets]
+    named = [list(targets)] if _is_command(targets) else [_with(target, train, training) for target in targets]
     for target in named:
-        _check(target, options, streams, resume=resume)
+        _check(target, options, streams, chosen)
     with large_imports():
-        from whet.cli.tune_models import tune_models
-    verdicts = tune_models(
-        [(target, _directory(target, out, alone=len(targets) == 1, resume=resume)) for target in named],
+        from whet.cli.tune_targets import tune_targets
+    verdicts = tune_targets(
+        [(target, _directory(target, out, alone=len(named) == 1, resume=resume)) for target in named],
         options,
         streams,
         busy,
@@ -208,21 +192,20 @@ def tune(
         raise typer.Exit(min(_EXIT_CODES[verdict] for verdict in verdicts & _EXIT_CODES.keys()))
 
 
-def _check(target: str, options: Mapping[str, Any], streams: ForStreams, *, resume: bool) -> None:
+def _check(target: str | Sequence[str], options: Mapping[str, Any], streams: ForStreams, given: Sequence[str]) -> None:
     """Check a target, and what goes with it, by its name alone. The rest is checked as it is opened."""
-    try:
-        streams.check(target)
+    kinds = _possible_kinds(target)
+    check_options(given, target if isinstance(target, str) else " ".join(target), kinds)
+    if not isinstance(target, str):
+        ScriptCommand.checked(target)
+    elif kinds != ["stream"]:
         check_name(target)
-    except StreamTarget:
-        streams.check_options(target, options, resume=resume)
-        check_excluded(options["exclude"], technique_names())
-        return
-    may_be_training = ":" in target and not target.startswith("hf:")
-    known = {
-        **dict.fromkeys(() if is_training(target) else technique_names()),
-        **dict.fromkeys(training_technique_names() if is_training(target) or may_be_training else ()),
-    }
+    known = dict.fromkeys(() if kinds in (["training"], ["script"]) else technique_names())
+    known |= dict.fromkeys(() if kinds in (["inference"], ["stream"]) else training_technique_names())
     check_excluded(options["exclude"], list(known))
+    if kinds == ["stream"]:
+        streams.check_options(str(target), options)
+        return
     goal = Goal.checked(
         options["objective"],
         options["max_drop"],
@@ -231,10 +214,20 @@ def _check(target: str, options: Mapping[str, Any], streams: ForStreams, *, resu
         options["max_slowdown"],
         allow_batch=options["allow_batch"],
     )
-    if is_training(target):
+    if kinds in (["training"], ["script"]):
         goal.for_training()
-    elif not may_be_training:
-        goal.check_for_model()
+
+
+def _possible_kinds(target: str | Sequence[str]) -> list[KindWord]:
+    """Return the kinds that a target may be of, as far as its name tells."""
+    if not isinstance(target, str):
+        return ["script"]
+    if names_a_stream(target):
+        return ["stream"]
+    if is_training(target):
+        return ["training"]
+    only_building_tells = ":" in target and not target.startswith("hf:")
+    return ["inference", "training", "stream"] if only_building_tells else ["inference"]
 
 
 def _is_command(targets: Sequence[str]) -> bool:
@@ -275,9 +268,9 @@ def _max_drop(text: str) -> float:
     return drop
 
 
-def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:
+def _directory(target: str | Sequence[str], out: Path | None, *, alone: bool, resume: bool) -> Path:
     """Return the directory for a target's results: --out for one target, a directory in it for each of several."""
-    path, mark, options = target.partition("?")
+    path, mark, options = (target if isinstance(target, str) else name_of(target)).partition("?")
     last = Path(path.removeprefix("hf:")).resolve().name if path.startswith("hf:") else path.rpartition("/")[2]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", last + mark + options).lstrip(".")[:_LONGEST] or "model"
     if out is not None:

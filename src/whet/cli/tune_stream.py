@@ -74,7 +74,6 @@ def tune_target(
     busy: Mapping[str, Any],
     *,
     out: Path,
-    resume: bool,
     as_json: bool,
 ) -> str:
     """Tune a stream, show how it goes and what was found, and return the verdict.
@@ -86,13 +85,12 @@ def tune_target(
         options: The options of `whet.tune`, by name.
         busy: What to do on a busy machine, by name.
         out: The directory for the result.
-        resume: Whether to go on with an earlier search, which a stream cannot.
         as_json: Whether the result is also printed as one JSON object.
 
     Raises:
         OptionError: An option does not go with a stream.
     """
-    given.check_options(target, options, resume=resume)
+    given.check_options(target, options)
     if given.sink != "null":
         open_sink(f"whet-stream{given.sink}", overwrite=True).close()  # without a frame there is no file
     listener = StreamProgress(console)

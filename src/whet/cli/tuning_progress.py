@@ -9,11 +9,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from whet.auditor.report import count
 from whet.cli import tables, training_tables
 from whet.cli.busy import show_waiting
-from whet.tuner.facts import TargetFacts
+from whet.tuner.facts import Facts, TargetFacts
 from whet.tuner.figures import one_line
 from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook
 from whet.tuner.records import TrialRecord
+from whet.tuner.scripts.facts import ScriptFacts
 from whet.tuner.training.facts import TrainingFacts
 
 
@@ -55,10 +56,14 @@ class TuningProgress(Listener):
         if self._has_begun:
             self._progress.stop()
 
-    def looked(self, facts: TargetFacts) -> None:
-        """Say what bounds the target, and what was refused."""
-        disturbed = f"what bounds the model is not known, as {facts.busy}"
-        self._console.print(disturbed if facts.busy else facts.diagnosis.sentence, markup=False)
+    def looked(self, facts: Facts) -> None:
+        """Say what bounds the target, where a step's memory goes, and what was refused."""
+        if facts.busy:
+            self._console.print(f"what bounds the model is not known, as {facts.busy}", markup=False)
+        elif facts.diagnosis is not None:
+            self._console.print(facts.diagnosis.sentence, markup=False)
+        if isinstance(facts, TrainingFacts | ScriptFacts) and facts.memory is not None:
+            self._console.print(training_tables.memory_line(facts.memory), markup=False, highlight=False)
         if hint := _gpu_hint(self._target, facts):
             self._console.print(hint, markup=False, highlight=False, soft_wrap=True)
         if facts.no_graph:
@@ -68,12 +73,6 @@ class TuningProgress(Listener):
             self._console.print(hint, markup=False, highlight=False)
         if facts.score is not None:
             self._console.print(f"{one_line(facts.quality_name)} of the original: {facts.score:.4g}", markup=False)
-        self._advance("searching")
-
-    def looked_at_training(self, facts: TrainingFacts) -> None:
-        """Say what bounds the training, and where its memory goes."""
-        self._console.print(facts.diagnosis.sentence, markup=False)
-        self._console.print(training_tables.memory_line(facts.memory), markup=False, highlight=False)
         self._advance("searching")
 
     def proved(self, num_pairs: int) -> None:
@@ -106,9 +105,9 @@ class TuningProgress(Listener):
         self._progress.update(self._task, completed=time.monotonic() - self._began, description=description)
 
 
-def _gpu_hint(target: str, facts: TargetFacts) -> str:
+def _gpu_hint(target: str, facts: Facts) -> str:
     """Say how to put a model on the GPU, where the machine has one and the model is on the CPU unasked; else ""."""
     gpu = facts.machine.gpu
-    if not gpu or "device=" in target or facts.limits.device != "cpu":
+    if not isinstance(facts, TargetFacts) or not gpu or "device=" in target or facts.limits.device != "cpu":
         return ""
     return f"this model is on the CPU; on the {gpu}: whet tune '{target}{'&' if '?' in target else '?'}device=cuda'"

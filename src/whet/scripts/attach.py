@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from whet.errors import WhetError
 from whet.machine import describe
-from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes
+from whet.measure.memory import TakenMemory, cuda_peak_bytes, peak_rss_bytes
 from whet.recipe import Recipe
 from whet.scripts.applying import applicable, apply, shift_seeds
 from whet.scripts.closures import FirstCall, closure_of, with_closure
@@ -31,6 +31,7 @@ from whet.scripts.step_times import StepTimes
 from whet.step_profiler.patches import Patches
 from whet.step_profiler.watch import watch_everything
 from whet.training.later_notes import all_notes, tell_later
+from whet.training.memory import step_memory
 from whet.training.parts import Parts
 from whet.training.sensitivity import move
 from whet.workload.training import seed_everything
@@ -70,6 +71,7 @@ class ScriptLoop:
         self._last_ns = 0
         self._has_ended = self._has_met_another = False
         self._watching = contextlib.ExitStack()
+        self._taken = TakenMemory() if request.is_bounded else None
         if request.is_bounded:
             self._prepare_bounded()
         self._finder = LoopFinder(self._found, self.refuse, self._losses.paused)
@@ -208,6 +210,9 @@ class ScriptLoop:
         record.losses = [None if loss is None else float(loss) for loss in self._heard]
         record.learning_rates = self._rates
         record.peak_bytes, record.cuda_peak_bytes = peak_rss_bytes(), cuda_peak_bytes()
+        if self._changed is not None and self._taken is not None:
+            peak_bytes = self._taken.peak_bytes() if record.cuda_peak_bytes is None else record.cuda_peak_bytes
+            record.memory = step_memory(self._changed.model, self._changed.optimizer, peak_bytes)
         if self._request.is_watched:
             self._watching.close()
             record.shares = {phase.name: phase.share for phase in self._report().phases if phase.share is not None}

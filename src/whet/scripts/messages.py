@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.files import write_whole
 from whet.recipe import Step
+from whet.training.memory import StepMemory
 from whet.training.updates import UpdateProof
 
 VARIABLE = "WHET_SCRIPT_REQUEST"  # the environment variable with the directory
@@ -78,6 +79,8 @@ class ScriptRecord(BaseModel):
         blocks: The load beside blocks of steps, as StepTimes has them.
         peak_bytes: The peak resident memory of the process.
         cuda_peak_bytes: The peak of the GPU's allocator; None without a GPU.
+        memory: What the memory of a step is made of, above what the process held before the script began; None in a run
+            whose loop was not found.
         model: The class of the model that trains.
         num_parameters: How many numbers the optimiser updates.
         optimizer: The class of the optimiser.
@@ -96,6 +99,7 @@ class ScriptRecord(BaseModel):
     blocks: list[dict[str, Any]] = []
     peak_bytes: int = 0
     cuda_peak_bytes: int | None = None
+    memory: StepMemory | None = None
     model: str = ""
     num_parameters: int = 0
     optimizer: str = ""

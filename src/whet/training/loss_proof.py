@@ -84,6 +84,11 @@ class LossProof(BaseModel):
     score: str = HELD_OUT
 
     @property
+    def is_unfinished(self) -> bool:
+        """Return whether more pairs could tell more: not where the original itself fails, or where all were made."""
+        return self.is_same is None and not self.doubt and len(self.pairs) < MOST
+
+    @property
     def words(self) -> str:
         """Return the result in words."""
         drop = round(self.drop, 4) + 0.0  # no negative zero

@@ -23,11 +23,11 @@ from whet.tuner.batch import with_free_batch
 from whet.tuner.budget import Runner
 from whet.tuner.build import in_order, is_in_process, options_of, refusals
 from whet.tuner.known_target import INPUTS, KEPT
+from whet.tuner.prepared_target import workload_of
 from whet.tuner.processes import isolated
 from whet.tuner.recipe_replay import AppliedSteps, Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
 from whet.tuner.reloading import refusal, reload_failure
 from whet.tuner.trial import make_variant
-from whet.tuner.tuning import workload_of
 from whet.workload import Workload, examine
 from whet.workloads import resolve
 from whet.workloads.text_encoder import save_text_use

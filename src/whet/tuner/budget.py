@@ -112,3 +112,13 @@ def needed_for(seconds: float) -> float:
     """Return the budget for a search of so many seconds, rounded up to whole 10 s, or to minutes beyond 2 minutes."""
     step = 10 if seconds <= 120 else 60
     return float(-(-seconds // step) * step)
+
+
+def budget_words(seconds: float) -> str:
+    """Return a budget as --budget takes it: "90s" or "4m"."""
+    return f"{seconds / 60:g}m" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g}s"
+
+
+def enough(seconds: float) -> str:
+    """Return which budget would do, for the end of a sentence."""
+    return f"--budget {budget_words(seconds)} would be enough"

@@ -1,7 +1,7 @@
 """Write the command line of a search, so that a user can type it again."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from whet.measure.on_busy import WAIT_S, OnBusy
@@ -9,7 +9,7 @@ from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal
 
 
 def command_line(
-    target: str,
+    target: str | Sequence[str],
     *,
     objective: str,
     max_drop: float | None,
@@ -24,9 +24,13 @@ def command_line(
     on_busy: str = OnBusy.WAIT,
     busy_wait_s: float = WAIT_S,
     as_json: bool = False,
+    more: Mapping[str, str] | None = None,
 ) -> str:
-    """Return `whet tune TARGET ...` with every option that is not at its default, quoted for a shell."""
-    words = ["whet", "tune", target]
+    """Return `whet tune TARGET ...` with every option that is not at its default, quoted for a shell.
+
+    A script comes last, as `-- python train.py`: `target` is its words then. `more` are options of its kind alone.
+    """
+    words = ["whet", "tune", target] if isinstance(target, str) else ["whet", "tune"]
     if objective != Goal.objective:
         words += ["--objective", objective]
     if max_drop not in (None, Goal.max_drop):
@@ -49,9 +53,11 @@ def command_line(
         words += ["--busy-wait", f"{busy_wait_s:.12g}s"]
     if as_json:
         words.append("--json")
+    words += [word for pair in (more or {}).items() for word in pair]
     if out is not None:
         words += ["--out", str(out)]
-    return shlex.join([*words, "--resume"] if resume else words)
+    words += ["--resume"] if resume else []
+    return shlex.join(words if isinstance(target, str) else [*words, "--", *target])
 
 
 def without_password(storage: str) -> str:

@@ -1,6 +1,6 @@
 """Hold what the examination of a target found out. A child process finds it once; all later steps read it."""
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -21,9 +21,10 @@ class KnownFacts(BaseModel):
         applicable: The techniques that apply, with their options.
         refused: The techniques that do not apply, with reasons.
         score: The original's quality; None without one.
-        signature: The model's input and output tensors.
-        weights: A digest of the model's weights and buffers.
+        signature: The model's input and output tensors; None where calls of a model are not what is tuned.
+        weights: A digest of what may not change between searches: a model's weights and buffers, or a training's loop.
         exclude: Techniques that the user does not want tried.
+        peak_bytes: The peak memory of the original, where techniques are known by what they save of it; 0 elsewhere.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -33,73 +34,87 @@ class KnownFacts(BaseModel):
     applicable: tuple[ApplicableTechnique, ...] = Field(validation_alias=AliasChoices("applicable", "offers"))
     refused: tuple[RefusedTechnique, ...]
     score: float | None = None
-    signature: Signature
+    signature: Signature | None = None
     weights: str = ""
     exclude: tuple[str, ...] = ()
+    peak_bytes: int = 0
 
 
-class TargetFacts(KnownFacts):
-    """Hold everything that was found out about a target.
+class Facts(KnownFacts):
+    """Hold what was found out about a target of any kind.
 
     Attributes:
         machine: The machine.
-        name: The workload's name.
-        open_s: Seconds to build the model and its inputs.
+        name: What people call the target.
+        model: A digest of the model that it works with; "" where that is not known.
+        num_samples: Samples of a batch, on average, or of an optimiser step.
+        unit: What the samples are: "samples", "tokens" or "steps".
+        quality_name: The quality's name, for people.
+        higher_is_better: Whether a higher score is a better one.
+        diagnosis: What bounds the original; None where that is not known.
+        limits: The machine's limits on the target's device; None where no technique's bound needs them.
+        open_s: Seconds to build the target.
         examined_s: Seconds of the whole examination, without measuring the machine's limits.
         limits_s: Seconds to measure the machine's limits.
-        start_s: Seconds that the process took beside that, to start and to end.
+        start_s: Seconds that a process takes beside that, to start and to end.
+        no_graph: Why the model cannot be exported as a graph; "" where it can, or where no technique needs one.
+        hints: What the target does not show, in words.
+        busy: What disturbed the examination on a busy machine.
+    """
+
+    machine: Machine
+    name: str
+    model: str = ""
+    num_samples: float = 1.0
+    unit: str = "samples"
+    quality_name: str = ""
+    higher_is_better: bool = True
+    diagnosis: Diagnosed | None = None
+    limits: Limits | None = None
+    open_s: float = 0.0
+    examined_s: float = 0.0
+    limits_s: float = 0.0
+    start_s: float = 0.0
+    no_graph: str = ""
+    hints: tuple[str, ...] = ()
+    busy: str = ""
+
+    def kept(self) -> dict[str, Any]:
+        """Return the part of the facts that a study keeps, as a JSON-serialisable dict."""
+        return self.model_dump(mode="json", include=set(KnownFacts.model_fields))
+
+    def gone_on_with(self, known: KnownFacts) -> Self:
+        """Return these facts with the space and the score of an earlier search of the same study."""
+        names = set(KnownFacts.model_fields) - {"machine"}
+        return self.model_copy(update={name: getattr(known, name) for name in names})
+
+
+class TargetFacts(Facts):
+    """Hold what was found out about a model whose calls are to be made fast.
+
+    Attributes:
         batch: What is known of the batch dimension.
         sample_scores: The score of each sample, where the quality gives them.
         effects: What forward does that a graph would leave out, in words.
         shared: Positions of the outputs that share memory with an input, a weight or another output.
         depends_on_grad_mode: Whether the outputs differ while gradients are on.
         content: A digest of the parameters and of all batches; "" where the outputs were not written.
-        quality_name: The quality's name, for people.
-        higher_is_better: Whether a higher score is a better one.
-        model: A digest of the names, shapes and dtypes of the weights.
-        num_samples: Samples in a batch, on average.
         original_bytes: The size of the weights and buffers as safetensors.
-        no_graph: Why the model cannot be exported as a graph; "" where it can.
-        hints: What the batches do not show, in words.
-        limits: The machine's limits on the model's device.
         profiles: For each batch size, a profile of the original and the number of batches of that size.
-        diagnosis: What bounds the original.
         num_threads: The number of PyTorch's threads that the target's code leaves set.
-        busy: What disturbed the profile on a busy machine.
         sys_path: Where Python finds modules in the process that built the target.
     """
 
-    machine: Machine
-    name: str
-    open_s: float
-    examined_s: float
-    limits_s: float = 0.0
-    start_s: float = 0.0
+    signature: Signature
+    diagnosis: Diagnosed
+    limits: Limits
     batch: BatchDimension = BatchDimension()
     sample_scores: tuple[float, ...] = ()
     effects: tuple[str, ...] = ()
     shared: tuple[int, ...] = ()
     depends_on_grad_mode: bool = False
     content: str = ""
-    quality_name: str
-    higher_is_better: bool = True
-    model: str = ""
-    num_samples: float
     original_bytes: int
-    no_graph: str = ""
-    hints: tuple[str, ...] = ()
-    limits: Limits
     profiles: tuple[tuple[Profile, int], ...]
-    diagnosis: Diagnosed
     num_threads: int
-    busy: str = ""
     sys_path: tuple[str, ...] = ()
-
-    def kept(self) -> dict[str, Any]:
-        """Return the part of the facts that a study keeps, as a JSON-serialisable dict."""
-        return self.model_dump(mode="json", include=set(KnownFacts.model_fields))
-
-    def gone_on_with(self, known: KnownFacts) -> "TargetFacts":
-        """Return these facts with the space and the score of an earlier search of the same study."""
-        names = set(KnownFacts.model_fields) - {"machine"}
-        return self.model_copy(update={name: getattr(known, name) for name in names})

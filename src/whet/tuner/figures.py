@@ -159,6 +159,11 @@ def load_call(directory: str, libraries: Sequence[str]) -> str:
     return f"whet.load({directory!r}{more})"
 
 
+def rate(per_s: float) -> str:
+    """Format a number of samples a second with three digits at least."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
 def shortened(path: Path) -> Path:
     """Return a path as seen from the working directory, where it lies below."""
     here = Path.cwd()

@@ -30,6 +30,7 @@ class Goal:
         max_slowdown: For memory in training: how many times the original's time a step may take.
         allow_batch: For training: whether larger batches are measured too.
         is_default_drop: Whether the user left the allowed drop to whet.
+        limits_slowdown: Whether what saves memory may take `max_slowdown` times as long at most, as in a training.
     """
 
     objective: Objective = "latency"
@@ -38,6 +39,7 @@ class Goal:
     max_slowdown: float = MAX_SLOWDOWN
     is_default_drop: bool = False
     allow_batch: bool = False
+    limits_slowdown: bool = False
 
     @classmethod
     def checked(
@@ -90,7 +92,13 @@ class Goal:
         if self.objective == "size":
             raise OptionError("a training has no size to improve: objective must be throughput or memory")
         objective: Objective = "throughput" if self.asks_for_speed else self.objective
-        return replace(self, objective=objective, max_drop=MAX_DROP_TRAINING if self.is_default_drop else self.max_drop)
+        max_drop = MAX_DROP_TRAINING if self.is_default_drop else self.max_drop
+        return replace(self, objective=objective, max_drop=max_drop, limits_slowdown=True)
+
+    @property
+    def most_slowdown(self) -> float:
+        """Return how many times the original's time a variant that saves memory may take."""
+        return self.max_slowdown if self.limits_slowdown else math.inf
 
     @property
     def asks_for_speed(self) -> bool:

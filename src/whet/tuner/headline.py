@@ -102,7 +102,7 @@ def _gained(result: Result) -> list[str]:
     """Return the parts of a gain's headline: what was asked for first, then the rest."""
     best, baseline = result.best, result.baseline
     speed = speed_words(best, result.objective)
-    quality = _same_training(best) if result.kind == "training" else quality_words(result)
+    quality = _same_training(best) if result.is_of_training else quality_words(result)
     size = share_words(best.size_bytes, baseline.size_bytes, "size")
     memory = share_words(best.peak_bytes, baseline.peak_bytes, "memory")
     if result.objective == "size":

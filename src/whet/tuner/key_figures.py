@@ -47,7 +47,7 @@ def key_figures(result: Result) -> list[Tile]:
 def speed_tile(result: Result) -> Tile:
     """Return the speedup of the best variant, or what is known of the nearest one."""
     best = result.best
-    main = result.objective == ("throughput" if result.kind == "training" else "latency")
+    main = result.objective == ("throughput" if result.is_of_training else "latency")
     if best.steps:
         detail = f"95% interval {figures.interval(best.speedup_ci95)}"
         if best.p_value is not None:

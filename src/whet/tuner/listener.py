@@ -1,13 +1,8 @@
 """Tell whoever watches a search how it goes."""
 
-from typing import TYPE_CHECKING
-
-from whet.tuner.facts import TargetFacts
+from whet.tuner.facts import Facts
 from whet.tuner.outlook import Outlook
 from whet.tuner.records import TrialRecord
-
-if TYPE_CHECKING:
-    from whet.tuner.training.facts import TrainingFacts
 
 
 class Listener:
@@ -16,11 +11,8 @@ class Listener:
     def begins(self) -> None:
         """Note that the work begins. What a name and options show to be wrong has been refused by then."""
 
-    def looked(self, facts: TargetFacts) -> None:
+    def looked(self, facts: Facts) -> None:
         """Note that the target has been examined."""
-
-    def looked_at_training(self, facts: "TrainingFacts") -> None:
-        """Note that a training run has been examined."""
 
     def planned(self, outlook: Outlook) -> None:
         """Note how the rest of the budget was divided: what fits, and about how long it takes."""

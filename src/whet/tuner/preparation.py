@@ -3,8 +3,8 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whet.errors import OptionError, OutputError, StudyError
 from whet.figures import num_bytes
@@ -12,11 +12,13 @@ from whet.files import names_in, writable_parent
 from whet.measure.isolate import QUIET, run_isolated
 from whet.measure.memory import bare_process
 from whet.recipe import FILE as RECIPE
-from whet.tuner.facts import KnownFacts, TargetFacts
-from whet.tuner.goal import Goal
+from whet.tuner.facts import Facts, KnownFacts
 from whet.tuner.known_target import INPUTS, OUTPUTS
 from whet.tuner.study import FILE as STUDY
 from whet.tuner.study import Study, default_storage
+
+if TYPE_CHECKING:
+    from whet.tuner.kind import Kind
 
 WORK = "trials"
 _ENOUGH_BYTES = 2**30  # torch alone surely fits into this much
@@ -68,30 +70,19 @@ def check_memory(max_memory_bytes: int | None) -> None:
         )
 
 
-def open_study(
-    storage: str | None,
-    directory: Path,
-    name: str,
-    goal: Goal,
-    facts: TargetFacts,
-    resume: bool,
-    exclude: Sequence[str],
-) -> Study:
+def open_study(kind: "Kind", directory: Path) -> Study:
     """Open the study of a search, and check that a resumed one began with the same machine, model and weights.
 
     Raises:
         StudyError: The study cannot be used, or began with something else.
         OutputError: The output directory cannot be made.
     """
-    if not storage:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
-    title = f"whet {name} {goal.objective} {goal.max_drop} {goal.max_memory_bytes}"
-    if storage:  # a shared storage may hold studies of other models of that name, or of this one with other weights
-        title += f" {facts.weights}"
-    study = Study.open(storage or default_storage(directory), title, must_exist=resume)
+    asked, facts = kind.asked, kind.facts
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
+    study = Study.open(asked.storage or default_storage(directory), kind.title(), must_exist=asked.resume)
     known = study.facts
     if known is None:
         study.facts = facts
@@ -107,7 +98,7 @@ def open_study(
             "the model's weights are not those that this search was begun with; start anew with another --out. A "
             "function that draws weights at random must fix the seed"
         )
-    elif there := {entry.technique for entry in known.applicable}.intersection(exclude):
+    elif there := {entry.technique for entry in known.applicable}.intersection(asked.exclude):
         raise StudyError(
             f"this search was begun with {', '.join(sorted(there))} to be tried; leave --exclude out, or start anew "
             "with another --out"
@@ -115,7 +106,7 @@ def open_study(
     return study
 
 
-def _differences(known: KnownFacts, facts: TargetFacts) -> str:
+def _differences(known: KnownFacts, facts: Facts) -> str:
     """Return, in words, what differs between the machine that a search began on and this one."""
     found = facts.machine.differences(known.machine.facts()) if known.machine is not None else []
     return "; ".join(found) or f"fingerprint {known.fingerprint}, here {facts.fingerprint}"

@@ -16,6 +16,7 @@ from whet.recipe import Recipe, Step
 from whet.training.loss_proof import LossProof
 from whet.training.step_profile import StepProfile
 from whet.tuner.goal import Objective
+from whet.tuner.kind_options import KindWord
 from whet.tuner.records import Agreement, QualityChange, TrainingEvidence, TrialRecord
 
 FILE = RESULT
@@ -56,7 +57,7 @@ class MeasuredVariant(BaseModel):
         load: What else the machine did meanwhile, as measure.load.Load.
         doubt: Why its times prove nothing, where the verdict is inconclusive for such a reason.
         training: The evidence of a training run; None for inference.
-        is_smaller: For training: whether the peak of each pair of the finals is smaller than the original's.
+        is_smaller: Whether the peak of each pair of the finals is smaller than the original's.
         losses: What pairs of training runs prove of the held-out loss; None where none were made.
     """
 
@@ -180,7 +181,7 @@ class Result(BaseModel):
     """Hold everything that one run of `whet tune` found.
 
     Attributes:
-        kind: What was tuned: calls of a model, or steps of a training.
+        kind: What was tuned: calls of a model, steps of a training, or those of a script.
         unit: For training: what the throughput counts, "tokens" or "samples".
         model_directory: The directory of hf:DIR, from the root; "" for other targets.
         model_type: The type that its config.json names.
@@ -196,13 +197,13 @@ class Result(BaseModel):
         larger_batches: For training with allow_batch: larger batches beside the training's own.
         profile: For training: where the time of the original's steps goes, in seconds; None for inference, and in
             results of earlier versions.
-        time_s: For training: the seconds of the search by part, such as "examination"; without waiting for quiet.
+        time_s: The seconds of the search by part, such as "examination"; without waiting for quiet.
     """
 
     model_config = ConfigDict(extra="ignore")
 
     format: int = 1
-    kind: Literal["inference", "training"] = "inference"
+    kind: KindWord = "inference"
     target: str
     unit: str = "samples"
     model_directory: str = ""
@@ -248,6 +249,11 @@ class Result(BaseModel):
     def speedup(self) -> float:
         """Return the speedup of the best variant; 1.0 where the original stays."""
         return self.best.speedup
+
+    @property
+    def is_of_training(self) -> bool:
+        """Return whether its recipe changes a training loop."""
+        return self.kind in ("training", "script")
 
     @property
     def is_disturbed(self) -> bool:

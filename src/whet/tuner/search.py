@@ -74,12 +74,14 @@ class SearchTime:
         return (self.stop_at - self.clock()) * (0.5 if is_reference else 1.0)
 
 
-def search(
-    context: TrialContext,
+def search_space(
+    space: Space,
     study: Study,
     goal: Goal,
     limit: SearchTime,
+    attempt: Callable[[int, Recipe, float], TrialRecord],
     *,
+    tidy: Callable[[Sequence[TrialRecord]], None] = lambda records: None,
     max_trials: int = 200,
     patience: Patience | None = None,
     report: Callable[[TrialRecord], None] = lambda record: None,
@@ -93,43 +95,6 @@ def search(
     later. After KeyboardInterrupt the study can be resumed.
 
     Args:
-        context: Where the search works.
-        study: Holds the trials.
-        goal: What the search is to reach.
-        limit: How long it may take.
-        max_trials: How many trials the study may hold.
-        patience: How long to wait for a quiet machine.
-        report: Is told of every trial that ended or was stopped.
-
-    Returns:
-        Every record of the study, and those of the trials that were stopped.
-    """
-
-    def attempt(number: int, recipe: Recipe, left_s: float) -> TrialRecord:
-        return try_recipe(context, goal, number, recipe, space, left_s)
-
-    space = context.space
-    tidy = partial(_drop_losers, context, goal)
-    return search_space(
-        space, study, goal, limit, attempt, tidy=tidy, max_trials=max_trials, patience=patience, report=report
-    )
-
-
-def search_space(
-    space: Space,
-    study: Study,
-    goal: Goal,
-    limit: SearchTime,
-    attempt: Callable[[int, Recipe, float], TrialRecord],
-    *,
-    tidy: Callable[[Sequence[TrialRecord]], None] = lambda records: None,
-    max_trials: int = 200,
-    patience: Patience | None = None,
-    report: Callable[[TrialRecord], None] = lambda record: None,
-) -> list[TrialRecord]:
-    """Try recipes of a space, whatever they change; see search.
-
-    Args:
         space: The recipes that can be made.
         study: Holds the trials.
         goal: What the search is to reach.
@@ -139,6 +104,9 @@ def search_space(
         max_trials: How many trials the study may hold.
         patience: How long to wait for a quiet machine.
         report: Is told of every trial that ended or was stopped.
+
+    Returns:
+        Every record of the study, and those of the trials that were stopped.
     """
     patience = patience or Patience()
     records = study.records()
@@ -269,7 +237,7 @@ def _with_memory(context: TrialContext, goal: Goal, record: TrialRecord, time_le
     return record.model_copy(update={"status": "rejected", "rejected_for": "memory", "reason": reason})
 
 
-def _drop_losers(context: TrialContext, goal: Goal, records: Sequence[TrialRecord]) -> None:
+def drop_losers(context: TrialContext, goal: Goal, records: Sequence[TrialRecord]) -> None:
     """Delete the artefacts of all trials but the best three."""
     keep = {record.number for record in ranked(goal, records)[:_KEPT]}
     for record in records:

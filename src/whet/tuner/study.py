@@ -22,7 +22,7 @@ from whet.errors import OutputError, StudyError, reason
 from whet.files import check_file
 from whet.recipe import Recipe
 from whet.tuner.command import without_password
-from whet.tuner.facts import KnownFacts, TargetFacts
+from whet.tuner.facts import Facts, KnownFacts
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 
@@ -106,7 +106,7 @@ class Study:
 
     @facts.setter
     @_telling
-    def facts(self, facts: TargetFacts) -> None:
+    def facts(self, facts: Facts) -> None:
         self._study.set_user_attr(FACTS, json.dumps(facts.kept()))
 
     @_telling

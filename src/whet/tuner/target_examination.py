@@ -16,11 +16,13 @@ from whet.measure.quiet import undisturbed
 from whet.profiler import Profile, diagnose, profile_sizes
 from whet.tuner.batch import with_free_batch
 from whet.tuner.facts import TargetFacts
+from whet.tuner.kind_options import KindWord
 from whet.tuner.known_target import INPUTS, OUTPUTS, digest_of, digest_of_content, write_inputs, write_outputs
 from whet.tuner.result import Diagnosed, LayerRow
 from whet.tuner.space import applicable_techniques
-from whet.workload import Workload, examine, unseen_inputs
-from whet.workloads.handover import open_target
+from whet.workload import StreamWorkload, TrainingWorkload, Workload, examine, unseen_inputs
+from whet.workloads.handover import open_any, open_target
+from whet.workloads.target import inference_only
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
@@ -41,6 +43,26 @@ class ExaminationRequest(BaseModel):
     exclude: tuple[str, ...] = ()
 
 
+class Examination(BaseModel):
+    """Hold what examining a target gave: its facts, or of which other kind it turned out to be."""
+
+    model_config = ConfigDict(frozen=True)
+
+    facts: TargetFacts | None = None
+    other: KindWord | None = None
+
+
+def examine_any(request: ExaminationRequest) -> Examination:
+    """Examine a target, unless it is a training or a stream once it is built; see examine_target."""
+    started = time.perf_counter()
+    workload = open_any(request.target)
+    if isinstance(workload, TrainingWorkload):
+        return Examination(other="training")
+    if isinstance(workload, StreamWorkload):
+        return Examination(other="stream")
+    return Examination(facts=_examined(request, inference_only(workload, request.target), started))
+
+
 def examine_target(request: ExaminationRequest) -> TargetFacts:
     """Check a target and return its facts: signature, score, profile, diagnosis, and the techniques that apply.
 
@@ -48,7 +70,11 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
         WhetError: The target cannot be tuned; the message says why.
     """
     started = time.perf_counter()
-    workload = open_target(request.target)
+    return _examined(request, open_target(request.target), started)
+
+
+def _examined(request: ExaminationRequest, workload: Workload, started: float) -> TargetFacts:
+    """Return the facts of a workload whose building began at a time."""
     open_s = time.perf_counter() - started
     examined, batch = with_free_batch(examine(workload))
     weights = weights_digest(workload)  # before the profile, since some buffers count the calls

@@ -1,50 +1,112 @@
-"""Derive the verdict from measured points: gain or no gain, in a sentence, and which trials are Pareto-optimal."""
+"""Give the verdict of a search of any kind: gain, no gain, inconclusive or failed, in a sentence, with what is kept."""
 
-import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from whet.comparison.claim import Verdict
+from whet.figures import num_bytes
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE
 from whet.tuner import figures
-from whet.tuner.build import is_in_process
-from whet.tuner.facts import TargetFacts
-from whet.tuner.final_comparison import is_gain
+from whet.tuner.budget import enough
+from whet.tuner.finals import Finals
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.headline import CANNOT_BE_SAVED, UNFAIR_MEMORY
-from whet.tuner.in_process import ADVICE
-from whet.tuner.outlook import MIN_ROUNDS
+from whet.tuner.kind import Kind
+from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import NO_VERDICT, MeasuredVariant, UntriedTechnique
+from whet.tuner.result import NO_VERDICT, MeasuredVariant, UntriedTechnique, Word
 from whet.tuner.space import Space
 
 TIME_UP = "the time was up before its turn"
 STOPPED = "its trial was stopped, as the budget was used up"
 
 _SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not called smaller
+_BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower in any process
+_STAYS = "The original stays."
 
 
-def choose(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVariant]) -> MeasuredVariant:
-    """Return the best point that is proved better than the original, or the original where none is."""
-    proved = [p for p in points if improves(goal, baseline, p)]
+@dataclass(frozen=True)
+class Decision:
+    """Hold a verdict.
+
+    Attributes:
+        word: The verdict in a word.
+        sentence: The same in a sentence, or several.
+        best: What is kept: the best point, or the original.
+        needed_s: The budget in seconds that would have done; None where time is not what is missing.
+    """
+
+    word: Word
+    sentence: str
+    best: MeasuredVariant
+    needed_s: float | None = None
+
+
+def decide(
+    kind: Kind, finals: Finals, records: Sequence[TrialRecord], reference: MeasuredVariant | None = None
+) -> Decision:
+    """Give the verdict.
+
+    Args:
+        kind: What was tuned, with its goal.
+        finals: What the finals showed; what their points owe has been proved.
+        records: Every trial.
+        reference: torch.compile alone; None where it was not measured.
+    """
+    goal, baseline, patience = kind.goal, finals.baseline, kind.work.patience
+    better = [point for point in best_first(goal, finals.points) if improves(goal, baseline, point)]
+    kept = next((point for point in better if kind.is_proved(point)), None)
+    if kept is not None:
+        needed_s = kind.needed_s(records, finals.points)
+        left_out = _left_out(goal, kept, better, finals.points, needed_s)
+        return Decision("gain", kind.gained(kept, baseline, reference) + left_out, kept)
+    if better:
+        return _unproved(kind, baseline, better, kind.needed_s(records, finals.points))
+    if why := disturbed(baseline, finals.points, patience, finals.num_finalists):
+        told = f"{NO_VERDICT}{why}. {_STAYS} On a quiet machine, --resume goes on from here."
+        return Decision("inconclusive", told, baseline)
+    if finals.failures and not finals.points:
+        told = f"{NO_VERDICT}the finals failed ({'; '.join(finals.failures)}), so nothing was compared. {_STAYS}"
+        return Decision("inconclusive", told, baseline)
+    if (seen := unfinished(kind, records, finals.points)) is not None:
+        needed_s = kind.needed_s(records, finals.points)
+        told = f"Inconclusive: the time was up before anything was proved; {seen}. {_STAYS} {enough(needed_s)}."
+        return Decision("inconclusive", told, baseline, needed_s)
+    word: Word = "failed" if all_failed(records) else "no-gain"
+    return Decision(word, no_gain(goal, baseline, records, finals.points, kind.facts.no_graph), baseline)
+
+
+def best_first(goal: Goal, points: Sequence[MeasuredVariant]) -> list[MeasuredVariant]:
+    """Return points, those first that are best in the objective."""
     if goal.asks_for_speed:
-        return max(proved, key=lambda p: p.speedup, default=baseline)
+        return sorted(points, key=lambda p: -p.speedup)
     if goal.objective == "memory":
-        return min(proved, key=lambda p: p.peak_bytes, default=baseline)
-    return min(proved, key=lambda p: (p.size_bytes, -p.speedup), default=baseline)
+        return sorted(points, key=lambda p: p.peak_bytes)
+    return sorted(points, key=lambda p: (p.size_bytes, -p.speedup))
 
 
 def improves(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
-    """Return whether a point is proved better than the original in the objective, within the memory allowed."""
-    return not is_too_large(goal, point) and _is_better(goal, baseline, point)
+    """Return whether a point is measured better than the original in the objective, within the limits."""
+    return not is_too_large(goal, point) and not is_too_slow(goal, point) and _is_better(goal, baseline, point)
 
 
 def _is_better(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
-    """Return whether a point is better than the original in the objective, whatever memory it takes."""
+    """Return whether a point is better than the original in the objective, whatever its time and memory."""
     if goal.asks_for_speed:
-        return is_gain(point)
+        return point.verdict == Verdict.PASS
     if goal.objective == "memory":
-        return point.peak_bytes < _SIZE_MARGIN * baseline.peak_bytes
+        return point.is_smaller
     return point.size_bytes < _SIZE_MARGIN * baseline.size_bytes
+
+
+def is_too_large(goal: Goal, point: MeasuredVariant) -> bool:
+    """Return whether a point takes more memory than allowed."""
+    return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
+
+
+def is_too_slow(goal: Goal, point: MeasuredVariant) -> bool:
+    """Return whether a point that saves memory may take longer than allowed."""
+    return goal.objective == "memory" and 1 / point.speedup_ci95[0] > goal.most_slowdown
 
 
 def noise_in_words(baseline: MeasuredVariant) -> str:
@@ -57,10 +119,53 @@ def all_failed(records: Sequence[TrialRecord]) -> bool:
     return bool(records) and all(r.status in ("failed", "refused") for r in records)
 
 
-def inconclusive(
+def is_beaten(goal: Goal, record: TrialRecord) -> bool:
+    """Return whether a trial is so much slower than the original that the finals need not prove it."""
+    slowest = record.speedup if record.speedup_ci95 is None else record.speedup_ci95[1]
+    return goal.asks_for_speed and slowest is not None and slowest < _BEATEN
+
+
+def _left_out(
+    goal: Goal,
+    kept: MeasuredVariant,
+    better: Sequence[MeasuredVariant],
+    points: Sequence[MeasuredVariant],
+    needed_s: float,
+) -> str:
+    """Return why points that are better than what is kept, or smaller, are left out; "" where there are none."""
+    told = [f" {point.label} is left out: {_open(point, needed_s)}." for point in better[: better.index(kept)]]
+    if goal.objective == "memory":
+        told += [
+            f" {point.label} is left out: it takes {num_bytes(point.peak_bytes)}, but up to "
+            f"{1 / point.speedup_ci95[0]:.3g} times the original's time; {goal.most_slowdown:g} is allowed."
+            for point in points
+            if point.is_smaller and point.peak_bytes < kept.peak_bytes and is_too_slow(goal, point)
+        ]
+    return "".join(told)
+
+
+def _unproved(kind: Kind, baseline: MeasuredVariant, better: Sequence[MeasuredVariant], needed_s: float) -> Decision:
+    """Return the verdict where what is better has not been proved to be as good."""
+    first = better[0]
+    gain = f" ({first.speedup:.2f}x)" if kind.goal.asks_for_speed else ""
+    told = f"{first.label} is better{gain}, but {_open(first, needed_s)}. {_STAYS}"
+    if all(point.losses is not None and point.losses.is_same is False for point in better):
+        return Decision("no-gain", told, baseline)
+    is_short = any(point.losses is None or point.losses.is_unfinished for point in better)
+    return Decision("inconclusive", told, baseline, needed_s if is_short else None)
+
+
+def _open(point: MeasuredVariant, needed_s: float) -> str:
+    """Return why a point whose times are better is not kept."""
+    if point.losses is None:
+        return f"no pair of runs for its loss fitted into the budget; {enough(needed_s)}"
+    return f"{point.losses.words}; {enough(needed_s)}" if point.losses.is_unfinished else point.losses.words
+
+
+def disturbed(
     baseline: MeasuredVariant, points: Sequence[MeasuredVariant], patience: Patience, num_finalists: int = 0
 ) -> str:
-    """Return why there is no verdict, in one sentence; "" where a verdict can be given.
+    """Return why what was measured does not count, as a clause; "" where it does.
 
     Args:
         baseline: The original in the finals.
@@ -69,21 +174,55 @@ def inconclusive(
         num_finalists: How many finalists were to be measured.
     """
     if patience.has_run_out:
-        why = patience.sentence
-    elif patience.cause and not patience.goes_on and (len(points) < num_finalists or any(map(_is_thin, points))):
-        why = f"too few rounds of the finals were quiet: {patience.cause}"
-    elif doubtful := [p for p in points if p.doubt]:
-        why = f"{doubtful[0].label} cannot be judged: {doubtful[0].doubt}"
-    elif points and baseline.noise > MAX_NOISE:
-        why = figures.spread(baseline.noise)
-    else:
-        return ""
-    return f"{NO_VERDICT}{why}. The original stays. On a quiet machine, --resume goes on from here."
+        return patience.sentence
+    if patience.cause and not patience.goes_on and (len(points) < num_finalists or any(map(_is_thin, points))):
+        return f"too few rounds of the finals were quiet: {patience.cause}"
+    if doubtful := [point for point in points if point.doubt]:
+        return f"{doubtful[0].label} cannot be judged: {doubtful[0].doubt}"
+    if points and baseline.noise > MAX_NOISE:
+        return figures.spread(baseline.noise)
+    return ""
 
 
 def _is_thin(point: MeasuredVariant) -> bool:
     """Return whether a point was judged by too few rounds to show anything."""
-    return point.verdict == "inconclusive" and len(point.process_latencies_ms) < MIN_ROUNDS
+    return point.verdict == Verdict.INCONCLUSIVE and len(point.process_latencies_ms) < MIN_ROUNDS
+
+
+def unfinished(kind: Kind, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> str | None:
+    """Return what was seen as the time was up, where more of it could change the verdict; else None.
+
+    It could if no trial was measured and some were stopped or not begun although techniques apply, or if the finals
+    have not judged the best trial by as many pairs as there are in full.
+    """
+    goal = kind.goal
+    if not any(record.status in ("done", "rejected") for record in records):
+        if all_failed(records) or not kind.space_to_search().techniques:
+            return None
+        ended = next((record for record in records if record.status == "stopped"), None)
+        return "no technique was tried" if ended is None else f"{ended.label} {ended.reason}"
+    best = next(iter(ranked(goal, records)), None)
+    if best is None or is_beaten(goal, best):
+        return None
+    point = next((point for point in points if point.number == best.number), None)
+    if point is None:
+        is_promising = not goal.asks_for_speed or (best.speedup or 0.0) > 1
+        seen = f"in the screening, {best.label} was {best.speedup or 1:.2f}x as fast as the original"
+        return f"{seen}, which proves nothing" if is_promising else None
+    if _may_still_win(goal, point):
+        low, high = point.speedup_ci95
+        pairs = len(point.process_latencies_ms)
+        seen = f"{point.speedup:.2f}x ({low:.2f}–{high:.2f})" if goal.asks_for_speed else num_bytes(point.peak_bytes)
+        return f"in {pairs} pairs of the finals, {point.label} showed {seen}, which does not tell"
+    return None
+
+
+def _may_still_win(goal: Goal, point: MeasuredVariant) -> bool:
+    """Return whether the finals ended before a point had all of its pairs, without telling."""
+    num_pairs = len(point.process_latencies_ms)
+    if goal.asks_for_speed:
+        return point.verdict == Verdict.INCONCLUSIVE and num_pairs < ROUNDS
+    return goal.objective == "memory" and num_pairs < MIN_ROUNDS
 
 
 def no_gain(
@@ -91,7 +230,6 @@ def no_gain(
     baseline: MeasuredVariant,
     records: Sequence[TrialRecord],
     points: Sequence[MeasuredVariant] = (),
-    beaten: TrialRecord | None = None,
     no_graph: str = "",
 ) -> str:
     """Return why the original stays, in one sentence.
@@ -101,31 +239,30 @@ def no_gain(
         baseline: The original in the finals.
         records: Every trial.
         points: The finalists in the finals.
-        beaten: The best trial, where it was too slow for the finals.
         no_graph: Why the model cannot be exported as a graph; "" where it can.
     """
     rejected = [r for r in records if r.status == "rejected"]
     too_large = [p for p in points if is_too_large(goal, p) and _is_better(goal, baseline, p)]
+    best = next(iter(ranked(goal, records)), None)
     if not records and no_graph:
         return f"No gain: no technique was tried: {no_graph}; the original stays."
     if not records:
         return "No gain: no technique was tried, as none applies here or was left in; the original stays."
     if all_failed(records):
         lost = records[0]
-        return f"Nothing that was tried could be measured; the first, {lost.label}: {lost.reason}. The original stays."
-    if beaten is not None:
-        why = (
-            f"nothing that kept the quality is as fast as the original; {beaten.label} comes nearest, at "
-            f"{beaten.speedup:.2f}x"
-        )
+        return f"Nothing that was tried could be measured; the first, {lost.label}: {lost.reason}. {_STAYS}"
+    if best is not None and not points and goal.asks_for_speed and (best.speedup or 0.0) <= 1:
+        why = f"nothing that kept the quality is as fast as the original; {best.label} comes nearest, at "
+        why += f"{best.speedup or 0:.2f}x"
     elif rejected and not any(r.status == "done" for r in records):
         fastest = max(rejected, key=lambda r: r.speedup or 0.0)
         why = f"nothing that was tried stayed within the limits; the fastest, {fastest.label}: {fastest.reason}"
     elif too_large:
         first = too_large[0]
-        why = f"{first.label} is better, but held {first.peak_bytes / 2**20:,.0f} MiB in the finals, more than allowed"
+        why = f"{first.label} is better, but held {num_bytes(first.peak_bytes)} in the finals, more than allowed"
     elif goal.objective == "memory":
-        why = "nothing that was tried needs less memory at its peak than the original"
+        took = f"; the best trial, {best.label}, took {num_bytes(best.peak_bytes)}" if best and best.peak_bytes else ""
+        why = f"nothing that was tried is proved to need less memory at its peak than the original{took}"
     elif goal.objective == "size":
         why = "nothing that was tried is smaller on disk than the original"
     else:
@@ -133,136 +270,17 @@ def no_gain(
             f"nothing that was tried is proved better than the original in {goal.objective} "
             f"(noise floor {noise_in_words(baseline)})"
         )
-    return f"No gain: {why}; the original stays."
+    return f"No gain: {why}; the original stays.{_original_too_large(goal, baseline)}"
 
 
-def gain(
-    goal: Goal,
-    baseline: MeasuredVariant,
-    best: MeasuredVariant,
-    compile_only: MeasuredVariant | None,
-    quality_name: str,
-    *,
-    is_fair: bool = True,
-) -> str:
-    """Return what was gained, in one sentence.
-
-    Args:
-        goal: What the search was to reach.
-        baseline: The original in the finals.
-        best: The winner in the finals.
-        compile_only: torch.compile alone; None where it was not measured.
-        quality_name: The quality's name, for people.
-        is_fair: Whether the original's memory is that of the model alone.
-    """
-    low, high = best.speedup_ci95
-    text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95% interval {low:.2f} to {high:.2f})"
-    if goal.objective == "memory":
-        text += f" and holds {baseline.peak_bytes / best.peak_bytes:.2f}x less memory at its peak"
-        if not is_fair:
-            text += f" ({UNFAIR_MEMORY})"
-    if goal.objective == "size":
-        text += f" and is {baseline.size_bytes / best.size_bytes:.2f}x smaller on disk"
-    if compile_only is not None and best.steps != compile_only.steps:
-        where = " in the screening" if compile_only.verdict == "screened" else ""
-        text += f", torch.compile alone {compile_only.speedup:.2f}x{where}"
-    if best.quality is not None:
-        before = "" if baseline.quality is None else f"{baseline.quality:.4g} before, "
-        text += f"; {quality_name}: {before}{best.quality:.4g} after"
-        if baseline.quality is not None:
-            text += f" ({figures.change(best.change, goal.max_drop)})"
-    if best.fixed_batch is not None:
-        text += f"; fixed to batch {best.fixed_batch}"
-    if is_in_process(best.steps):
-        text += f". {CANNOT_BE_SAVED}{ADVICE}"
-    return text + "."
-
-
-def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> MeasuredVariant:
-    """Return the original as a point where no process of the finals measured it.
-
-    Its latency is the median of those measured beside the variants, or else the profile's.
-    """
-    beside = [r.baseline_latency_ms for r in records if r.baseline_latency_ms]
-    profiled = [profile.total_s * 1e3 for profile, count in facts.profiles for _ in range(count)]
-    latency_ms = statistics.median(beside) if beside else statistics.fmean(profiled)
-    return MeasuredVariant(
-        latency_ms=latency_ms,
-        throughput_per_s=facts.num_samples * 1e3 / latency_ms,
-        peak_bytes=0,
-        size_bytes=facts.original_bytes,
-        quality=facts.score,
-        verdict="screened",
-    )
-
-
-def is_open(
-    goal: Goal,
-    space: Space,
-    records: Sequence[TrialRecord],
-    points: Sequence[MeasuredVariant],
-    beaten: TrialRecord | None,
-) -> bool:
-    """Return whether more time could change the verdict.
-
-    It could if no trial was measured and some were stopped or not begun although techniques apply, or if the finals
-    have not judged the best trial.
-
-    Args:
-        goal: What the search was to reach.
-        space: The recipes that can be made.
-        records: Every trial.
-        points: The finalists in the finals.
-        beaten: The best trial, where it was too slow for the finals.
-    """
-    if not any(record.status in ("done", "rejected") for record in records) and not all_failed(records):
-        return bool(space.techniques)
-    best = next(iter(ranked(goal, records)), None)
-    if best is None or beaten is not None:
-        return False
-    judged = next((point for point in points if point.number == best.number), None)
-    if judged is None:
-        return True
-    has_few = len(judged.process_latencies_ms) < MIN_ROUNDS and judged.verdict == "inconclusive"
-    return goal.asks_for_speed and has_few
-
-
-def out_of_time(records: Sequence[TrialRecord], best: TrialRecord | None, needed_s: float) -> str:
-    """Say that nothing was proved because the time was up.
-
-    Args:
-        records: Every trial.
-        best: The best trial that the finals did not judge; None without one.
-        needed_s: About the budget in seconds that a verdict takes.
-    """
-    if best is not None and best.speedup is not None:
-        seen = f"in the screening, {best.label} was {best.speedup:.2f}x as fast as the original, which proves nothing"
-    elif records:
-        ended = next((record for record in records if record.status == "stopped"), records[0])
-        seen = f"{ended.label} {ended.reason}"
-    else:
-        seen = "no technique was tried"
+def _original_too_large(goal: Goal, baseline: MeasuredVariant) -> str:
+    """Return that the original takes more memory than allowed; "" where it does not."""
+    if not is_too_large(goal, baseline) or goal.max_memory_bytes is None:
+        return ""
     return (
-        f"Inconclusive: the time was up before anything was proved; {seen}. A verdict takes a budget of about "
-        f"{needed_s:.0f} s. The original stays."
+        f" The original takes {num_bytes(baseline.peak_bytes)}, more than the {num_bytes(goal.max_memory_bytes)} "
+        "allowed; --objective memory looks for a smaller one."
     )
-
-
-def unmeasured(best: TrialRecord) -> str:
-    """Say that the finals measured no variant: each failed to load or to run in a fresh process.
-
-    Args:
-        best: The best trial of the search.
-    """
-    return (
-        f"No verdict: neither {best.label} nor another variant ran in the finals, so nothing was compared with the "
-        "original. The original stays."
-    )
-
-
-def is_too_large(goal: Goal, point: MeasuredVariant) -> bool:
-    """Return whether a point takes more memory than allowed."""
-    return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
 
 
 def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[UntriedTechnique]:
@@ -306,26 +324,3 @@ def pareto(records: Sequence[TrialRecord]) -> list[int]:
         for number, mine in points.items()
         if not any(all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in points.values())
     ]
-
-
-def point_of(record: TrialRecord, num_samples: float) -> MeasuredVariant | None:
-    """Return a trial outside the finals as a point with its screening figures; None where it was not timed."""
-    if record.latency_ms is None or record.speedup is None or record.speedup_ci95 is None:
-        return None
-    return MeasuredVariant(
-        steps=record.steps,
-        label=record.label,
-        number=record.number,
-        latency_ms=record.latency_ms,
-        beside_ms=record.baseline_latency_ms,
-        throughput_per_s=num_samples * 1e3 / record.latency_ms,
-        peak_bytes=record.peak_bytes or 0,
-        size_bytes=record.size_bytes or 0,
-        quality=record.quality,
-        agreement=record.agreement,
-        share_of_limit=record.share_of_limit,
-        speedup=record.speedup,
-        speedup_ci95=record.speedup_ci95,
-        fixed_batch=record.fixed_batch,
-        verdict="screened",
-    )

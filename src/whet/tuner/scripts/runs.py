@@ -1,5 +1,6 @@
 """Run variants of a script for tuning: to prove them, to time them, and to train pairs for their loss."""
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -47,11 +48,12 @@ class ScriptRuns:
     timed_s: float = field(default=0.0)
     _num_timed: int = field(default=1, repr=False)
 
-    def proof(self, steps: Sequence[Step] = (), *, num_threads: int = 0) -> ScriptOutcome:
-        """Run the first steps with dropout off, and record gradients and updates."""
+    def proof(self, steps: Sequence[Step] = (), *, num_threads: int = 0, left_s: float = math.inf) -> ScriptOutcome:
+        """Run the first steps with dropout off, and record gradients and updates, for `left_s` seconds at most."""
         number = min(self.num_steps, PROOF_STEPS)
         return self._run(
-            ScriptRequest(steps=tuple(steps), num_steps=number, enough_s=RUN_S, is_proof=True, num_threads=num_threads)
+            ScriptRequest(steps=tuple(steps), num_steps=number, enough_s=RUN_S, is_proof=True, num_threads=num_threads),
+            left_s,
         )
 
     def moved(self, size: float, number: int) -> ScriptOutcome:
@@ -69,16 +71,16 @@ class ScriptRuns:
             ScriptRequest(steps=tuple(steps), num_steps=self.num_steps, enough_s=RUN_S, is_watched=is_watched)
         )
 
-    def for_loss(self, steps: Sequence[Step], seed: int, num_steps: int) -> ScriptOutcome:
+    def for_loss(self, steps: Sequence[Step], seed: int) -> ScriptOutcome:
         """Train all steps of a run with other seeds."""
         return self._run(
-            ScriptRequest(steps=tuple(steps), num_steps=num_steps, enough_s=_NEVER, seed=seed, shift=1009 * seed)
+            ScriptRequest(steps=tuple(steps), num_steps=self.num_steps, enough_s=_NEVER, seed=seed, shift=1009 * seed)
         )
 
-    def _run(self, request: ScriptRequest) -> ScriptOutcome:
-        began = time.monotonic()
-        request = request.model_copy(update={"limit_s": 0.9 * self.limit_s})
-        outcome = run_bounded(self.command, request, self.scratch, limit_s=self.limit_s)
+    def _run(self, request: ScriptRequest, left_s: float = math.inf) -> ScriptOutcome:
+        began, limit_s = time.monotonic(), min(self.limit_s, left_s)
+        request = request.model_copy(update={"limit_s": 0.9 * limit_s})
+        outcome = run_bounded(self.command, request, self.scratch, limit_s=limit_s)
         seconds = time.monotonic() - began
         self.longest_s = max(self.longest_s, seconds)
         if request.is_proof:
@@ -88,11 +90,11 @@ class ScriptRuns:
             self.timed_s, self.starting_s = seconds, max(0.0, seconds - sum(outcome.record.seconds))
         return outcome
 
-    def costs(self, *, needs_losses: bool) -> VerdictCosts:
+    def costs(self, num_finalists: int = 1) -> VerdictCosts:
         """Return what trials, the finals and the proof of the loss take, by the runs so far."""
         step_s = (self.timed_s - self.starting_s) / max(1, self._num_timed)
         loss_s = self.starting_s + self.num_steps * step_s
-        return VerdictCosts(self.proof_s, 2 * self.timed_s, 2 * loss_s if needs_losses else 0.0)
+        return VerdictCosts(self.proof_s, 2 * max(1, num_finalists) * self.timed_s, 2 * loss_s)
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,6 @@ def timed_run(outcome: ScriptOutcome) -> Run:
         num_calls=len(seconds),
         load=total(Load(**block["load"]) for block in record.blocks),
         busy=busy,
-        peak_bytes=record.cuda_peak_bytes or record.peak_bytes,
+        peak_bytes=record.memory.peak_bytes if record.memory is not None else record.peak_bytes,
         cuda_peak_bytes=record.cuda_peak_bytes,
     )

@@ -13,9 +13,10 @@ from whet.comparison.schedules import ABBA
 from whet.comparison.stopping import Fixed
 from whet.measure.quiet import Patience
 from whet.recipe import Step
+from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
 from whet.tuner.result import LargerBatch
 from whet.tuner.training.context import TrainingContext
-from whet.tuner.training.finals import MIN_ROUNDS, ROUNDS, RUN_S, PairServers, prove_losses, timed_run
+from whet.tuner.training.finals import RUN_S, PairServers, prove_losses, timed_run
 from whet.tuner.training.steps_process import StepsRequest
 from whet.workload.larger_batch import learning_rate_factor, learning_rate_rule
 

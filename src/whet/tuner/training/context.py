@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.comparison.run import Run, on_common_calls
-from whet.figures import num_bytes
 from whet.recipe import Recipe, Step
-from whet.techniques.training import TRAINING_TABLE
 from whet.tuner.budget import Runner, run_within
-from whet.tuner.goal import Goal
 from whet.tuner.records import TrainingEvidence, TrialRecord
 from whet.tuner.search import without_answer
-from whet.tuner.space import Space
 from whet.tuner.training.facts import KnownTraining, TrainingFacts
 from whet.tuner.training.steps_process import StepsRequest, time_steps
 from whet.tuner.training.trial import (
@@ -27,12 +23,10 @@ from whet.tuner.training.trial import (
     train_for_loss,
 )
 
-COMPILE = Step(technique="compile")
 TIMING_S = 3.0
 NEIGHBOUR_S = 2.0  # seconds of timing of the original after each trial
 _UNTIMED_STEPS = 5  # about so many that warm a process up, or end its timing late
 _LIMIT_S = 300.0
-_LEAST_GAIN = 1.03  # of a technique's bound
 
 
 @dataclass(frozen=True)
@@ -58,32 +52,6 @@ class TrainingContext:
     trial_limit_s: float = _LIMIT_S
     most_loss: float = math.inf
     num_known: float = math.inf
-
-    @property
-    def space(self) -> Space:
-        """Return the space of recipes that can be made."""
-        return Space(self.facts.applicable, TRAINING_TABLE, COMPILE, self.facts.memory.peak_bytes)
-
-    def worth_trying(self, goal: Goal) -> Space:
-        """Return the space without the techniques that cannot pay: screening could not tell their gain from noise.
-
-        Where memory is asked for, these are what neither saves any nor makes a step faster. Otherwise the time that a
-        technique saves counts beside the shortest step that any other technique allows: where products in bfloat16 take
-        a quarter of the time, an update that took 1 % of a step takes 4 % of what is left. Where the original needs
-        more memory than is allowed, what saves some may be what makes a fast recipe fit.
-        """
-        entries, peak_bytes = self.facts.applicable, self.facts.memory.peak_bytes
-        if goal.asks_for_speed:
-            ceiling = max((entry.most for entry in entries), default=1.0)
-            needs_less = goal.max_memory_bytes is not None and peak_bytes > goal.max_memory_bytes
-            kept = [
-                entry
-                for entry in entries
-                if (1 - 1 / entry.most) * ceiling >= 1 - 1 / _LEAST_GAIN or (needs_less and entry.saves_memory)
-            ]
-        else:
-            kept = [entry for entry in entries if entry.most > 1 or entry.saves_memory]
-        return Space(kept, TRAINING_TABLE, COMPILE, peak_bytes)
 
     @property
     def known(self) -> KnownTraining:
@@ -157,13 +125,12 @@ class Neighbours:
 
 
 def record_of(
-    context: TrainingContext, goal: Goal, originals: Neighbours, number: int, recipe: Recipe, left_s: float
+    context: TrainingContext, originals: Neighbours, number: int, recipe: Recipe, left_s: float
 ) -> TrialRecord:
-    """Try a recipe, and judge it by the goal's limits.
+    """Try a recipe, and time it beside the original.
 
     Args:
         context: Where the search works.
-        goal: What the search is to reach.
         originals: Times the original beside each trial.
         number: The trial's number.
         recipe: The recipe.
@@ -180,13 +147,11 @@ def record_of(
         **dict(outcome),
         number=number,
         steps=recipe.steps,
-        predicted=context.space.bound(recipe.steps),
         fingerprint=context.facts.fingerprint,
     )
     if found.run is not None:
         beside = originals.around(left_s - (time.perf_counter() - began))
         record = record.model_copy(update=timed(context.facts, beside, found.run, found.outcome.training))
-        record = _within_limits(goal, record)
     return record.model_copy(update={"seconds": time.perf_counter() - began})
 
 
@@ -212,16 +177,3 @@ def timed(
         "peak_bytes": evidence.memory.peak_bytes if evidence.memory is not None else None,
         "training": evidence.model_copy(update={"throughput_per_s": facts.num_samples / run.seconds}),
     }
-
-
-def _within_limits(goal: Goal, record: TrialRecord) -> TrialRecord:
-    """Return a record, rejected where it needs too much memory or, for memory, too much time."""
-    assert record.speedup is not None
-    if goal.max_memory_bytes is not None and (record.peak_bytes or 0) > goal.max_memory_bytes:
-        taken, allowed = num_bytes(record.peak_bytes or 0), num_bytes(goal.max_memory_bytes)
-        reason = f"a step takes {taken}, more than the {allowed} allowed"
-        return record.model_copy(update={"status": "rejected", "rejected_for": "memory", "reason": reason})
-    if goal.objective == "memory" and 1 / record.speedup > goal.max_slowdown:
-        reason = f"a step takes {1 / record.speedup:.2f} times the original's time; {goal.max_slowdown:g} is allowed"
-        return record.model_copy(update={"status": "rejected", "rejected_for": "slowdown", "reason": reason})
-    return record

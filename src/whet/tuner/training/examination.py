@@ -23,6 +23,7 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.applied import refusals
 from whet.training.layer_profile import profile_training_layers
+from whet.training.loss_proof import TRAINING_LOSS
 from whet.training.memory import StepMemory, step_memory
 from whet.training.not_finite import batches_fault, weights_fault
 from whet.training.parts import Parts
@@ -106,14 +107,14 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     applicable, refused = applicable_techniques(
         parts, machine, limits, profile, memory, request.exclude, updates_plainly=updates_plainly(workload)
     )
-    tokens = _tokens(batches[0])
+    tokens, loop = _tokens(batches[0]), _loop_digest(workload, parts, digests(batches))
     return TrainingFacts(
         name=workload.name,
         machine=machine,
         fingerprint=machine.fingerprint,
         limits=limits,
         model=model,
-        loop=_loop_digest(workload, parts, digests(batches)),
+        loop=loop,
         applicable=tuple(applicable),
         refused=tuple(refused),
         profile=profile,
@@ -128,7 +129,10 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         num_samples=float(tokens or trainer.num_samples) * workload.num_accumulated,
         unit="tokens" if tokens else "samples",
         optimizer=type(parts.optimizer).__name__,
-        evaluation="" if workload.evaluation is None else workload.evaluation.name,
+        weights=f"{model} {loop}",
+        exclude=request.exclude,
+        peak_bytes=memory.peak_bytes,
+        quality_name=TRAINING_LOSS if workload.evaluation is None else workload.evaluation.name,
         higher_is_better=workload.evaluation is not None and workload.evaluation.higher_is_better,
     )
 

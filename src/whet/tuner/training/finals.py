@@ -1,26 +1,21 @@
-"""Compare the best recipes with the original in processes of their own, then prove the held-out loss in pairs."""
+"""Time the steps of a recipe in processes of its own for the finals, and prove the held-out loss in pairs of runs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from whet.comparison.claim import Claim
-from whet.comparison.compare import Comparison, TimeLimit, compare_all
 from whet.comparison.run import Run
-from whet.comparison.schedules import ABBA
-from whet.comparison.stopping import Fixed
 from whet.comparison.variant import in_words
-from whet.measure.quiet import Patience
 from whet.recipe import Step
-from whet.training.loss_proof import TRAINING_LOSS, LossPair, LossProof, is_over, judge
-from whet.training.technique import Exactness
+from whet.training.loss_proof import LossPair, LossProof
+from whet.tuner.finals import ORIGINAL
+from whet.tuner.loss_pairs import prove_in_pairs
 from whet.tuner.records import TrialRecord
 from whet.tuner.training.context import TrainingContext
 from whet.tuner.training.steps_process import StepsRequest, time_steps
-from whet.tuner.training.trial import LossRequest, LossRun, exactness_of, train_for_loss
+from whet.tuner.training.trial import LossRequest, LossRun, train_for_loss
 
-ROUNDS, MIN_ROUNDS = 8, 6
 RUN_S = 2.0  # seconds of timing in each process
 _LIMIT_S = 300.0  # of a process
 LEAST_STEPS, MOST_STEPS = 24, 400  # of a run for the held-out loss
@@ -46,7 +41,7 @@ class PairServers:
 
 
 @dataclass(frozen=True)
-class _Side:
+class TrainingSide:
     """Describe the original (no record) or a recipe as a side of the comparison."""
 
     context: TrainingContext
@@ -56,7 +51,7 @@ class _Side:
     @property
     def name(self) -> str:
         """Return the name of the side's directory."""
-        return "original" if self.record is None else f"final-{self.record.number}"
+        return ORIGINAL if self.record is None else f"final-{self.record.number}"
 
     def run(self) -> Run:
         """Time steps in a process of its own."""
@@ -74,35 +69,6 @@ def timed_run(context: TrainingContext, servers: PairServers, name: str, request
         assert outcome.failure is not None
         return Run(failure=in_words(outcome.failure))
     return found
-
-
-def compare_finalists(
-    context: TrainingContext,
-    finalists: Sequence[TrialRecord],
-    limit: TimeLimit,
-    patience: Patience,
-    report: Callable[[int, int], None],
-) -> tuple[Comparison, list[Claim]]:
-    """Measure the original and each finalist in pairs of processes, one after the other and back."""
-    servers = PairServers(context.renew)
-    original = _Side(context, None, servers)
-    stop = Fixed(ROUNDS, MIN_ROUNDS, noise_from="pairs") if finalists else Fixed(3, 1)
-    found = compare_all(
-        [(original, _Side(context, record, servers)) for record in finalists],
-        schedule=ABBA(),
-        stop=stop,
-        alone=() if finalists else [original],
-        patience=patience,
-        limit=limit,
-        old_may_fail=True,
-        report=lambda done, _: report(min(done, stop.most), stop.most),
-    )
-    return found, found.claims
-
-
-def needs_losses(steps: Sequence[Step]) -> bool:
-    """Return whether only the held-out loss can prove that a recipe trains as well."""
-    return exactness_of(steps) is not Exactness.EXACT
 
 
 def prove_losses(
@@ -130,38 +96,35 @@ def prove_losses(
     Returns:
         The proof; None where there was no time for a single pair.
     """
-    pairs: list[LossPair] = []
-    proof: LossProof | None = None
-    seed = 0
-    while proof is None or not is_over(proof):
-        seed += 1
+    change = "the recipe" if batch_factor == 1 else "the larger batch"
+
+    def run_pair(seed: int) -> LossPair | None:
         old, new = (
             _loss_run(context, chosen, seed, num_steps, left_s(), factor)
             for chosen, factor in ((() if batch_factor == 1 else steps, 1), (steps, batch_factor))
         )
         if left_s() <= 0 and (math.isnan(old.begin) or math.isnan(new.begin)):
-            break  # the end of the budget cut the pair off
-        pairs.append(
-            LossPair(
-                seed=seed,
-                old=old.held_out,
-                new=new.held_out,
-                old_middle=old.middle,
-                new_middle=new.middle,
-                begin=old.begin,
-                old_failure=old.failure,
-                new_failure=new.failure,
-            )
+            return None  # the end of the budget cut the pair off
+        return LossPair(
+            seed=seed,
+            old=old.held_out,
+            new=new.held_out,
+            old_middle=old.middle,
+            new_middle=new.middle,
+            begin=old.begin,
+            old_failure=old.failure,
+            new_failure=new.failure,
         )
-        proof = judge(
-            pairs,
-            allowed=allowed,
-            higher_is_better=context.facts.higher_is_better,
-            score=context.facts.evaluation or TRAINING_LOSS,
-            change="the recipe" if batch_factor == 1 else "the larger batch",
-        )
-        report(len(pairs))
-    return proof
+
+    facts = context.facts
+    return prove_in_pairs(
+        run_pair,
+        allowed=allowed,
+        score=facts.quality_name,
+        higher_is_better=facts.higher_is_better,
+        change=change,
+        report=report,
+    )
 
 
 def _loss_run(

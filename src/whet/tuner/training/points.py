@@ -1,11 +1,11 @@
 """Turn trials and claims into the points of a result."""
 
-from dataclasses import asdict
+import statistics
 
 from whet.comparison.claim import Claim
+from whet.tuner.finals import is_smaller, with_claim
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
-from whet.tuner.training.finals import MIN_ROUNDS
 
 _SMALLER = 0.97  # of the original's peak, in each pair: what is called smaller
 
@@ -18,26 +18,19 @@ def measured_point(record: TrialRecord, claim: Claim, num_samples: float = 1.0) 
         claim: The comparison with the original; at least one pair was measured.
         num_samples: Samples or tokens of a step.
     """
-    seconds = sorted(claim.new_s)[len(claim.new_s) // 2]
-    peaks = [(old.peak_bytes, new.peak_bytes) for old, new in claim.pairs]
-    return MeasuredVariant(
-        is_smaller=len(peaks) >= MIN_ROUNDS and all(0 < new < _SMALLER * old for old, new in peaks),
+    seconds = statistics.median(claim.new_s)
+    point = MeasuredVariant(
+        is_smaller=is_smaller(claim, _SMALLER),
         steps=record.steps,
         label=record.label,
         number=record.number,
         latency_ms=seconds * 1e3,
         throughput_per_s=num_samples / seconds,
-        peak_bytes=sorted(new for _, new in peaks)[len(peaks) // 2],
+        peak_bytes=round(statistics.median(new.peak_bytes for _, new in claim.pairs)),
         size_bytes=0,
-        process_latencies_ms=[s * 1e3 for s in claim.new_s],
-        speedup=claim.ratio or 1.0,
-        speedup_ci95=claim.ci95 or (1.0, 1.0),
-        p_value=claim.p_value,
-        noise=claim.noise,
-        verdict=claim.verdict.value,
-        load=asdict(claim.load),
         training=record.training,
     )
+    return with_claim(point, claim)
 
 
 def screened_point(record: TrialRecord, num_samples: float) -> MeasuredVariant:

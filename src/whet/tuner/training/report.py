@@ -36,7 +36,11 @@ from whet.tuner.training.words import batch_sentences, proofs_of
 from whet.tuner.verdict import noise_in_words
 
 _STYLES = (Path(__file__).parents[1] / "report.css", Path(__file__).parent / "report.css")
-_COLOURS = {"data": 1, "products": 0, "attention": 5, "loss": 4, "other operators": 3, "optimiser": 2}  # --c0 to --c6
+# --c0 to --c6; the second line: the phases of a script
+_COLOURS = {
+    **{"data": 1, "products": 0, "attention": 5, "loss": 4, "other operators": 3, "optimiser": 2},
+    **{"data wait": 1, "forward": 0, "backward": 5, "rest": 3},
+}
 _TEMPLATE = "training/report.html.j2"
 
 
@@ -93,6 +97,7 @@ def render(result: Result, toml: str) -> str:
         },
         recipe_path=shlex.quote(str(result.directory / RECIPE)),
         recipe_literal=repr(str(result.directory / RECIPE)),
+        run_call=result.unsaved.rpartition(": ")[2],
         toml=toml,
         spread=spread(points),
     )

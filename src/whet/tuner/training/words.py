@@ -1,19 +1,21 @@
 """Say what was found out about a training run, in sentences."""
 
-from collections.abc import Sequence
-
 from whet.figures import num_bytes
-from whet.tuner.goal import Goal, ranked
-from whet.tuner.records import TrialRecord
+from whet.tuner import figures
 from whet.tuner.result import LargerBatch, MeasuredVariant, Result
-from whet.tuner.training.facts import TrainingFacts
 
 
-def gain_sentence(goal: Goal, facts: TrainingFacts, baseline: MeasuredVariant, best: MeasuredVariant) -> str:
-    """Return what the best recipe gains, and what proves that it is the same training."""
+def gain_sentence(unit: str, baseline: MeasuredVariant, best: MeasuredVariant) -> str:
+    """Return what the best recipe gains.
+
+    Args:
+        unit: What the throughput counts.
+        baseline: The original.
+        best: The best recipe.
+    """
     low, high = best.speedup_ci95
-    times = f"{best.throughput_per_s:,.0f} in place of {baseline.throughput_per_s:,.0f} {facts.unit} a second"
-    gain = f"{best.label}: {best.speedup:.2f}x ({low:.2f}–{high:.2f}), {times}"
+    new, old = figures.rate(best.throughput_per_s), figures.rate(baseline.throughput_per_s)
+    gain = f"{best.label}: {best.speedup:.2f}x ({low:.2f}–{high:.2f}), {new} in place of {old} {unit} a second"
     if best.peak_bytes and baseline.peak_bytes:
         gain += f", {num_bytes(best.peak_bytes)} in place of {num_bytes(baseline.peak_bytes)}"
     return f"{gain}."
@@ -56,18 +58,3 @@ def _batch_sentence(one: LargerBatch, unit: str) -> str:
         return f"{told}; {'its loss was not compared' if one.verdict == 'pass' else 'no proof that it is faster'}."
     rate = f"with {one.learning_rate_factor:.3g} times the learning rate"
     return f"{told}; after equal numbers of samples, {rate}, {one.losses.words}."
-
-
-def no_gain_sentence(goal: Goal, records: Sequence[TrialRecord]) -> str:
-    """Return why the original stays."""
-    is_memory = goal.objective == "memory"
-    best = next(iter(ranked(goal if is_memory else Goal("throughput"), records)), None)
-    if best is None and is_memory:
-        return "No recipe trains as the original does and needs less memory in the time allowed. The original stays."
-    if best is None:
-        return "No recipe trains as the original does and is faster. The original stays."
-    if is_memory:
-        shown = f"the best trial, {best.label}, took {num_bytes(best.peak_bytes or 0)}"
-        return f"Nothing is proved to need less memory in the time allowed; {shown}. The original stays."
-    shown = f"the best trial, {best.label}, showed {best.speedup or 1:.2f}x"
-    return f"Nothing is proved to be faster; {shown}. The original stays."

@@ -1,4 +1,4 @@
-"""Tune models, training runs and streams, and show how it goes and what was found: what whet tune does with targets."""
+"""Tune targets of any kind, and show how it goes and what was found: what whet tune does with its targets."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +13,22 @@ from whet.cli import tables, training_tables
 from whet.cli.for_streams import ForStreams
 from whet.cli.tune_stream import tune_target
 from whet.cli.tuning_progress import TuningProgress
-from whet.errors import StreamTarget
+from whet.errors import OptionError, StreamTarget
+from whet.streamer.target_name import names_a_stream
 from whet.tuner.command import command_line
+from whet.tuner.listener import Listener
 from whet.tuner.outlook import going_on
 from whet.tuner.result import Result
-from whet.tuner.tuning import tune as run_tune
+from whet.tuner.scripts.tune_script import tune_script
+from whet.tuner.tuning import tune
 from whet.tuner.verdict import out_of_reach
 
+Target = str | Sequence[str]
+"""A target's name, or the words of a script's command."""
 
-def tune_models(
-    targets: Sequence[tuple[str, Path]],
+
+def tune_targets(
+    targets: Sequence[tuple[Target, Path]],
     options: dict[str, Any],
     streams: ForStreams,
     busy: Mapping[str, Any],
@@ -35,7 +41,7 @@ def tune_models(
     Args:
         targets: The targets, each with the directory for its results.
         options: Those of `whet.tune` that say what is searched for.
-        streams: The options for streams.
+        streams: The options for streams; a script has the number of steps among them.
         busy: The options of `whet.tune` for a busy machine.
         resume: Whether to go on with an earlier search.
         as_json: Whether each result is also printed as one JSON object.
@@ -43,16 +49,18 @@ def tune_models(
     console = Console(stderr=as_json)
     verdicts = set()
     for target, directory in targets:
-        again = partial(command_line, target, **busy, as_json=as_json, resume=True)
+        steps = {} if isinstance(target, str) or streams.steps is None else {"--steps": str(streams.steps)}
+        again = partial(command_line, target, **busy, as_json=as_json, resume=True, more=steps)
         try:
-            streams.check(target)
-            result = _tuned(console, target, options, again, out=directory, resume=resume, **busy)
+            if isinstance(target, str) and names_a_stream(target):
+                raise StreamTarget(target)
+            result = _tuned(console, target, streams, options, again, out=directory, resume=resume, **busy)
         except StreamTarget:
-            verdicts.add(
-                tune_target(console, target, streams, options, busy, out=directory, resume=resume, as_json=as_json)
-            )
+            if resume:
+                raise OptionError(f"--resume does not go with a stream, and {target} is one; leave it out") from None
+            verdicts.add(tune_target(console, str(target), streams, options, busy, out=directory, as_json=as_json))
             continue
-        if result.kind == "training":
+        if result.is_of_training:
             training_tables.show_result(console, result)
         else:
             tables.show_result(console, result)
@@ -65,7 +73,8 @@ def tune_models(
 
 def _tuned(
     console: Console,
-    target: str,
+    target: Target,
+    streams: ForStreams,
     options: dict[str, Any],
     again: Callable[..., str],
     *,
@@ -78,15 +87,18 @@ def _tuned(
     Args:
         console: Where progress is shown.
         target: As the user named it.
+        streams: The options for streams and scripts.
         options: Those of `whet.tune` that say what is searched for.
         again: Returns the command that goes on with the search, given these options and `out`.
         out: The directory for the results.
         resume: Whether to go on with an earlier search.
         busy: The options of `whet.tune` for a busy machine.
     """
-    with TuningProgress(console, target, options["budget_s"]) as listener:
+    name = target if isinstance(target, str) else " ".join(target)
+    with TuningProgress(console, name, options["budget_s"]) as listener:
+        run = _run_of(target, streams, options, out=out, resume=resume, listener=listener, **busy)
         try:
-            return run_tune(target, **options, out=out, resume=resume, **busy, listener=listener)
+            return run()
         except KeyboardInterrupt:
             if listener.num_trials:
                 kept = "is kept" if listener.num_trials == 1 else "are kept"
@@ -95,8 +107,20 @@ def _tuned(
             raise
 
 
+def _run_of(
+    target: Target, streams: ForStreams, options: Mapping[str, Any], *, listener: Listener, **more: Any
+) -> Callable[[], Result]:
+    """Return the function that tunes a target, by what it is called."""
+    if isinstance(target, str):
+        return partial(tune, target, **options, **more, listener=listener)
+    of_script = {name: value for name, value in options.items() if name != "allow_batch"}
+    return partial(tune_script, target, num_steps=streams.steps, **of_script, **more, listener=listener)
+
+
 def _show_rest(console: Console, result: Result, options: dict[str, Any], again: Callable[..., str]) -> None:
     """Say how to get a verdict, or how many techniques are untried and how to go on; nothing where all was found."""
+    if result.kind == "script" and result.verdict == "gain":
+        console.print(result.unsaved.rpartition(": ")[2], markup=False, highlight=False, soft_wrap=True)
     num_untried = out_of_reach(result.untried)
     if result.is_disturbed:
         command = again(**options, out=Path(result.out))

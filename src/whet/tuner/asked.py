@@ -1,0 +1,59 @@
+"""Hold what a search is asked for, whatever is tuned."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from whet.machine import describe
+from whet.tuner.command import command_line, without_password
+from whet.tuner.goal import BUDGET_S, Goal
+from whet.tuner.preparation import checked_directory
+from whet.tuner.study import Study
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Hold what a search is asked for. The attributes are those of `whet.tune`.
+
+    Attributes:
+        goal: What it is to reach.
+        budget_s: Seconds for everything.
+        out: The directory for the results; "" for a temporary one.
+        storage: The study's URL; "" for a file in the directory.
+        resume: Whether to go on with an earlier search.
+        exclude: Techniques that are not tried.
+        trial_limit_s: Seconds after which a trial is ended.
+        memory_limit_bytes: The most memory that a process of the search may take; None for nearly all of the machine's.
+    """
+
+    goal: Goal = field(default_factory=Goal)
+    budget_s: float = BUDGET_S
+    out: str = ""
+    storage: str = ""
+    resume: bool = False
+    exclude: tuple[str, ...] = ()
+    trial_limit_s: float = 300.0
+    memory_limit_bytes: int | None = None
+
+    @property
+    def limit_bytes(self) -> int:
+        """Return the most memory that a process may take."""
+        return self.memory_limit_bytes or describe().most_bytes
+
+    def checked_directory(self) -> Path | None:
+        """Check everything that can be checked before the work, and return the output directory, if one was given."""
+        if self.storage:
+            Study.check_storage(self.storage)
+        return checked_directory(self.out or None, self.resume, has_own_study=not self.storage)
+
+    def command(self, words: str | Sequence[str], exclude: Sequence[str], **options: str) -> str:
+        """Return the command line of the same search.
+
+        Args:
+            words: What is tuned, as the command line names it.
+            exclude: The techniques that the search left out.
+            options: Options of this kind of target alone, with their values.
+        """
+        shown = without_password(self.storage) if self.storage else None
+        goal = {k: v for k, v in asdict(self.goal).items() if k not in ("is_default_drop", "limits_slowdown")}
+        return command_line(words, **goal, budget_s=self.budget_s, storage=shown, exclude=exclude, more=options)

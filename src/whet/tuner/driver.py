@@ -1,0 +1,156 @@
+"""Tune a target of any kind from end to end: examine, search, compare the finalists, prove, judge, and write."""
+
+import datetime
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from whet.files import write_whole
+from whet.machine import versions
+from whet.measure.quiet import Patience
+from whet.recipe import FILE as RECIPE
+from whet.tuner.budget import Budget
+from whet.tuner.finals import Finals, compare_finalists
+from whet.tuner.kind import Kind, OtherKind, Work
+from whet.tuner.listener import Listener
+from whet.tuner.preparation import open_study
+from whet.tuner.proven_recipe import recipe_of
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import FILE, Result
+from whet.tuner.search import search_space
+from whet.tuner.study import Study
+from whet.tuner.time_account import EXAMINATION, FINALS, LOSSES, TRIALS, TimeAccount
+from whet.tuner.verdict import best_first, decide, improves, pareto, untried
+
+
+def run(kind: Kind, patience: Patience, listener: Listener) -> Result | OtherKind:
+    """Find the best recipe for a target, and prove it.
+
+    Args:
+        kind: What is tuned, and what is asked for.
+        patience: How long to wait for a quiet machine.
+        listener: Is told of the progress.
+
+    Returns:
+        What was found, which lies in the output directory too; or of which other kind the target is.
+
+    Raises:
+        WhetError: Anything the user can mend, before anything is written.
+    """
+    began = datetime.datetime.now(datetime.UTC)
+    kind.check()
+    asked, chosen = kind.asked, kind.asked.checked_directory()
+    listener.begins()
+    patience.begin()  # before a server of forks begins to import: its seconds are measured
+    budget = Budget(asked.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
+    work = Work(budget, TimeAccount(budget.clock), patience, listener)
+    with kind.at_work(work):
+        with work.account.part(EXAMINATION):
+            found = kind.examine()
+        if isinstance(found, OtherKind):
+            return found
+        listener.looked(found)
+        with work.account.part(TRIALS):
+            kind.measure_original()
+        directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
+        study = open_study(kind, directory)
+        if study.facts is not None:
+            kind.go_on_with(study.facts)
+        result = _searched(kind, study, directory)
+        result.out = str(directory)
+        result.started_at, result.budget_s = began.isoformat(timespec="seconds"), asked.budget_s
+        result.command = asked.command(kind.words, kind.facts.exclude, **kind.options) if kind.words else ""
+        result.time_s, result.seconds = work.account.seconds, budget.elapsed_s
+        _write(kind, result, directory)
+        result.seconds = budget.elapsed_s
+    return result
+
+
+def _searched(kind: Kind, study: Study, directory: Path) -> Result:
+    """Search, compare the best with the original, prove what they owe, and return what was found."""
+    account = kind.work.account
+    with account.part(TRIALS):
+        limit = kind.begin_search(directory, study.records())
+        records = search_space(
+            kind.space_to_search(),
+            study,
+            kind.goal,
+            limit,
+            kind.attempt,
+            tidy=kind.tidy,
+            patience=kind.work.patience,
+            report=kind.work.listener.tried,
+        )
+    with account.part(FINALS):
+        finalists = kind.finalists(records)
+        if finalists and kind.goal.asks_for_speed:
+            told = f"{finalists[0].label}: {finalists[0].speedup or 1:.2f}x in the screening, not proved yet"
+            kind.work.listener.known(told)
+        finals = compare_finalists(kind, finalists, records)
+    with account.part(LOSSES):
+        _prove(kind, finals)
+    return _concluded(kind, finals, records)
+
+
+def _prove(kind: Kind, finals: Finals) -> None:
+    """Prove what the points owe that the finals showed to be better, the best first, until one is known to be."""
+    for point in best_first(kind.goal, finals.points):
+        if not improves(kind.goal, finals.baseline, point):
+            continue
+        if kind.is_owed(point.steps):
+            if kind.goal.asks_for_speed:
+                told = f"{point.label}: {point.speedup:.2f}x in the finals, its loss is not proved yet"
+                kind.work.listener.known(told)
+            kind.prove(point, finals.baseline)
+        if kind.is_proved(point):
+            return
+
+
+def _concluded(kind: Kind, finals: Finals, records: Sequence[TrialRecord]) -> Result:
+    """Give the verdict, and gather everything that was found."""
+    facts, goal, patience = kind.facts, kind.goal, kind.work.patience
+    reference = kind.reference(records, finals.points)
+    decision = decide(kind, finals, records, reference)
+    is_disturbed = (decision.word == "inconclusive" and decision.needed_s is None) or patience.goes_on
+    details = kind.details(records, decision.best)
+    return Result(
+        kind=kind.word,
+        unit=facts.unit,
+        target=kind.target,
+        model=facts.model,
+        objective=goal.objective,
+        max_drop=goal.max_drop,
+        max_memory_bytes=goal.max_memory_bytes,
+        verdict=decision.word,
+        sentence=decision.sentence,
+        needed_s=decision.needed_s,
+        busy=patience.sentence if is_disturbed and patience.cause else "",
+        quality_name=facts.quality_name,
+        higher_is_better=facts.higher_is_better,
+        baseline=finals.baseline,
+        compile_only=reference,
+        best=decision.best,
+        finalists=finals.points,
+        trials=list(records),
+        refused=list(facts.refused),
+        hints=list(facts.hints),
+        untried=untried(goal, kind.space, records),
+        pareto=pareto(records),
+        diagnosis=facts.diagnosis if patience.goes_on or not facts.busy else None,
+        machine=facts.machine.facts(),
+        fingerprint=facts.fingerprint,
+        limits={} if facts.limits is None else asdict(facts.limits),
+        versions=versions(),
+        **details,
+    )
+
+
+def _write(kind: Kind, result: Result, directory: Path) -> None:
+    """Write what the kind keeps, the recipe, the report and, last, the result."""
+    kind.save(result, directory)
+    recipe_of(result).write(directory / RECIPE)
+    kind.report(result, directory)
+    write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")

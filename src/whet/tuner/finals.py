@@ -1,0 +1,125 @@
+"""Compare the best trials with the original, each in processes of its own; the verdict rests on that.
+
+Processes are the independent replicates: one of each side is one observation.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from whet.comparison.claim import Claim
+from whet.comparison.compare import Comparison, TimeLimit, compare_all
+from whet.comparison.run import Run
+from whet.comparison.stopping import Fixed
+from whet.measure.load import total
+from whet.measure.stats import noise_floor
+from whet.tuner.kind import Kind
+from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MeasuredVariant
+
+ORIGINAL = "original"  # the name of its side
+_ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
+_MIN_PAIRS = 2  # a single pair has no interval
+
+
+@dataclass(frozen=True)
+class Finals:
+    """Hold what the finals showed.
+
+    Attributes:
+        baseline: The original.
+        points: The finalists with two pairs or more, in the order of the trials.
+        failures: How sides failed, in words.
+        num_finalists: How many finalists were to be measured.
+    """
+
+    baseline: MeasuredVariant
+    points: list[MeasuredVariant]
+    failures: tuple[str, ...] = ()
+    num_finalists: int = 0
+
+
+def compare_finalists(kind: Kind, finalists: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Finals:
+    """Measure the finalists and the original in pairs, within what the budget leaves beside the proofs.
+
+    Without finalists the original is measured alone. A round begins after the budget's end only as long as there are
+    fewer than six pairs, and none that would end after the time by which a budget may be exceeded.
+    """
+    work, now = kind.work, kind.work.budget.clock()
+    proofs_s = kind.proofs_s(finalists)
+    limit = TimeLimit(
+        now + work.budget.left_s - proofs_s, now + work.budget.left_at_most_s - proofs_s, work.budget.clock
+    )
+    original = kind.side(None)
+    found = Comparison([], {})
+    if finalists or kind.times_original_alone:
+        stop = Fixed(ROUNDS, MIN_ROUNDS, noise_from=kind.noise_from) if finalists else Fixed(_ROUNDS_ALONE, 1)
+        found = compare_all(
+            [(original, kind.side(record)) for record in finalists],
+            schedule=kind.schedule,
+            stop=stop,
+            alone=() if finalists else [original],
+            patience=work.patience,
+            limit=limit,
+            old_may_fail=True,
+            report=lambda done, _: work.listener.measured(min(done, stop.most), stop.most),
+        )
+    return _found(kind, finalists, records, found)
+
+
+def _found(kind: Kind, finalists: Sequence[TrialRecord], records: Sequence[TrialRecord], found: Comparison) -> Finals:
+    """Return the points of what was measured, and what failed."""
+    own = found.runs.get(ORIGINAL, ())
+    ended = [run for run in own if not run.failure]
+    baseline = kind.baseline([run for run in ended if run.counts] or ended, records)
+    claims = list(zip(finalists, found.claims, strict=False))
+    points = [
+        kind.point(record, claim, baseline)
+        for record, claim in claims
+        if not claim.failure and claim.num_pairs >= _MIN_PAIRS
+    ]
+    failures = [*kind.lost, *(f"{record.label}: {claim.failure}" for record, claim in claims if claim.failure)]
+    failures += [f"the original: {run.failure}" for run in own[:1] if not ended]
+    return Finals(baseline, points, tuple(failures), len(finalists))
+
+
+def is_smaller(claim: Claim, share: float, original_bytes: float = float("inf")) -> bool:
+    """Return whether the peak of each pair of a claim is smaller than the original's.
+
+    Args:
+        claim: The comparison with the original.
+        share: The share of the original's peak that a smaller one stays below.
+        original_bytes: What the original needs at most, where its process held more than that.
+    """
+    peaks = [(min(old.peak_bytes, original_bytes), new.peak_bytes) for old, new in claim.pairs]
+    return len(peaks) >= MIN_ROUNDS and all(0 < new < share * old for old, new in peaks)
+
+
+def with_claim(point: MeasuredVariant, claim: Claim) -> MeasuredVariant:
+    """Return a point with what its pairs with the original show of its speed."""
+    return point.model_copy(
+        update={
+            "process_latencies_ms": [seconds * 1e3 for seconds in claim.new_s],
+            "speedup": claim.ratio or 1.0,
+            "speedup_ci95": claim.ci95 or (1.0, 1.0),
+            "p_value": claim.p_value,
+            "noise": claim.noise,
+            "verdict": str(claim.verdict),
+            "load": asdict(claim.load),
+        }
+    )
+
+
+def original_point(runs: Sequence[Run], num_samples: float, *, size_bytes: int = 0) -> MeasuredVariant:
+    """Return the original as its runs show it, at least one."""
+    seconds = statistics.median(run.seconds for run in runs)
+    return MeasuredVariant(
+        latency_ms=seconds * 1e3,
+        throughput_per_s=num_samples / seconds,
+        peak_bytes=round(statistics.median(run.peak_bytes for run in runs)),
+        size_bytes=size_bytes,
+        process_latencies_ms=[run.seconds * 1e3 for run in runs],
+        noise=noise_floor([[run.seconds for run in runs]]) if len(runs) > 1 else 1.0,
+        load=asdict(total(run.load for run in runs)),
+    )

@@ -1,0 +1,253 @@
+"""Define what a kind is: all that differs between tuning a model, a training, a script and whatever comes next.
+
+`driver.run` goes the same way for each kind: it examines, opens the study, searches, compares the finalists with the
+original, proves what the best of them owe, gives the verdict and writes the results. It asks the kind for the rest.
+
+The next two kinds fit in without a change elsewhere:
+
+- Generation. What is examined is a served model on recorded prompts. A recipe holds engine options and techniques; an
+  attempt starts an engine and sends it the requests; a side of the finals is an engine under the same load, and
+  `Run.seconds` are seconds a token. The proof that is owed is the tokens' agreement with the original's: within
+  the attempt for exact recipes, and in `prove` for those that round.
+- A training on several ranks. What is examined is the plan: one process a rank, started by torchrun, of which rank 0
+  answers. A recipe holds the plan's degrees beside techniques; an attempt and a side start all ranks and report the
+  slowest one's seconds; the peak is that of the largest rank. Gradients are held against those of one process.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from whet.comparison.claim import Claim
+from whet.comparison.run import Run, Side
+from whet.comparison.schedules import ABBA, Schedule
+from whet.measure.quiet import Patience
+from whet.recipe import Recipe, Step
+from whet.technique import AnyTechnique
+from whet.tuner.asked import Asked
+from whet.tuner.budget import Budget
+from whet.tuner.facts import Facts, KnownFacts
+from whet.tuner.goal import Goal
+from whet.tuner.kind_options import KindWord
+from whet.tuner.listener import Listener
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.search import SearchTime
+from whet.tuner.space import Space
+from whet.tuner.time_account import TimeAccount
+
+
+@dataclass(frozen=True)
+class Work:
+    """Hold what a search works with.
+
+    Attributes:
+        budget: The time for everything.
+        account: Where it went.
+        patience: How long to wait for a quiet machine.
+        listener: Is told of the progress.
+    """
+
+    budget: Budget
+    account: TimeAccount
+    patience: Patience
+    listener: Listener
+
+
+@dataclass(frozen=True)
+class OtherKind:
+    """Say that a target, once it was built, turned out to be of another kind."""
+
+    word: KindWord
+
+
+class Kind(ABC):
+    """Say what differs from kind to kind, in the order in which the driver asks.
+
+    Args:
+        asked: What is asked for.
+
+    Attributes:
+        word: What it is called in results and options.
+        table: The techniques that may apply.
+        schedule: Which side of the finals is measured when.
+        noise_from: Where the finals' noise floor comes from; see `stopping.Fixed`.
+        times_original_alone: Whether the original is measured without finalists too.
+        goal: What the search is to reach.
+        facts: What the examination found out.
+        work: What the search works with.
+        lost: Trials that no longer ran when they should go to the finals, with reasons.
+    """
+
+    word: ClassVar[KindWord]
+    table: ClassVar[Mapping[str, AnyTechnique]]
+    schedule: ClassVar[Schedule] = ABBA()
+    noise_from: ClassVar[Literal["original", "pairs"]] = "pairs"
+    times_original_alone: ClassVar[bool] = True
+
+    facts: Facts
+    work: Work
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.goal: Goal = asked.goal
+        self.lost: list[str] = []
+
+    # What is examined
+
+    def check(self) -> None:
+        """Check what a name and options show, before anything begins.
+
+        Raises:
+            WhetError: They cannot be right.
+        """
+
+    @abstractmethod
+    def at_work(self, work: Work) -> AbstractContextManager[None]:
+        """Hold what child processes need, such as a server of forks and a directory, for as long as the search takes.
+
+        It keeps `work`.
+        """
+
+    @abstractmethod
+    def examine(self) -> Facts | OtherKind:
+        """Examine the target, and keep and return its facts.
+
+        Raises:
+            WhetError: It cannot be tuned; the message says why.
+        """
+
+    def measure_original(self) -> None:
+        """Measure the original as trials are, where these need it, before anything is written.
+
+        Raises:
+            ModelError: It cannot be measured.
+        """
+
+    @abstractmethod
+    def title(self) -> str:
+        """Return the name of the study: searches of other targets, goals or machines have other names."""
+
+    def go_on_with(self, known: KnownFacts) -> None:
+        """Take over what an earlier search of the same study knew."""
+        self.facts = self.facts.gone_on_with(known)
+
+    # Which space, and how a recipe is attempted
+
+    @abstractmethod
+    def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
+        """Prepare for trials in the output directory, and return how long they may take."""
+
+    @property
+    @abstractmethod
+    def space(self) -> Space:
+        """Return every recipe that can be made."""
+
+    def space_to_search(self) -> Space:
+        """Return the space without what cannot pay."""
+        return self.space
+
+    @abstractmethod
+    def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
+        """Try a recipe: build it, judge it and time it beside the original. A failure there is part of the record.
+
+        Args:
+            number: The trial's number.
+            recipe: The recipe.
+            left_s: Seconds that it may take.
+        """
+
+    def tidy(self, records: Sequence[TrialRecord]) -> None:
+        """Remove what no later step needs of the trials so far."""
+
+    # What a side of the final comparison is
+
+    @abstractmethod
+    def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return the trials for the finals, the best first: those that fit into what is left, and that still run."""
+
+    def proofs_s(self, finalists: Sequence[TrialRecord]) -> float:
+        """Return the seconds that the finals leave to the proofs after them."""
+        return 0.0
+
+    @abstractmethod
+    def side(self, record: TrialRecord | None) -> Side:
+        """Return a trial's recipe, or the original (None), as a side of the comparison."""
+
+    @abstractmethod
+    def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
+        """Return the original's point.
+
+        Args:
+            runs: Its runs in the finals that gave times; where there are none, what the search knows of it counts.
+            records: Every trial.
+        """
+
+    @abstractmethod
+    def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
+        """Return a finalist's point: what its pairs with the original showed, two of them at least."""
+
+    # Which proof is owed
+
+    def is_owed(self, steps: Sequence[Step]) -> bool:
+        """Return whether a recipe owes a proof that only runs after the finals can give."""
+        return False
+
+    def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
+        """Make what proof a point owes, and note it there."""
+
+    def is_proved(self, point: MeasuredVariant) -> bool:
+        """Return whether a point owes nothing, or its proof holds."""
+        return not self.is_owed(point.steps) or (point.losses is not None and point.losses.is_same is True)
+
+    # What is said of it
+
+    @abstractmethod
+    def gained(self, best: MeasuredVariant, baseline: MeasuredVariant, reference: MeasuredVariant | None) -> str:
+        """Return what the best point gains, in a sentence.
+
+        Args:
+            best: The best point.
+            baseline: The original.
+            reference: torch.compile alone; None where it was not measured.
+        """
+
+    @abstractmethod
+    def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
+        """Return torch.compile alone, as measured in the finals or else in its trial; None where it never was."""
+
+    @abstractmethod
+    def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
+        """Return about the budget in seconds that a verdict takes, more than this one."""
+
+    @abstractmethod
+    def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
+        """Return the fields of the result that this kind has beside the others.
+
+        Further measurements of what is kept are made here.
+        """
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """Return what people call the target."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str | Sequence[str]:
+        """Return what is tuned as the command line names it: a target, or a script's command; "" where it cannot."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Return the options of this kind alone that differ from their defaults, for the command line."""
+        return {}
+
+    def save(self, result: Result, directory: Path) -> None:
+        """Save what is kept, such as a model, and note it in the result."""
+
+    @abstractmethod
+    def report(self, result: Result, directory: Path) -> None:
+        """Write the report. The recipe lies in the directory already."""

@@ -1,0 +1,66 @@
+"""Say which options of tuning go with which kind of target, without importing what any of them needs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from whet.errors import OptionError
+
+KindWord = Literal["inference", "training", "script", "stream"]
+_NAMES: Mapping[KindWord, str] = {
+    "inference": "a model",
+    "training": "a training",
+    "script": "a script",
+    "stream": "a stream",
+}
+_TRAINED: frozenset[KindWord] = frozenset({"training", "script"})
+_STREAM: frozenset[KindWord] = frozenset({"stream"})
+_PROVED: frozenset[KindWord] = frozenset({"inference", "training", "script"})
+_OF_KINDS: Mapping[str, frozenset[KindWord]] = {
+    "--train": frozenset({"training"}),
+    "--training": frozenset({"inference"}),
+    "--objective memory": _PROVED,
+    "--objective size": frozenset({"inference"}),
+    "--objective throughput": _PROVED,
+    "--max-slowdown": _TRAINED,
+    "--allow-batch": frozenset({"training"}),
+    "--max-memory": _PROVED,
+    "--storage": _PROVED,
+    "--resume": _PROVED,
+    "--steps": frozenset({"script", "stream"}),
+    **dict.fromkeys(("--source", "--sink", "--frame-budget", "--sampler", "--prompt", "--data"), _STREAM),
+}
+_INSTEAD: Mapping[tuple[str, KindWord], str] = {
+    ("--allow-batch", "inference"): "whet bench measures a model at many batch sizes",
+    ("--objective size", "training"): "its objectives are throughput and memory",
+    ("--objective size", "script"): "its objectives are throughput and memory",
+    ("--objective memory", "stream"): "a stream has --frame-budget and --max-drop",
+    ("--objective size", "stream"): "a stream has --frame-budget and --max-drop",
+    ("--max-memory", "stream"): "a stream has --frame-budget and --max-drop",
+}
+
+
+def check_options(given: Iterable[str], target: str, kinds: Iterable[KindWord]) -> None:
+    """Check that each option that was given has a meaning for a target.
+
+    Args:
+        given: The options, as "--resume" or "--objective memory".
+        target: The target, as the user named it.
+        kinds: The kinds that it may be of, as far as its name tells.
+
+    Raises:
+        OptionError: An option has none. The message says what it goes with.
+    """
+    possible = list(kinds)
+    for option in given:
+        fitting = _OF_KINDS.get(option)
+        if fitting is None or fitting.intersection(possible):
+            continue
+        goes = _either([name for word, name in _NAMES.items() if word in fitting])
+        instead = _INSTEAD.get((option, possible[0]))
+        told = f"{option} goes with {goes}, and {target} is {_NAMES[possible[0]]}"
+        raise OptionError(f"{told}; {instead}" if instead else f"{told}; leave it out")
+
+
+def _either(names: Sequence[str]) -> str:
+    """Return names as "a, b or c"."""
+    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

@@ -1,0 +1,83 @@
+"""Hand a target over to the child processes of a search, whether it has a name or lies in memory."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from whet.errors import TargetError
+from whet.signature import Batch
+from whet.workload import Quality, TrainingWorkload, Workload
+from whet.workloads.fine_tuning import trained_by
+from whet.workloads.handover import hand_over
+from whet.workloads.target_name import with_training
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Describe a target that child processes can open.
+
+    Attributes:
+        address: How child processes name it.
+        name: How people name it.
+        scratch: A directory for the files of its examination.
+        is_in_memory: Whether it was handed over as an object, so that no command line names it.
+    """
+
+    address: str
+    name: str
+    scratch: Path
+    is_in_memory: bool = False
+
+
+@contextlib.contextmanager
+def prepared(
+    target: str | nn.Module | Workload | TrainingWorkload,
+    inputs: Batch | Sequence[Batch] | None,
+    quality: Quality | None,
+    calibration: Sequence[Batch],
+    training: str | TrainingWorkload | None = None,
+) -> Iterator[Prepared]:
+    """Hand a target over to child processes, with a scratch directory for its examination."""
+    if isinstance(target, str) and inputs is not None:
+        raise TargetError("inputs go with a model in memory; a named target brings its own")
+    with tempfile.TemporaryDirectory(prefix="whet-examine-") as scratch:
+        if isinstance(target, str) and isinstance(training, TrainingWorkload):
+            address = with_training(target, hand_over(training, Path(scratch) / "training.pkl"))
+            yield Prepared(address, target, Path(scratch), is_in_memory=True)
+            return
+        if isinstance(target, str):
+            yield Prepared(target, target, Path(scratch))
+            return
+        workload = (
+            target
+            if isinstance(target, Workload | TrainingWorkload)
+            else workload_of(target, inputs, quality, calibration)
+        )
+        if training is not None and isinstance(workload, Workload):
+            workload = trained_by(workload, training)
+        address = hand_over(workload, Path(scratch) / "workload.pkl")
+        yield Prepared(address, workload.name, Path(scratch), is_in_memory=True)
+
+
+def workload_of(
+    model: nn.Module,
+    inputs: Batch | Sequence[Batch] | None,
+    quality: Quality | None = None,
+    calibration: Sequence[Batch] = (),
+) -> Workload:
+    """Return a model in memory as a workload.
+
+    Raises:
+        TargetError: It is no module, or has no inputs.
+    """
+    if not isinstance(model, nn.Module):
+        raise TargetError(f"tune takes a target's name, a Workload or a torch.nn.Module, not {type(model).__name__}")
+    if inputs is None:
+        raise TargetError("a model in memory needs inputs: one batch, or a list of batches")
+    batches: Sequence[Batch] = inputs if isinstance(inputs, list) else [inputs]
+    name = type(model).__name__
+    return Workload(model=model.eval(), inputs=batches, quality=quality, calibration=tuple(calibration), name=name)

@@ -1,0 +1,137 @@
+"""Hold what the examination of a script found out, and the space that it gives."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.machine import describe
+from whet.recipe import Step
+from whet.scripts.messages import ScriptRecord
+from whet.scripts.script_command import ScriptCommand
+from whet.step_profiler.phases import Phase
+from whet.techniques.training import TRAINING_TABLE
+from whet.training.loss_proof import TRAINING_LOSS
+from whet.training.memory import StepMemory
+from whet.training.technique import TrainingStage, TrainingTechnique
+from whet.tuner.facts import Facts
+from whet.tuner.result import Diagnosed, RefusedTechnique
+from whet.tuner.scripts.examination import Examined
+from whet.tuner.space import ApplicableTechnique, Variant
+
+# What is left of forward and backward by each technique, as a rule of thumb: a script's layers are not known.
+_LEFT = {"autocast": 0.5, "compile": 0.6, "chunked_loss": 0.8, "channels_last": 0.8}
+_LEFT_BY_OTHERS = 0.9
+_LEAST_LEFT = 0.05  # of a step, whatever a technique promises
+
+
+class ScriptFacts(Facts):
+    """Hold what was found out about a script.
+
+    Attributes:
+        memory: What the memory of a step is made of; None where that was not seen.
+    """
+
+    memory: StepMemory | None = None
+
+
+def facts_of(command: ScriptCommand, examined: Examined, exclude: Sequence[str], examined_s: float) -> ScriptFacts:
+    """Return what runs of a script as it is have shown.
+
+    Args:
+        command: The command.
+        examined: The runs.
+        exclude: Techniques that are not to be tried.
+        examined_s: Seconds that they took.
+    """
+    machine, watched = describe(), examined.watched
+    refused = [RefusedTechnique(technique=name, reason=why) for name, why in watched.refused.items()]
+    left_out = {step.technique for step in watched.applicable}.intersection(exclude)
+    refused += [RefusedTechnique(technique=name, reason="left out by --exclude") for name in sorted(left_out)]
+    return ScriptFacts(
+        name=command.name,
+        machine=machine,
+        fingerprint=machine.fingerprint,
+        applicable=applicable_techniques(watched, exclude),
+        refused=tuple(refused),
+        weights=_digest(command, watched),
+        exclude=tuple(exclude),
+        peak_bytes=watched.memory.peak_bytes if watched.memory is not None else 0,
+        unit="steps",
+        quality_name=TRAINING_LOSS,
+        higher_is_better=False,
+        diagnosis=_diagnosed(watched, examined.timed.seconds),
+        examined_s=examined_s,
+        memory=watched.memory,
+    )
+
+
+def applicable_techniques(record: ScriptRecord, exclude: Sequence[str]) -> tuple[ApplicableTechnique, ...]:
+    """Return the techniques that apply to a script, with the choices that its process has accepted.
+
+    Args:
+        record: A watched run of the script as it is.
+        exclude: Techniques that are not to be tried.
+    """
+    choices = defaultdict[str, list[Step]](list)
+    for step in record.applicable:
+        if step.technique not in exclude:
+            choices[step.technique].append(step)
+    return tuple(_applicable(record, TRAINING_TABLE[name], steps) for name, steps in choices.items())
+
+
+def _applicable(record: ScriptRecord, technique: TrainingTechnique, steps: Sequence[Step]) -> ApplicableTechnique:
+    """Describe a technique whose first choice that was accepted is tried first."""
+    options: dict[str, tuple[Any, ...]] = {
+        name: tuple(dict.fromkeys(step.options[name] for step in steps)) for name in steps[0].options
+    }
+    variants = tuple(
+        Variant(step=step, bound=_promise(record, technique), shrink=_shrink(record, technique, step)) for step in steps
+    )
+    return ApplicableTechnique(
+        technique=technique.name, detail="", groups=tuple(sorted(technique.groups)), options=options, variants=variants
+    )
+
+
+def _promise(record: ScriptRecord, technique: TrainingTechnique) -> float:
+    """Return by how much a technique may make a step faster, from the phases that it changes: a rule of thumb."""
+    update, data = record.shares.get("optimiser", 0.0), record.shares.get(Phase.DATA.label, 0.0)
+    compute = sum(record.shares.get(name, 0.0) for name in ("forward", "backward", "rest"))
+    if technique.changes_batches:
+        saved = min(data, 1 - data)  # they are read beside the rest
+    elif technique.stage is TrainingStage.OPTIMIZER:
+        saved = update
+    elif technique.stage is TrainingStage.MEMORY:
+        saved = 0.0  # it costs time
+    else:
+        saved = compute * (1 - _LEFT.get(technique.name, _LEFT_BY_OTHERS))
+    return 1 / max(1 - saved, _LEAST_LEFT)
+
+
+def _shrink(record: ScriptRecord, technique: TrainingTechnique, step: Step) -> float:
+    """Return how many times smaller a technique may make the memory of a step; 1 where that is not known."""
+    if technique.predict_memory is None or record.memory is None or not record.memory.peak_bytes:
+        return 1.0
+    least = technique.predict_memory(record.memory, technique.options(**step.options))
+    return max(1.0, record.memory.peak_bytes / max(least, 1.0))
+
+
+def _diagnosed(record: ScriptRecord, step_s: float) -> Diagnosed | None:
+    """Return where the time of a step goes, in words; None where no phase was seen."""
+    shares = {name: share for name, share in record.shares.items() if share > 0}
+    if not shares:
+        return None
+    ranked = sorted(shares, key=lambda name: -shares[name])
+    told = ", ".join(f"{shares[name]:.0%} {name}" for name in ranked if shares[name] >= 0.02)
+    sentence = f"A step takes {step_s * 1e3:.0f} ms: {told}."
+    return Diagnosed(sentence=sentence, bound=ranked[0], shares=shares, share_of_limit=None)
+
+
+def _digest(command: ScriptCommand, record: ScriptRecord) -> str:
+    """Return a digest of what a search belongs to: the command, its script, and what trains there."""
+    found = hashlib.sha256(repr((command.words[1:], record.model, record.num_parameters, record.optimizer)).encode())
+    script = Path(command.words[command.script])
+    if script.is_file():
+        found.update(script.read_bytes())
+    return found.hexdigest()[:16]

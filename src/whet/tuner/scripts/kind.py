@@ -1,0 +1,177 @@
+"""Tune a training script that stays as it is: what the tuner's kind for a script does, from outside."""
+
+import contextlib
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from whet.comparison.run import Run
+from whet.recipe import Recipe
+from whet.scripts.script_command import ScriptCommand
+from whet.tuner.asked import Asked
+from whet.tuner.goal import SCRIPT_STEPS
+from whet.tuner.kind import Work
+from whet.tuner.kind_options import KindWord
+from whet.tuner.loss_pairs import prove_in_pairs
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.scripts.examination import examine
+from whet.tuner.scripts.facts import ScriptFacts, facts_of
+from whet.tuner.scripts.losses import loss_pair
+from whet.tuner.scripts.proof import first_not_finite, judge
+from whet.tuner.scripts.runs import ScriptRuns, ScriptSide, timed_run
+from whet.tuner.search import SearchTime
+from whet.tuner.training.report import write_training_report
+from whet.tuner.training.trained_kind import TrainedKind, within_limits
+from whet.tuner.training.trial import exactness_of
+from whet.tuner.verdict_costs import VerdictCosts
+
+_RUN_LIMIT_S = 300.0
+
+
+class ScriptKind(TrainedKind):
+    """Make the steps of a script fast, or small, without a change of its lines.
+
+    Args:
+        asked: What is asked for.
+        command: The command that starts it.
+        num_steps: The most optimiser steps of a run.
+    """
+
+    word: ClassVar[KindWord] = "script"
+    times_original_alone: ClassVar[bool] = False
+
+    facts: ScriptFacts
+
+    def __init__(self, asked: Asked, command: ScriptCommand, num_steps: int = SCRIPT_STEPS) -> None:
+        super().__init__(asked)
+        self._command = command
+        self._num_steps = num_steps
+
+    @contextlib.contextmanager
+    def at_work(self, work: Work) -> Iterator[None]:
+        """Hold a directory for copies and messages of runs."""
+        self.work = work
+        with tempfile.TemporaryDirectory(prefix="whet-script-") as scratch:
+            limit_s = min(_RUN_LIMIT_S, self.asked.budget_s)
+            self.runs = ScriptRuns(self._command, Path(scratch), self._num_steps, limit_s)
+            yield
+
+    def examine(self) -> ScriptFacts:
+        """Run the script as it is, and return what that shows."""
+        began = time.monotonic()
+        self._examined = examine(self.runs, self._command.name, self.work.budget)
+        self.facts = facts_of(self._command, self._examined, self.asked.exclude, time.monotonic() - began)
+        return self.facts
+
+    def title(self) -> str:
+        """Return the study's name, with a digest of the command and its script."""
+        facts = self.facts
+        return f"whet script {facts.name} {self.goal.objective} {facts.weights} {facts.fingerprint}"
+
+    def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
+        """Keep time for the proof of what trials find."""
+        return self.time_for_trials(self.runs.proof_s)
+
+    def costs(self, finalists: Sequence[TrialRecord]) -> VerdictCosts:
+        """Return what a trial and each part of the proof take, by the runs so far."""
+        return self.runs.costs(len(finalists))
+
+    @property
+    def original_run(self) -> Run:
+        """Return the script as it was timed before the first trial."""
+        return self._examined.timed
+
+    def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
+        """Run the script with a recipe, judge its gradients, updates and losses, and time its steps."""
+        began, steps = time.monotonic(), recipe.steps
+        record = TrialRecord(
+            number=number,
+            steps=steps,
+            status="failed",
+            predicted=self.space.bound(steps),
+            fingerprint=self.facts.fingerprint,
+        )
+        found = self.runs.proof(steps, left_s=left_s)
+        seconds = time.monotonic() - began
+        if found.record is None:
+            is_cut_off = seconds >= left_s
+            reason = f"was stopped after {seconds:.0f} s, which was all that the budget left for it"
+            status = "stopped" if is_cut_off else "failed"
+            changes: dict[str, Any] = {"status": status, "reason": reason if is_cut_off else found.failure}
+            return record.model_copy(update={**changes, "seconds": seconds})
+        losses = found.record.losses
+        if (bad := first_not_finite(losses)) is not None:
+            return record.model_copy(update={"reason": f"the loss of step {bad} is {losses[bad - 1]}"})
+        original = self._examined.original
+        why, evidence = judge(original, found, exactness_of(steps))
+        run, own_s = timed_run(found), timed_run(original.run).seconds
+        record = record.model_copy(
+            update={
+                "status": "rejected" if why else "done",
+                "reason": why,
+                "rejected_for": "quality" if why else None,
+                "notes": found.record.notes,
+                "latency_ms": run.seconds * 1e3,
+                "baseline_latency_ms": own_s * 1e3,
+                "speedup": own_s / run.seconds,
+                "peak_bytes": run.peak_bytes,
+                "busy": run.busy,
+                "training": evidence.model_copy(
+                    update={"memory": found.record.memory, "throughput_per_s": 1 / run.seconds}
+                ),
+                "seconds": time.monotonic() - began,
+            }
+        )
+        return record if why else within_limits(self.goal, record)
+
+    def side(self, record: TrialRecord | None) -> ScriptSide:
+        """Return the script as it is, or with a recipe, as a side of the comparison."""
+        if record is None:
+            return ScriptSide(self.runs, "original")
+        return ScriptSide(self.runs, f"final-{record.number}", record.steps)
+
+    def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
+        """Train pairs of runs with other seeds until their training losses tell, as long as the budget lasts."""
+        budget = self.work.budget
+        point.losses = prove_in_pairs(
+            lambda seed: (
+                loss_pair(self.runs, point.steps, seed) if self._has_time_for_pair(budget.left_at_most_s) else None
+            ),
+            allowed=self.goal.max_drop,
+            score=self.facts.quality_name,
+            report=self.work.listener.proved,
+        )
+
+    def _has_time_for_pair(self, left_s: float) -> bool:
+        return left_s > 2 * self.runs.longest_s
+
+    def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
+        """Return how to use the recipe."""
+        return {"unsaved": "a training recipe changes the loop: whet run --recipe {out} -- " + self.target}
+
+    @property
+    def target(self) -> str:
+        """Return the command."""
+        return shlex.join(self._command.words)
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Return the words of the command."""
+        return self._command.words
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Return the number of steps, where it is not the default."""
+        return {} if self._num_steps == SCRIPT_STEPS else {"--steps": str(self._num_steps)}
+
+    def save(self, result: Result, directory: Path) -> None:
+        """Name the directory in the command that uses the recipe."""
+        result.unsaved = result.unsaved.replace("{out}", shlex.quote(str(directory)))
+
+    def report(self, result: Result, directory: Path) -> None:
+        """Write the report."""
+        write_training_report(result, directory / "report.html")

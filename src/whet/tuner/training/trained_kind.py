@@ -1,0 +1,159 @@
+"""Hold what the kinds have in common whose recipes change a training loop: a training, and a script with one.
+
+Each trial proves the first gradients and updates. What rounds, or has another optimiser, owes pairs of training runs to
+a loss as well.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from whet.comparison.claim import Claim
+from whet.comparison.run import Run
+from whet.figures import num_bytes
+from whet.recipe import Step
+from whet.technique import AnyTechnique
+from whet.techniques.names import check_excluded
+from whet.techniques.training import TRAINING_TABLE
+from whet.training.loss_proof import LEAST, MOST
+from whet.training.technique import Exactness
+from whet.tuner.asked import Asked
+from whet.tuner.budget import needed_for
+from whet.tuner.finals import original_point
+from whet.tuner.goal import Goal, ranked
+from whet.tuner.kind import Kind
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MeasuredVariant
+from whet.tuner.search import SearchTime
+from whet.tuner.space import Space
+from whet.tuner.time_account import EXAMINATION, TRIALS
+from whet.tuner.training.points import measured_point, screened_point
+from whet.tuner.training.space import COMPILE, worth_trying
+from whet.tuner.training.trial import exactness_of
+from whet.tuner.training.words import gain_sentence
+from whet.tuner.verdict_costs import VerdictCosts
+
+LOSSES_SHARE = 0.25  # of the budget, at the most, that the finals leave to the proof of the loss
+
+
+class TrainedKind(Kind):
+    """Make the steps of a training fast, or small."""
+
+    table: ClassVar[Mapping[str, AnyTechnique]] = TRAINING_TABLE
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        self.goal = asked.goal.for_training()
+
+    def check(self) -> None:
+        """Check the techniques to leave out."""
+        check_excluded(self.asked.exclude, list(TRAINING_TABLE))
+
+    @property
+    def space(self) -> Space:
+        """Return every recipe that can be made."""
+        return Space(self.facts.applicable, TRAINING_TABLE, COMPILE, self.facts.peak_bytes)
+
+    def space_to_search(self) -> Space:
+        """Return the space without the techniques that cannot pay."""
+        return worth_trying(self.facts.applicable, self.goal, self.facts.peak_bytes)
+
+    def time_for_trials(self, trial_s: float) -> SearchTime:
+        """Return how long trials may take: the proof of what they find keeps its time, where it fits at all.
+
+        Args:
+            trial_s: About how many seconds the first one takes.
+        """
+        budget = self.work.budget
+        now, last_s = budget.clock(), budget.left_at_most_s
+
+        def kept_s(records: Sequence[TrialRecord]) -> float:
+            proof_s = self._costs(self._candidates(records)).proof_s
+            return proof_s if trial_s + proof_s <= last_s else 0.0
+
+        return SearchTime(now + budget.left_s, now + last_s, trial_s, budget.clock, kept_s=kept_s)
+
+    @abstractmethod
+    def costs(self, finalists: Sequence[TrialRecord]) -> VerdictCosts:
+        """Return what a trial and each part of the proof of these finalists take, by what was measured so far."""
+
+    def _costs(self, finalists: Sequence[TrialRecord]) -> VerdictCosts:
+        """Return the costs, with no more for losses than their share of the budget."""
+        found = self.costs(finalists)
+        most_s = LOSSES_SHARE * self.asked.budget_s / LEAST
+        owes = any(self.is_owed(record.steps) for record in finalists)
+        return VerdictCosts(found.trial_s, found.round_s, min(found.loss_pair_s, most_s) if owes else 0.0)
+
+    def _candidates(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return the best trial, and the best one that promises more: if the first reaches another loss, it stays."""
+        best = ranked(self.goal, records)
+        chosen, order = best[:1], list(Exactness)
+        if chosen:
+            first = order.index(exactness_of(chosen[0].steps))
+            surer = (record for record in best if order.index(exactness_of(record.steps)) < first)
+            chosen += [record for record in [next(surer, None)] if record is not None]
+        if not self.goal.asks_for_speed:
+            return chosen
+        return [record for record in chosen if (record.speedup or 0) > 1]
+
+    def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return the candidates whose proof fits into what is left: both, else the better one, else the surer one."""
+        chosen, left_s = self._candidates(records), self.work.budget.left_at_most_s
+        for some in (chosen, chosen[:1], chosen[1:]):
+            if some and self._costs(some).proof_s <= left_s:
+                return some
+        # Fewer steps than that may tell of the loss too, but no fewer pairs of the finals.
+        return [record for record in chosen[:1] if self._costs([record]).finals_s <= left_s]
+
+    def proofs_s(self, finalists: Sequence[TrialRecord]) -> float:
+        """Return the seconds that the proof of the loss keeps."""
+        return self._costs(finalists).losses_s
+
+    def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
+        """Return the original's point, by its trial where the finals did not measure it."""
+        return original_point(runs or [self.original_run], self.facts.num_samples)
+
+    @property
+    @abstractmethod
+    def original_run(self) -> Run:
+        """Return the original as it was timed before the first trial."""
+
+    def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
+        """Return a finalist's point."""
+        return measured_point(record, claim, self.facts.num_samples)
+
+    def is_owed(self, steps: Sequence[Step]) -> bool:
+        """Return whether only a loss can prove that a recipe trains as well."""
+        return exactness_of(steps) is not Exactness.EXACT
+
+    def gained(self, best: MeasuredVariant, baseline: MeasuredVariant, reference: MeasuredVariant | None) -> str:
+        """Return what the best recipe gains, in a sentence."""
+        return gain_sentence(self.facts.unit, baseline, best)
+
+    def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
+        """Return torch.compile alone as it was screened; None where it was not."""
+        found = next((r for r in records if [step.technique for step in r.steps] == ["compile"] and r.speedup), None)
+        return None if found is None else screened_point(found, self.facts.num_samples)
+
+    def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
+        """Return the budget in which the proof fits, by what each part took: more than this one."""
+        spent = self.work.account.seconds
+        spent_s = spent.get(EXAMINATION, 0.0) + spent.get(TRIALS, 0.0)
+        num_trials = 0 if records else len(self.space_to_search().techniques)
+        is_open = any(point.losses is not None and point.losses.is_unfinished for point in points)
+        costs = self._costs(self._candidates(records))
+        needed_s = costs.needed_s(spent_s, num_trials, MOST if is_open else LEAST)
+        return max(needed_s, needed_for(self.asked.budget_s + 1))
+
+
+def within_limits(goal: Goal, record: TrialRecord) -> TrialRecord:
+    """Return a record, rejected where it needs too much memory or, for memory, too much time."""
+    assert record.speedup is not None
+    if goal.max_memory_bytes is not None and (record.peak_bytes or 0) > goal.max_memory_bytes:
+        taken, allowed = num_bytes(record.peak_bytes or 0), num_bytes(goal.max_memory_bytes)
+        reason = f"a step takes {taken}, more than the {allowed} allowed"
+        return record.model_copy(update={"status": "rejected", "rejected_for": "memory", "reason": reason})
+    if goal.objective == "memory" and 1 / record.speedup > goal.most_slowdown:
+        reason = f"a step takes {1 / record.speedup:.2f} times the original's time; {goal.most_slowdown:g} is allowed"
+        return record.model_copy(update={"status": "rejected", "rejected_for": "slowdown", "reason": reason})
+    return record
