@@ -41,16 +41,17 @@ from whet.machine import describe
 from whet.measure.isolate import Outcome
 from whet.recipe import Step
 from whet.technique import Applies
+from whet.techniques.prepared_trainer import PreparedTrainer, refusal
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.parts import Parts
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 from whet.tuner.goal import MAX_DROP_TRAINING
 from whet.tuner.training import trial
 from whet.tuner.training.context import TrainingContext
-from whet.tuner.training.examination import refusal, write_gradients
+from whet.tuner.training.examination import write_gradients
 from whet.tuner.training.facts import KnownTraining, TrainingFacts
 from whet.tuner.training.finals import prove_losses
-from whet.tuner.training.opening import NUM_DIGESTS, PreparedTrainer, digests, first_batches, open_training
+from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.tuner.training.trial import disproved, exactness_of
 
 RESULTS = HERE.parent / "docs" / "results" / "training_gate.json"

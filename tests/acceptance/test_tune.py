@@ -24,15 +24,26 @@ from whet.machine import describe
 from whet.signature import read_signature
 from whet.techniques import TABLE
 from whet.tuner.apply import apply_recipe
+from whet.tuner.asked import Asked
 from whet.tuner.budget import Runner
 from whet.tuner.command import BUDGET_S, command_line, without_password
-from whet.tuner.goal import Goal
+from whet.tuner.listener import Listener
+from whet.tuner.model_kind import ModelKind
 from whet.tuner.preparation import open_study
+from whet.tuner.prepared_target import Prepared
 from whet.tuner.processes import forking
 from whet.tuner.records import TrialRecord
-from whet.tuner.tuning import Listener, tune
+from whet.tuner.tuning import tune
 
 ONLY_BF16 = [name for name in TABLE if name != "bf16"]
+
+
+def examined(asked: Asked, **known: object) -> ModelKind:
+    """A model as it is known after its examination."""
+    target = Prepared("x", "x", Path())
+    kind = ModelKind(asked, contextlib.nullcontext(target))
+    kind._prepared, kind.facts = target, facts(**known)
+    return kind
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +55,9 @@ def shared_runner() -> Iterator[Runner]:
 @pytest.fixture
 def one_server(monkeypatch: pytest.MonkeyPatch, shared_runner: Runner) -> None:
     """The trials of several calls of tune are forks of the same process."""
-    monkeypatch.setattr("whet.tuner.tuning.forking", lambda memory_limit_bytes: contextlib.nullcontext(shared_runner))
+    monkeypatch.setattr(
+        "whet.tuner.model_kind.forking", lambda memory_limit_bytes: contextlib.nullcontext(shared_runner)
+    )
 
 
 @NEEDS_BFLOAT16
@@ -141,7 +154,7 @@ def test_a_bad_target_is_named_and_nothing_is_written(
 
 @pytest.mark.usefixtures("one_server")
 def test_a_model_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whet.tuner.tuning._EXAMINATION_LIMIT_S", 3.0)
+    monkeypatch.setattr("whet.tuner.model_kind._EXAMINATION_LIMIT_S", 3.0)
     with pytest.raises(whet.WhetError, match="longer than its limit of 3 s"):
         tune(f"{targets.HERE}:hangs", out=tmp_path / "out", budget_s=300)
 
@@ -199,10 +212,10 @@ def test_a_search_goes_on_only_as_it_was_begun(
     tmp_path: Path, change: dict[str, object], exclude: list[str], message: str
 ) -> None:
     found = [entry for entry in techniques() if entry.technique == "bf16"]
-    open_study(None, tmp_path, "x", Goal(), facts(applicable=found), False, ())
-    open_study(None, tmp_path, "x", Goal(), facts(applicable=found), True, ["fp16"])  # it does not apply anyway
+    open_study(examined(Asked(), applicable=found), tmp_path)
+    open_study(examined(Asked(resume=True, exclude=("fp16",)), applicable=found), tmp_path)  # it does not apply anyway
     with pytest.raises(StudyError, match=message):
-        open_study(None, tmp_path, "x", Goal(), facts(applicable=found, **change), True, exclude)
+        open_study(examined(Asked(resume=True, exclude=tuple(exclude)), applicable=found, **change), tmp_path)
 
 
 def test_a_search_can_be_typed_again() -> None:
@@ -251,10 +264,10 @@ def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
 def test_models_of_one_name_have_studies_of_their_own_in_a_shared_storage(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/shared.db"
     for weights in ("a", "b"):
-        open_study(storage, tmp_path, "Net", Goal(), facts(weights=weights), False, ())
-    open_study(storage, tmp_path, "Net", Goal(), facts(weights="a"), True, ())
+        open_study(examined(Asked(storage=storage), weights=weights), tmp_path)
+    open_study(examined(Asked(storage=storage, resume=True), weights="a"), tmp_path)
     with pytest.raises(StudyError, match="as its weights are now"):
-        open_study(storage, tmp_path, "Net", Goal(), facts(weights="c"), True, ())
+        open_study(examined(Asked(storage=storage, resume=True), weights="c"), tmp_path)
 
 
 def test_a_directory_of_other_things_is_not_gone_on_with(tmp_path: Path) -> None:

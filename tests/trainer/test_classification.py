@@ -143,7 +143,7 @@ def test_a_step_is_the_one_of_transformers(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_parts_of_a_batch_have_the_gradients_of_the_whole(tmp_path: Path, size: int) -> None:
     """Two texts at once are as many as there are labels, which must not be taken for a contrastive loss."""
-    from whet.tuner.training.opening import PreparedTrainer
+    from whet.techniques.prepared_trainer import PreparedTrainer
 
     written(tmp_path / "train.jsonl")
     model, found = encoder(tmp_path), []

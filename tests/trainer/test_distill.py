@@ -111,7 +111,7 @@ def test_it_goes_on_bit_for_bit_and_the_maps_are_not_exported(tmp_path: Path, ch
 
 
 def test_parts_of_a_batch_have_the_gradients_of_the_whole(tmp_path: Path) -> None:
-    from whet.tuner.training.opening import PreparedTrainer
+    from whet.techniques.prepared_trainer import PreparedTrainer
 
     teacher = teacher_model(tmp_path)
     changes = {"data": packed(teacher), "distill": distill(teacher, **HIDDEN)}

@@ -20,6 +20,7 @@ from whet.cli import main
 from whet.errors import ModelError, OptionError, OutputError, TargetError
 from whet.models.decoder import load_decoder
 from whet.recipe import Step
+from whet.techniques.prepared_trainer import PreparedTrainer
 from whet.trainer import free_memory, memory_parts
 from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.export import write_model
@@ -30,7 +31,6 @@ from whet.trainer.setup import set_up
 from whet.trainer.state import state_of
 from whet.training.checkpoints import Checkpoints
 from whet.training.tokens import file_digests
-from whet.tuner.training.opening import PreparedTrainer
 from whet.workload.training import Trainer
 
 

@@ -123,7 +123,7 @@ def test_only_what_products_multiply_decays_and_is_pruned(tmp_path: Path, kind: 
 
 def test_rates_stay_in_float32_beside_matrices_in_bfloat16(tmp_path: Path) -> None:
     from whet.recipe import Recipe, Step
-    from whet.tuner.training.opening import PreparedTrainer
+    from whet.techniques.prepared_trainer import PreparedTrainer
 
     Recipe(kind="training", steps=(Step(technique="bf16_parameters"),)).write(tmp_path / "recipe.toml")
     setup = set_up(made(tmp_path, "mamba", recipe=str(tmp_path / "recipe.toml")), lambda line: None)

@@ -29,6 +29,7 @@ from whet.errors import RecipeError
 from whet.machine import Machine, describe
 from whet.recipe import Recipe, Step
 from whet.technique import Applies, NotApplicable
+from whet.techniques.prepared_trainer import updates_plainly
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.blocks import head_of, repeated_blocks
@@ -36,7 +37,6 @@ from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile, kind_of, profile_steps
 from whet.training.technique import Exactness
 from whet.training.updates import prove_updates
-from whet.tuner.training.examination import updates_plainly
 from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from whet import Quality
-from whet.tuner import figures, verdict
+from whet.tuner import figures
 from whet.tuner.goal import Goal
+from whet.tuner.model_points import gain_sentence
 from whet.tuner.quality_change import quality_change, tango_interval
 from whet.tuner.result import MeasuredVariant, QualityChange
 from whet.tuner.trial import agree, judge
@@ -170,6 +171,6 @@ def test_the_sentence_of_a_gain_says_what_the_samples_show() -> None:
     for num, shown in ((64, False), (640, True)):
         hits = [1.0] * num
         best = point(label="x", speedup=2.0, speedup_ci95=(1.9, 2.1), change=change(hits, hits))
-        text = verdict.gain(Goal(), point(), best, None, "accuracy")
+        text = gain_sentence(Goal(), point(), best, None, "accuracy")
         assert f"accuracy: 0.98 before, 0.98 after (each of the {num} samples scored the same; 95% interval of" in text
         assert ("too few samples to show a drop of at most 1.0%; about 381 could" in text) is not shown

@@ -18,13 +18,13 @@ from whet.errors import ArtefactError
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.recipe import Step
 from whet.tuner.goal import Goal
+from whet.tuner.model_points import gain_sentence
 from whet.tuner.reloading import ANSWERS, check_answers, write_answers
 from whet.tuner.report import render
 from whet.tuner.result import MODEL, Result
 from whet.tuner.saving import save_model, saved_original
 from whet.tuner.search import reloaded
 from whet.tuner.trial_context import TrialContext
-from whet.tuner.verdict import gain as gain_sentence
 from whet.workload import Workload, examine
 
 FACTS = facts(sys_path=["/places"])

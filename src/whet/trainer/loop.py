@@ -15,6 +15,7 @@ from whet.files import usable_directory
 from whet.machine import describe
 from whet.monitor.monitor import Monitor
 from whet.recipe import Step
+from whet.techniques.prepared_trainer import PreparedTrainer, updates_plainly
 from whet.techniques.training import TRAINING_TABLE
 from whet.trainer.export import write_model
 from whet.trainer.journal import Journal, Line
@@ -30,8 +31,6 @@ from whet.training.divergence import LossWatch
 from whet.training.evaluating import evaluating
 from whet.training.later_notes import NUM_STEPS
 from whet.training.parts import Parts
-from whet.tuner.training.examination import updates_plainly
-from whet.tuner.training.opening import PreparedTrainer
 from whet.workload import TrainingWorkload
 
 CHECKPOINTS, MODEL = "checkpoints", "model"

@@ -152,7 +152,7 @@ class Kind(ABC):
 
     @abstractmethod
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
-        """Try a recipe: build it, judge it and time it beside the original. A failure there is part of the record.
+        """Try a recipe, judge it, and time it beside the original. A failure there is part of the record.
 
         Args:
             number: The trial's number.

@@ -3,7 +3,7 @@
 import gc
 import hashlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from whet.measure.memory import TakenMemory, reset_peak_rss
 from whet.measure.quiet import undisturbed
 from whet.recipe import Step
 from whet.techniques.applicability import options_that_apply
+from whet.techniques.prepared_trainer import NOT_PLAIN, updates_plainly
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
-from whet.training.applied import refusals
 from whet.training.layer_profile import profile_training_layers
 from whet.training.loss_proof import TRAINING_LOSS
 from whet.training.memory import StepMemory, step_memory
@@ -52,7 +52,6 @@ from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer, num_samples_of
 
 _LAYERS_STEPS, _LAYERS_SHARE = 6, 0.01  # about how many steps the layers' profile takes, and its share of the budget
-_NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at once"
 
 
 class TrainingRequest(BaseModel):
@@ -227,7 +226,7 @@ def applicable_techniques(
     for name, technique in TRAINING_TABLE.items():
         options, detail, reason = options_that_apply(technique, parts, machine)
         if technique.updates_early and not updates_plainly:
-            refused.append(RefusedTechnique(technique=name, reason=_NOT_PLAIN))
+            refused.append(RefusedTechnique(technique=name, reason=NOT_PLAIN))
         elif name in exclude:
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
         elif options is None:
@@ -247,19 +246,6 @@ def _variant(
     least = technique.predict_memory(memory, options) if technique.predict_memory is not None else memory.peak_bytes
     shrink = max(1.0, memory.peak_bytes / max(least, 1.0))
     return Variant(step=step, bound=technique.predict(profile, limits, options), shrink=shrink)
-
-
-def updates_plainly(workload: TrainingWorkload) -> bool:
-    """Return whether a loop neither clips nor accumulates gradients."""
-    return workload.clip_norm is None and workload.num_accumulated == 1
-
-
-def refusal(workload: TrainingWorkload, parts: Parts, steps: Sequence[Step], machine: Machine) -> str:
-    """Return why a recipe's steps do not apply to a training run; "" where they do."""
-    found = refusals(parts, steps, TRAINING_TABLE, machine)
-    if not updates_plainly(workload):
-        found += [(step, _NOT_PLAIN) for step in steps if TRAINING_TABLE[step.technique].updates_early]
-    return "; ".join(f"{step.technique}: {why}" for step, why in found)
 
 
 def diagnosed(profile: StepProfile) -> Diagnosed:

@@ -1,25 +1,19 @@
-"""Open a training run in a child process, with a recipe's techniques on it."""
+"""Open a training run in a child process, and know its first batches again."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from whet.errors import TargetError
-from whet.recipe import Step
-from whet.techniques.training import TRAINING_TABLE
-from whet.training.applied import applied
-from whet.training.later_notes import all_notes
-from whet.training.parts import Parts
 from whet.workload import TrainingWorkload
 from whet.workload.larger_batch import with_larger_batch
-from whet.workload.training import Trainer, seed_everything
+from whet.workload.training import seed_everything
 from whet.workloads.handover import open_any
 
 NUM_DIGESTS = 6
@@ -43,28 +37,6 @@ def open_training(target: str, *, seed: int | None = None, batch_factor: int = 1
         raise TargetError(f"{target} is a {type(workload).__name__}; here whet takes a TrainingWorkload")
     workload = workload if seed is None else replace(workload, seed=seed)
     return workload if batch_factor == 1 else with_larger_batch(workload, batch_factor)
-
-
-class PreparedTrainer:
-    """Make a trainer whose parts a recipe has changed.
-
-    Attributes:
-        trainer: The trainer.
-    """
-
-    def __init__(self, workload: TrainingWorkload, steps: Sequence[Step] = ()) -> None:
-        self._steps = steps
-        self._parts: Parts | None = None
-        self.trainer = Trainer(workload, change=self._changed)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what the techniques want to be said, and what they have found out in the steps so far."""
-        return () if self._parts is None else all_notes(self._parts)
-
-    def _changed(self, model: nn.Module, optimizer: Optimizer, batches: Iterable[Any]) -> Parts:
-        self._parts = applied(Parts(model, optimizer, batches), self._steps, TRAINING_TABLE)
-        return self._parts
 
 
 def first_batches(workload: TrainingWorkload, number: int, *, later: int = 0) -> list[Any]:

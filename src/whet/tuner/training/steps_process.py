@@ -6,8 +6,9 @@ from whet.comparison.child import run_alone
 from whet.comparison.run import Run
 from whet.measure.memory import TakenMemory
 from whet.recipe import Step
+from whet.techniques.prepared_trainer import PreparedTrainer
 from whet.training.divergence import divergence
-from whet.tuner.training.opening import PreparedTrainer, open_training
+from whet.tuner.training.opening import open_training
 from whet.workload.measurables import TrainingSteps
 
 

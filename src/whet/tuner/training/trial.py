@@ -18,6 +18,7 @@ from whet.machine.power import EnergyMeter
 from whet.measure.malloc import give_back
 from whet.measure.memory import TakenMemory, cuda_peak_bytes, reset_peak_rss
 from whet.recipe import Step
+from whet.techniques.prepared_trainer import PreparedTrainer, refusal
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.compile_time import compile_s
@@ -29,9 +30,8 @@ from whet.training.parts import Parts
 from whet.training.technique import Exactness
 from whet.training.updates import UpdateProof, prove_updates
 from whet.tuner.records import TrainingEvidence, TrialOutcome
-from whet.tuner.training.examination import refusal
 from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, KnownTraining
-from whet.tuner.training.opening import NUM_DIGESTS, PreparedTrainer, digests, first_batches, open_training
+from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.workload import TrainingWorkload, measure_quality
 from whet.workload.measurables import TrainingSteps
 from whet.workload.training import Trainer
