@@ -7,6 +7,7 @@ from whet.errors import ModelError, OptionError, TargetError
 from whet.machine import describe
 from whet.scripts.command import ScriptOutcome
 from whet.scripts.messages import ScriptRecord
+from whet.training.memory import StepMemory
 from whet.training.sensitivity import BFLOAT16, SUMS
 from whet.tuner.budget import Budget
 from whet.tuner.scripts.proof import SAME_LOSS, Original, first_not_finite, relative_gaps
@@ -24,11 +25,13 @@ class Examined:
         watched: A run whose phases were timed.
         timed: A run that was timed as a whole.
         original: Runs with dropout off, for the proofs.
+        memory: What the memory of a step is made of, in the run that was timed.
     """
 
     watched: ScriptRecord
     timed: Run
     original: Original
+    memory: StepMemory | None = None
 
 
 def examine(runs: ScriptRuns, name: str, budget: Budget) -> Examined:
@@ -66,7 +69,8 @@ def examine(runs: ScriptRuns, name: str, budget: Budget) -> Examined:
     if (bad := first_not_finite(losses)) is not None:
         raise ModelError(f"the loss of step {bad} of {name} as it is is {losses[bad - 1]}; mend that first")
     second = runs.timed()
-    again = recorded(second).losses
+    timed = recorded(second)
+    again = timed.losses
     gaps = relative_gaps(losses, again)
     apart = next((i for i, gap in enumerate(gaps) if gap > SAME_LOSS), None)
     if apart is not None:
@@ -84,4 +88,4 @@ def examine(runs: ScriptRuns, name: str, budget: Budget) -> Examined:
         found = [runs.moved(size, number) for number in range(_NUM_MOVES[size])]
         return [one for one in found if one.record is not None]  # without one that failed, less is allowed
 
-    return Examined(first, timed_run(second), Original(run, other, run_moved))
+    return Examined(first, timed_run(second), Original(run, other, run_moved), timed.memory)

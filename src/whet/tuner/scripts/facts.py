@@ -53,41 +53,46 @@ def facts_of(command: ScriptCommand, examined: Examined, exclude: Sequence[str],
         name=command.name,
         machine=machine,
         fingerprint=machine.fingerprint,
-        applicable=applicable_techniques(watched, exclude),
+        applicable=applicable_techniques(watched, exclude, examined.memory),
         refused=tuple(refused),
         weights=_digest(command, watched),
         exclude=tuple(exclude),
-        peak_bytes=watched.memory.peak_bytes if watched.memory is not None else 0,
+        peak_bytes=examined.memory.peak_bytes if examined.memory is not None else 0,
         unit="steps",
         quality_name=TRAINING_LOSS,
         higher_is_better=False,
         diagnosis=_diagnosed(watched, examined.timed.seconds),
         examined_s=examined_s,
-        memory=watched.memory,
+        memory=examined.memory,
     )
 
 
-def applicable_techniques(record: ScriptRecord, exclude: Sequence[str]) -> tuple[ApplicableTechnique, ...]:
+def applicable_techniques(
+    record: ScriptRecord, exclude: Sequence[str], memory: StepMemory | None = None
+) -> tuple[ApplicableTechnique, ...]:
     """Return the techniques that apply to a script, with the choices that its process has accepted.
 
     Args:
         record: A watched run of the script as it is.
         exclude: Techniques that are not to be tried.
+        memory: What the memory of a step is made of; None where that is not known.
     """
     choices = defaultdict[str, list[Step]](list)
     for step in record.applicable:
         if step.technique not in exclude:
             choices[step.technique].append(step)
-    return tuple(_applicable(record, TRAINING_TABLE[name], steps) for name, steps in choices.items())
+    return tuple(_applicable(record, memory, TRAINING_TABLE[name], steps) for name, steps in choices.items())
 
 
-def _applicable(record: ScriptRecord, technique: TrainingTechnique, steps: Sequence[Step]) -> ApplicableTechnique:
+def _applicable(
+    record: ScriptRecord, memory: StepMemory | None, technique: TrainingTechnique, steps: Sequence[Step]
+) -> ApplicableTechnique:
     """Describe a technique whose first choice that was accepted is tried first."""
     options: dict[str, tuple[Any, ...]] = {
         name: tuple(dict.fromkeys(step.options[name] for step in steps)) for name in steps[0].options
     }
     variants = tuple(
-        Variant(step=step, bound=_promise(record, technique), shrink=_shrink(record, technique, step)) for step in steps
+        Variant(step=step, bound=_promise(record, technique), shrink=_shrink(memory, technique, step)) for step in steps
     )
     return ApplicableTechnique(
         technique=technique.name, detail="", groups=tuple(sorted(technique.groups)), options=options, variants=variants
@@ -109,12 +114,12 @@ def _promise(record: ScriptRecord, technique: TrainingTechnique) -> float:
     return 1 / max(1 - saved, _LEAST_LEFT)
 
 
-def _shrink(record: ScriptRecord, technique: TrainingTechnique, step: Step) -> float:
+def _shrink(memory: StepMemory | None, technique: TrainingTechnique, step: Step) -> float:
     """Return how many times smaller a technique may make the memory of a step; 1 where that is not known."""
-    if technique.predict_memory is None or record.memory is None or not record.memory.peak_bytes:
+    if technique.predict_memory is None or memory is None or not memory.peak_bytes:
         return 1.0
-    least = technique.predict_memory(record.memory, technique.options(**step.options))
-    return max(1.0, record.memory.peak_bytes / max(least, 1.0))
+    least = technique.predict_memory(memory, technique.options(**step.options))
+    return max(1.0, memory.peak_bytes / max(least, 1.0))
 
 
 def _diagnosed(record: ScriptRecord, step_s: float) -> Diagnosed | None:

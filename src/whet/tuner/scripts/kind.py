@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from whet.comparison.run import Run
 from whet.recipe import Recipe
+from whet.scripts.command import ScriptOutcome
 from whet.scripts.script_command import ScriptCommand
 from whet.tuner.asked import Asked
 from whet.tuner.goal import SCRIPT_STEPS
@@ -96,13 +97,8 @@ class ScriptKind(TrainedKind):
             fingerprint=self.facts.fingerprint,
         )
         found = self.runs.proof(steps, left_s=left_s)
-        seconds = time.monotonic() - began
         if found.record is None:
-            is_cut_off = seconds >= left_s
-            reason = f"was stopped after {seconds:.0f} s, which was all that the budget left for it"
-            status = "stopped" if is_cut_off else "failed"
-            changes: dict[str, Any] = {"status": status, "reason": reason if is_cut_off else found.failure}
-            return record.model_copy(update={**changes, "seconds": seconds})
+            return _without_record(record, found, time.monotonic() - began, left_s)
         losses = found.record.losses
         if (bad := first_not_finite(losses)) is not None:
             return record.model_copy(update={"reason": f"the loss of step {bad} is {losses[bad - 1]}"})
@@ -118,15 +114,24 @@ class ScriptKind(TrainedKind):
                 "latency_ms": run.seconds * 1e3,
                 "baseline_latency_ms": own_s * 1e3,
                 "speedup": own_s / run.seconds,
-                "peak_bytes": run.peak_bytes,
                 "busy": run.busy,
-                "training": evidence.model_copy(
-                    update={"memory": found.record.memory, "throughput_per_s": 1 / run.seconds}
-                ),
-                "seconds": time.monotonic() - began,
+                "training": evidence.model_copy(update={"throughput_per_s": 1 / run.seconds}),
             }
         )
-        return record if why else within_limits(self.goal, record)
+        if not why and self.goal.needs_memory:
+            record = self._with_memory(record, left_s - (time.monotonic() - began))
+        return record.model_copy(update={"seconds": time.monotonic() - began})
+
+    def _with_memory(self, record: TrialRecord, left_s: float) -> TrialRecord:
+        """Return a trial with its memory, rejected if that is too much. A proof's own run holds more than a step."""
+        began = time.monotonic()
+        found = self.runs.timed(record.steps, left_s=left_s)
+        if found.record is None:
+            return _without_record(record, found, time.monotonic() - began, left_s)
+        assert record.training is not None
+        evidence = record.training.model_copy(update={"memory": found.record.memory})
+        peak_bytes = timed_run(found).peak_bytes
+        return within_limits(self.goal, record.model_copy(update={"peak_bytes": peak_bytes, "training": evidence}))
 
     def side(self, record: TrialRecord | None) -> ScriptSide:
         """Return the script as it is, or with a recipe, as a side of the comparison."""
@@ -175,3 +180,11 @@ class ScriptKind(TrainedKind):
     def report(self, result: Result, directory: Path) -> None:
         """Write the report."""
         write_training_report(result, directory / "report.html")
+
+
+def _without_record(record: TrialRecord, found: ScriptOutcome, seconds: float, left_s: float) -> TrialRecord:
+    """Return a trial whose run gave no record: stopped where the budget's end cut it off, failed otherwise."""
+    if seconds < left_s:
+        return record.model_copy(update={"status": "failed", "reason": found.failure, "seconds": seconds})
+    reason = f"was stopped after {seconds:.0f} s, which was all that the budget left for it"
+    return record.model_copy(update={"status": "stopped", "reason": reason, "seconds": seconds})

@@ -65,11 +65,10 @@ class ScriptRuns:
         """
         return self._run(ScriptRequest(num_steps=_MOVED_STEPS, enough_s=0.0, is_proof=True, moved=size, move=number))
 
-    def timed(self, steps: Sequence[Step] = (), *, is_watched: bool = False) -> ScriptOutcome:
-        """Run as many steps as a timing needs."""
-        return self._run(
-            ScriptRequest(steps=tuple(steps), num_steps=self.num_steps, enough_s=RUN_S, is_watched=is_watched)
-        )
+    def timed(self, steps: Sequence[Step] = (), *, is_watched: bool = False, left_s: float = math.inf) -> ScriptOutcome:
+        """Run as many steps as a timing needs, for `left_s` seconds at most."""
+        request = ScriptRequest(steps=tuple(steps), num_steps=self.num_steps, enough_s=RUN_S, is_watched=is_watched)
+        return self._run(request, left_s)
 
     def for_loss(self, steps: Sequence[Step], seed: int) -> ScriptOutcome:
         """Train all steps of a run with other seeds."""
