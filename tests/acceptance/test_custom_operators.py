@@ -169,7 +169,7 @@ def test_a_model_with_a_branch_is_tuned_in_process(tmp_path: Path) -> None:
         "    return Net(), torch.rand(400, 1000)\n"
     )
     out = tmp_path / "out"
-    result = tune(f"{tmp_path}/net.py:build", out=out, budget_s=30)
+    result = tune(f"{tmp_path}/net.py:build", out=out, budget_s=300)  # the search ends sooner: one technique applies
     trial = next(t for t in result.trials if t.label == "torch_compile")
     assert trial.status == "done"
     assert any("graph break" in note for note in trial.notes)
