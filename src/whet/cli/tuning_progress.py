@@ -1,6 +1,7 @@
 """Show on the terminal how a search goes: a line for every trial, and a bar of the budget."""
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +12,7 @@ from whet.cli import tables, training_tables
 from whet.cli.busy import show_waiting
 from whet.tuner.facts import Facts, TargetFacts
 from whet.tuner.figures import one_line
+from whet.tuner.kind_options import KindWord, check_options
 from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook
 from whet.tuner.records import TrialRecord
@@ -25,7 +27,9 @@ class TuningProgress(Listener):
         num_trials: The trials that ended by themselves.
     """
 
-    def __init__(self, console: Console, target: str, budget_s: float) -> None:
+    def __init__(self, console: Console, target: str, budget_s: float, given: Sequence[str] = ()) -> None:
+        """Begin to watch a search for a target, for which the user gave these options."""
+        self._given = given
         self.num_trials = 0
         self._console = console
         self._budget_s = budget_s
@@ -57,7 +61,13 @@ class TuningProgress(Listener):
             self._progress.stop()
 
     def looked(self, facts: Facts) -> None:
-        """Say what bounds the target, where a step's memory goes, and what was refused."""
+        """Say what bounds the target, where a step's memory goes, and what was refused.
+
+        Raises:
+            OptionError: An option that was given has no meaning for what the target turned out to be.
+        """
+        kinds: dict[type[Facts], KindWord] = {TrainingFacts: "training", ScriptFacts: "script"}
+        check_options(self._given, self._target, [kinds.get(type(facts), "inference")])
         if facts.busy:
             self._console.print(f"what bounds the model is not known, as {facts.busy}", markup=False)
         elif facts.diagnosis is not None:
