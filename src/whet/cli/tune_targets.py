@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from whet.auditor.report import count
 from whet.cli import tables, training_tables
 from whet.cli.for_streams import ForStreams
 from whet.cli.tune_stream import tune_target
 from whet.cli.tuning_progress import TuningProgress
 from whet.errors import StreamTarget
+from whet.figures import counted
 from whet.streamer.target_name import names_a_stream
 from whet.tuner.command import command_line
 from whet.tuner.kind_options import check_options
@@ -107,7 +107,7 @@ def _tuned(
         except KeyboardInterrupt:
             if listener.num_trials:
                 kept = "is kept" if listener.num_trials == 1 else "are kept"
-                console.print(f"stopped; {count(listener.num_trials, 'trial')} {kept}. To go on:")
+                console.print(f"stopped; {counted(listener.num_trials, 'trial')} {kept}. To go on:")
                 console.print(again(**options, out=out), markup=False, highlight=False, soft_wrap=True)
             raise
 

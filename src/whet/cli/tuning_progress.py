@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from whet.auditor.report import count
 from whet.cli import tables, training_tables
 from whet.cli.busy import show_waiting
+from whet.figures import counted
 from whet.tuner.facts import Facts, TargetFacts
 from whet.tuner.figures import one_line
 from whet.tuner.kind_options import KindWord, check_options
@@ -87,7 +87,7 @@ class TuningProgress(Listener):
 
     def proved(self, num_pairs: int) -> None:
         """Show how many pairs of training runs have ended."""
-        self._advance(f"comparing losses, {count(num_pairs, 'pair')} of runs")
+        self._advance(f"comparing losses, {counted(num_pairs, 'pair')} of runs")
 
     def known(self, text: str) -> None:
         """Say what is known so far."""
@@ -101,7 +101,7 @@ class TuningProgress(Listener):
         """Show a line for a trial."""
         self.num_trials += record.status != "stopped"
         tables.show_trial(self._console, record)
-        self._advance(f"searching, {count(self.num_trials, 'trial')} ended")
+        self._advance(f"searching, {counted(self.num_trials, 'trial')} ended")
 
     def waiting(self, text: str) -> None:
         """Say that the machine is busy."""
