@@ -58,12 +58,13 @@ gpu-wheels: $(STAMP)
 # while pip, which uses one core, fetches the rest, and by two processes after that; not of what no test imports. Some
 # packages ship files that are no Python, hence `true`.
 COMPILE := $(BIN)/python -m compileall -qq -x '/tests/|/torch/testing/_|/transformers/models/|/pip/|/setuptools/'
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml packages/whet-audit/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip uninstall --quiet --yes whet 2>/dev/null # an earlier name of torch-whet, of the same files
 	$(BIN)/python -m pip install $(QUIETLY) torch
 	$(COMPILE) $(VENV)/lib & \
-	$(BIN)/python -m pip install $(QUIETLY) --editable '.[all,dev]' && { wait; $(COMPILE) -j 2 $(VENV)/lib || true; }
+	$(BIN)/python -m pip install $(QUIETLY) --editable packages/whet-audit --editable '.[all,dev]' \
+		&& { wait; $(COMPILE) -j 2 $(VENV)/lib || true; }
 	touch $@
 
 clean:

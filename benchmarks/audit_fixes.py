@@ -24,9 +24,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from whet.auditor.fixing import unified_diff
-from whet.auditor.run import run
-from whet.auditor.settings import Settings
+from whet_audit.fixing import unified_diff
+from whet_audit.run import run
+from whet_audit.settings import Settings
 
 _IMPORT_SECONDS = 60
 _MOST_TEST_FILES = 8

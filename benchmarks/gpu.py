@@ -104,7 +104,7 @@ def prepare() -> None:
 
     Ends the program with exit code 2 and a sentence where something is missing.
     """
-    places = [ROOT / "src", ROOT / "benchmarks"]
+    places = [ROOT / "src", ROOT / "packages/whet-audit/src", ROOT / "benchmarks"]
     sys.path[:0] = map(str, places)
     needed = gpu_wheels.CARRIED | gpu_wheels.PURE | gpu_wheels.USUAL
     if gpu_wheels.missing(needed):
@@ -114,7 +114,7 @@ def prepare() -> None:
             _stop(str(error))
         if site is not None:
             places.append(site)
-            sys.path.insert(2, str(site))
+            sys.path.insert(3, str(site))
     if lacking := gpu_wheels.missing(gpu_wheels.LEFT_OUT):
         _stop(f"{', '.join(lacking)} must be installed on the GPU machine: `make gpu-wheels` leaves them out")
     if lacking := gpu_wheels.missing(needed):

@@ -27,7 +27,7 @@ def plan(group: str, device: str, *, quick: bool) -> list[Step]:
     budget_s = 30.0 if quick else 75.0
     match group:
         case "tests":
-            selection = ["tests/gpu"] if quick else []
+            selection = ["tests/gpu"] if quick else ["tests"]  # whet-audit has none for a GPU
             return [Step("tests", "gpu_steps:run_tests", {"selection": selection}, 175, 30)]
         case "measure":
             batches = {"batches": [1] if quick else [1, 8, 64], "budget_s": 0.5}

@@ -33,7 +33,7 @@ PURE = {"sqlalchemy": "sqlalchemy"}
 USUAL = {
     "annotated-doc": "annotated_doc", "cloudpickle": "cloudpickle", "execnet": "execnet", "hypothesis": "hypothesis",
     "iniconfig": "iniconfig", "jinja2": "jinja2", "lazy-loader": "lazy_loader", "markdown-it-py": "markdown_it",
-    "markupsafe": "markupsafe", "mdurl": "mdurl", "packaging": "packaging", "pathspec": "pathspec",
+    "markupsafe": "markupsafe", "mdurl": "mdurl", "packaging": "packaging",
     "pluggy": "pluggy", "psutil": "psutil", "pygments": "pygments", "pytest": "pytest",
     "pytest-timeout": "pytest_timeout", "pytest-xdist": "xdist", "pyyaml": "yaml", "rich": "rich",
     "safetensors": "safetensors", "shellingham": "shellingham", "sortedcontainers": "sortedcontainers",
@@ -41,8 +41,9 @@ USUAL = {
 }  # fmt: skip
 # For the built-in workloads and for what the driver knows of a GPU; without them their steps are skipped.
 EXTRAS = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn", "tokenizers": "tokenizers"}
-# libcst is the auditor's, which reads code and runs on no GPU; greenlet is SQLAlchemy's, where it runs on asyncio.
-UNUSED = {"libcst": "libcst", "greenlet": "greenlet"}
+# whet-audit comes with the repository, and reads code on no GPU: what it needs is left out. greenlet is SQLAlchemy's,
+# where it runs on asyncio.
+UNUSED = {"whet-audit": "whet_audit", "greenlet": "greenlet"}
 LEFT_OUT = {"torch": "torch", "numpy": "numpy", "scipy": "scipy"}
 
 

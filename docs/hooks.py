@@ -18,9 +18,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from whet.auditor.card import Card
-from whet.auditor.run import cards
 from whet.techniques.catalogue import MeasuredRow, OptionCard, TechniqueCard, technique_cards
+from whet_audit.card import Card
+from whet_audit.run import cards
 
 ROOT = Path(__file__).parents[1]
 TOKENS = ROOT / "src" / "whet" / "look" / "tokens.css"  # the design tokens that whet's own pages use

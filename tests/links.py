@@ -53,8 +53,9 @@ class Fault:
 
 
 def documents(root: Path = ROOT) -> list[Path]:
-    """Return the Markdown files of the repository that people read: those of its root, of docs/ and of examples/."""
-    return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md")])
+    """Return the Markdown files of the repository that people read: in its root, docs/, examples/ and packages/."""
+    folders = ("docs", "examples", "packages")
+    return sorted([*root.glob("*.md"), *(path for folder in folders for path in (root / folder).rglob("*.md"))])
 
 
 def faults(document: Path) -> list[Fault]:

@@ -153,7 +153,7 @@ def _names(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunction
 def main(paths: list[str]) -> int:
     """Print the faults of files and directories, and return 1 if there are any."""
     files = [file for path in map(Path, paths) for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
-    found = [fault for file in files if "auditor" not in file.parts for fault in faults(file)]
+    found = [fault for file in files for fault in faults(file)]
     for fault in found:
         print(fault)
     print(f"{len(found)} faults", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from .artefact import Artefact as Artefact
 from .artefact import load as load
-from .auditor.audit import audit as audit
+from .auditing import audit as audit
 from .batching.batcher import DynamicBatcher as DynamicBatcher
 from .benchmark.against import against_baseline as against_baseline
 from .benchmark.against import compare_with as compare_with

@@ -82,6 +82,11 @@ def count(number: float) -> str:
     return f"{number:.3g}" if abs(number) < 999.5 else f"{number:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things, the noun in its singular or plural: "1 trial", "2 trials"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def one_line(text: str) -> str:
     """Return a text from outside on one line, without characters that control a terminal."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable())

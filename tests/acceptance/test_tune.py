@@ -266,7 +266,7 @@ def test_models_of_one_name_have_studies_of_their_own_in_a_shared_storage(tmp_pa
     for weights in ("a", "b"):
         open_study(examined(Asked(storage=storage), weights=weights), tmp_path)
     open_study(examined(Asked(storage=storage, resume=True), weights="a"), tmp_path)
-    with pytest.raises(StudyError, match="as its weights are now"):
+    with pytest.raises(StudyError, match="holds no search for this target as it is now"):
         open_study(examined(Asked(storage=storage, resume=True), weights="c"), tmp_path)
 
 

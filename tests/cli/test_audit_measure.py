@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from whet.auditor.finding import Measured
-from whet.auditor.report import FixTrial, Impact, Phase
 from whet.cli import main
 from whet.cli.audit_table import table
+from whet_audit.finding import Measured
+from whet_audit.report import FixTrial, Impact, Phase
 
 
 @pytest.mark.parametrize(

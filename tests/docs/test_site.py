@@ -13,9 +13,9 @@ import pytest
 
 import links
 import whet
-from whet.auditor.rules import RULES
 from whet.cli import COMMANDS
 from whet.techniques import TABLE
+from whet_audit.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from whet.auditor.collect import SourceFile
-from whet.auditor.engine import inspect_files
-from whet.auditor.fixing import apply_fixes
 from whet.recipe import Recipe, Step
 from whet.training import gradients
 from whet.training.technique import Exactness
 from whet.tuner.training.opening import first_batches
 from whet.workload import TrainingWorkload
 from whet.workloads.target import resolve_any
+from whet_audit.collect import SourceFile
+from whet_audit.engine import inspect_files
+from whet_audit.fixing import apply_fixes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "latentwire"
 PLANTED = {

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from whet.auditor.collect import SourceFile
-from whet.auditor.finding import Confidence, Finding, Fix, Gain, HotPath, Priority, ReplaceExpression, Span
 from whet.errors import TargetError
 from whet.fix_trials import plan
 from whet.fix_trials.plan import measure_impact, script_at
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
+from whet_audit.collect import SourceFile
+from whet_audit.finding import Confidence, Finding, Fix, Gain, HotPath, Priority, ReplaceExpression, Span
 
 SOURCE = "COST = 8\nLOSS = 2\nUSELESS = 0\nBROKEN = 0\n"
 

@@ -109,10 +109,12 @@ def test_each_problem_comes_with_what_to_do() -> None:
     torch = Package(name="torch", wanted=">=2.13", problem="not installed")
     nncf = Package(name="nncf", wanted=">=3.4", problem="not installed")
     broken = Package(name="openvino", wanted=">=2026.4", version="2026.4", problem="does not import: ImportError: no")
+    auditor = Package(name="whet-audit", wanted="==0.1.0", problem="not installed")
     extra = Extra(name="openvino", gives="the technique openvino", packages=(nncf, broken))
-    entries = list(_on_packages(found_with(required=(torch,), extras=(extra,))))
+    entries = list(_on_packages(found_with(required=(torch, auditor), extras=(extra,))))
     assert [(entry.remedy, entry.is_essential) for entry in entries] == [
         ("pip install 'torch>=2.13'", True),
+        ("in a clone of whet: pip install ./packages/whet-audit", True),
         ("pip install 'torch-whet[openvino]', or in a clone of whet: pip install '.[openvino]'", False),
         ("pip install --force-reinstall --no-deps 'openvino>=2026.4'", False),
     ]

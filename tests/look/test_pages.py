@@ -6,33 +6,39 @@ from pathlib import Path
 import pytest
 
 import whet
+import whet_audit
 from whet import look
 
 ROOT = Path(whet.__file__).parent
+AUDIT = Path(whet_audit.__file__).parent
 STYLES = [path for path in ROOT.rglob("*.css") if path.parent.name not in ("look", "charts")]
-TEMPLATES = [*ROOT.rglob("*.html"), *ROOT.rglob("*.html.j2")]
+STYLES.append(AUDIT / "formats" / "report.css")
+TEMPLATES = [*ROOT.rglob("*.html"), *ROOT.rglob("*.html.j2"), *AUDIT.rglob("*.html.j2")]
 PAGES = [path for path in TEMPLATES if "_parts" not in path.name]
 TOKENS = set(re.findall(r"(--[\w-]+):", look.read(look.TOKENS)))
 
 
+def room(path: Path) -> str:
+    """Return the room of whet that a file lies in, or "whet_audit"."""
+    return path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else AUDIT.name
+
+
 def test_all_pages_are_found() -> None:
-    rooms = {path.relative_to(ROOT).parts[0] for path in STYLES}
-    expected = {"tuner", "auditor", "monitor", "server", "streamer"}
-    assert rooms == {path.relative_to(ROOT).parts[0] for path in PAGES} == expected
+    assert set(map(room, STYLES)) == set(map(room, PAGES)) == {"tuner", "whet_audit", "monitor", "server", "streamer"}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: "-".join(path.relative_to(ROOT).parts))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{room(path)}-{path.name}")
 def test_a_page_begins_with_the_same_head(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     for parts in re.findall(r'from "(\w+_parts\.html\.j2)"', page):  # the head and the foot that several pages share
         page += next(other for other in TEMPLATES if other.name == parts).read_text(encoding="utf-8")
-    command = {"tuner": "tune", "auditor": "audit", "monitor": "monitor", "server": "serve", "streamer": "stream"}
-    name = command[path.relative_to(ROOT).parts[0]]
+    command = {"tuner": "tune", "whet_audit": "audit", "monitor": "monitor", "server": "serve", "streamer": "stream"}
+    name = command[room(path)]
     assert re.search(rf'class="masthead"><span class="wordmark">whet <span class="command">{name}</span></span>', page)
     assert page.count("<h1") == 1 and "<footer>" in page
 
 
-@pytest.mark.parametrize("path", STYLES, ids=lambda path: path.relative_to(ROOT).parts[0])
+@pytest.mark.parametrize("path", STYLES, ids=room)
 def test_a_page_has_no_colours_or_fonts_of_its_own(path: Path) -> None:
     style = path.read_text(encoding="utf-8")
     assert set(re.findall(r"var\((--[\w-]+)", style)) <= TOKENS | {"--columns", "--few-columns"}  # numbers of tiles

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.auditor.report import MachineFacts
 from whet.machine import Gpu, Machine, describe, description
 from whet.machine.audit_facts import machine_facts
 from whet.machine.nvidia import driver_version
+from whet_audit.report import MachineFacts
 
 MACHINE = Machine(
     chip="A chip",

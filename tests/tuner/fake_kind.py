@@ -14,7 +14,6 @@ from whet.comparison.run import Run
 from whet.comparison.schedules import Rounds
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
-from whet.techniques import TABLE
 from whet.training.loss_proof import LossProof
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
@@ -49,7 +48,6 @@ class FakeKind(Kind):
     """Trials gain what `fake_search.GAIN` says; `measure` gives the runs of the finals; `owed` is what owes a proof."""
 
     word = "inference"
-    table = TABLE
     schedule = Rounds()
     noise_from = "original"
 

@@ -14,6 +14,7 @@ from fake_kind import FakeKind, work
 
 from whet.comparison.claim import Verdict, claim_of
 from whet.comparison.run import Run
+from whet.comparison.schedules import Rounds
 from whet.measure.clock import measure_pairs
 from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
@@ -23,6 +24,7 @@ from whet.tuner import verdict
 from whet.tuner.doubt import doubt_about
 from whet.tuner.facts import TargetFacts
 from whet.tuner.finals import Finals, compare_finalists
+from whet.tuner.goal import Goal
 from whet.tuner.model_sides import ModelSide
 from whet.tuner.processes import isolated
 from whet.tuner.records import Timing, TrialRecord
@@ -96,6 +98,21 @@ def test_an_original_that_always_fails_is_named() -> None:
     assert not found.points and found.failures == ("the original: lost",)
 
 
+def test_who_is_slower_and_smaller_has_all_of_its_pairs() -> None:
+    """Three lost pairs end a search for speed; where memory is asked for, they prove nothing."""
+
+    def measure(record: TrialRecord | None) -> Run:
+        return Run(seconds=10.0, peak_bytes=1000) if record is None else Run(seconds=11.0, peak_bytes=500)
+
+    kind = FakeKind(Goal("memory"), measure)
+    found = compare_finalists(kind, [SLOWER], [SLOWER])
+    (point,) = found.points
+    assert (len(point.process_latencies_ms), point.is_smaller, point.verdict) == (8, True, "fail")
+    assert verdict.decide(kind, found, [SLOWER]).word == "gain"
+    of_training = FakeKind(Goal("memory", max_slowdown=1.05).for_training(), measure)
+    assert verdict.decide(of_training, compare_finalists(of_training, [SLOWER], []), [SLOWER]).word == "no-gain"
+
+
 def test_without_finalists_the_original_is_measured_alone_where_the_kind_does_that() -> None:
     kind = Asks()
     assert len(compare_finalists(kind, [], []).baseline.process_latencies_ms) == len(kind.order) == 1
@@ -119,9 +136,10 @@ def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) 
     trials.artefact(1).parent.mkdir()
     trials.artefact(1).symlink_to(trials.artefact(0))
     gains = 0
-    for _ in range(20):  # about 40 seconds each
+    for seed in range(20):  # about 40 seconds each
         records = [TrialRecord(number=i, steps=[], status="done") for i in (0, 1)]
         kind = FakeKind(measure=lambda record: ModelSide(trials, record).run())
+        kind.schedule = Rounds(seed)  # type: ignore[misc]
         kind.work = work(budget_s=1e-9)
         first, second = compare_finalists(kind, records, []).points
         rounds = list(zip(first.process_latencies_ms, second.process_latencies_ms, strict=False))  # one may have lost
@@ -171,7 +189,7 @@ def test_a_machine_that_stays_busy_gives_no_gain_whatever_the_factor() -> None:
     found, patience = judge(busy, FASTER)
     assert found.points == []
     assert busy.num <= 4
-    said = verdict.disturbed(found.baseline, found.points, patience)
+    said = verdict.disturbed(found, patience)
     assert said.startswith("the machine stayed busy for 0 s of waiting: others: make (2.0 cores)")
 
 
@@ -186,7 +204,7 @@ def test_nothing_passes_where_the_original_differs_from_itself() -> None:
     (point,) = found.points
     assert found.baseline.noise > 1.25
     assert point.verdict == "inconclusive"
-    assert "runs of the original differ by up to" in verdict.disturbed(found.baseline, [point], patience)
+    assert "runs of the original differ by up to" in verdict.disturbed(found, patience)
 
 
 @pytest.mark.parametrize(("again", "is_doubted"), [(2.1, False), (30.0, True)])
@@ -218,5 +236,5 @@ def test_too_few_quiet_rounds_are_no_verdict() -> None:
     found, patience = judge(Busy(lambda i: i % 4 in (1, 2)), FASTER)
     assert not patience.has_run_out
     assert all(len(point.process_latencies_ms) < 6 for point in found.points)
-    said = verdict.disturbed(found.baseline, found.points, patience, num_finalists=1)
+    said = verdict.disturbed(found, patience)
     assert said.startswith("too few rounds of the finals were quiet: others: make (2.0 cores)")

@@ -69,11 +69,11 @@ def case(
     monkeypatch.chdir(folder)
 
     def model(asked: Asked) -> Kind:
-        return ModelKind(asked, prepared(f"{targets.HERE}:conv", None, None, ()))
+        return ModelKind(asked, prepared(f"{targets.HERE}:conv"))
 
     def training(asked: Asked) -> Kind:
         (folder / "train.py").write_text(test_training.SCRIPT)
-        return TrainingKind(asked, prepared(f"{folder / 'train.py'}:workload", None, None, ()))
+        return TrainingKind(asked, prepared(f"{folder / 'train.py'}:workload"))
 
     def script(asked: Asked) -> Kind:
         (folder / "train.py").write_text(test_scripts.TRAIN)

@@ -19,8 +19,10 @@ from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError, TargetError
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.recipe import Recipe, Step
+from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.divergence import divergence
+from whet.tuner import finals
 from whet.tuner.asked import Asked
 from whet.tuner.finals import compare_finalists
 from whet.tuner.goal import MAX_DROP_TRAINING, Goal
@@ -125,12 +127,14 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("forked")
 def test_a_search_proves_what_it_tries_and_writes_a_recipe(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(finals, "ROUNDS", 2)
+    monkeypatch.setattr(finals, "MIN_ROUNDS", 2)
     out = tmp_path / "out"
-    command = ["tune", f"{script}:workload", "--budget", "25s", "--out", str(out), "--on-busy", "go-on", "--json"]
+    command = ["tune", f"{script}:workload", "--budget", "3m", "--out", str(out), "--on-busy", "go-on", "--json"]
     with pytest.raises(SystemExit) as ended:
-        main([*command, "--exclude", "compile,adamw_8bit"])
+        main([*command, "--exclude", ",".join(TRAINING_TABLE.keys() - {"fused_optimizer", "channels_last"})])
     assert ended.value.code in (0, 3, None)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["kind"], summary["objective"]) == ("training", "throughput")
@@ -231,7 +235,7 @@ def test_a_trial_is_compared_with_the_original_before_and_after_it(tmp_path: Pat
 def made(run: Any, renew: Callable[[], None], directory: Path) -> TrainingKind:
     """A kind as it is once the original is measured, with these processes."""
     kind = TrainingKind(Asked(budget_s=600.0), contextlib.nullcontext())  # type: ignore[arg-type]
-    kind.work = fake_kind.work()
+    kind.work = fake_kind.work(budget_s=600.0)
     kind.facts = TrainingFacts.model_construct(start_s=5.0, open_s=0.0, num_samples=16.0)
     kind.context = TrainingContext("x", kind.facts, directory, run, renew)
     kind._original = TrainingMeasured(outcome=TrialOutcome(status="done"), run=run_of(0.1))
@@ -252,6 +256,28 @@ def test_what_the_shortest_proof_takes(tmp_path: Path) -> None:
     assert kind.costs([record("compile", 20.0)] * 2).finals_s == pytest.approx(6 * (50.0 + 0.3 * 40.0))
     assert kind.proofs_s([record("fused_optimizer", None)]) == 0.0
     assert kind.proofs_s([record("autocast", None)]) == pytest.approx(0.25 * 600), "a quarter of the budget"
+    kind.work = fake_kind.work(budget_s=150.0)
+    assert kind.proofs_s([record("autocast", None)]) == pytest.approx(0.25 * 150, rel=0.02), "finals take 150 s"
+    kind.work = fake_kind.work(budget_s=130.0)
+    assert 17 < kind.proofs_s([record("autocast", None)]) < 17.5, "and are left six pairs"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "labels"), [(800, ["autocast", "fused"]), (400, ["autocast"]), (200, ["fused"]), (160, ["fused"])]
+)
+def test_the_finalists_are_those_whose_proof_fits(tmp_path: Path, left_s: float, labels: list[str]) -> None:
+    """The finals of one take 150 s, of both 300; a loss takes a quarter of the budget."""
+    steps = {"autocast": Step(technique="autocast"), "fused": Step(technique="fused_optimizer")}
+    records = [
+        TrialRecord(number=i, status="done", steps=[step], speedup=3.0 - i) for i, step in enumerate(steps.values())
+    ]
+    kind = made(lambda *_: None, lambda: None, tmp_path)
+    clock = SimpleNamespace(now=0.0)
+    kind.work = fake_kind.work(budget_s=600.0, clock=lambda: clock.now)
+    clock.now = kind.work.budget.left_at_most_s - left_s
+    assert [name for r in kind.finalists(records) for name, step in steps.items() if step in r.steps] == labels
+    kept = kind.time_for_trials(12.0).kept_s(records)
+    assert kept == {800: 450.0, 400: 300.0, 200: 150.0, 160: 0.0}[int(left_s)]
 
 
 def test_trials_leave_the_proof_its_time(tmp_path: Path) -> None:

@@ -117,6 +117,9 @@ def test_what_applies_and_was_not_tried_is_named_with_its_reason() -> None:
     assert "1.30x at most, and 4.00x was reached" in beaten
     assert "gives quality back" in restores
     assert {e.reason for e in verdict.untried(Goal("size"), space, records)} == {up, restores}
+    searched = Space([applicable("openvino", bounds=[9.0])])
+    first = verdict.untried(Goal(), space, [], searched)[1]
+    assert first.reason == "by itself it could gain 4.50x at most, which a trial could not tell from noise"
 
 
 def test_a_gain_says_that_its_batch_is_fixed() -> None:
@@ -208,11 +211,23 @@ def busy(on_busy: str = "wait", num_disturbed: int = 1, wait_s: float = 0.0) -> 
 THIN = {"verdict": "inconclusive", "process_latencies_ms": [1.0] * 5}
 
 
+def disturbed(
+    points: Sequence[MeasuredVariant],
+    patience: Patience,
+    num_finalists: int = 0,
+    baseline: MeasuredVariant = BASELINE,
+    **known: Any,
+) -> str:
+    """Why finals do not count, a run of which was disturbed."""
+    return verdict.disturbed(Finals(baseline, list(points), (), num_finalists, is_disturbed=True), patience, **known)
+
+
 def test_nothing_stands_in_the_way_of_a_verdict_on_a_quiet_machine() -> None:
-    assert verdict.disturbed(BASELINE, [], Patience()) == ""
-    assert verdict.disturbed(BASELINE, [point(), point(**THIN)], Patience(), 3) == ""
+    assert disturbed([], Patience()) == ""
+    quiet = Finals(BASELINE, [point(), point(**THIN)], (), 3)
+    assert verdict.disturbed(quiet, busy()) == "", "what was disturbed before the finals does not count"
     loud = BASELINE.model_copy(update={"noise": 1.25})
-    assert verdict.disturbed(loud, [point()], Patience()) == ""
+    assert disturbed([point()], Patience(), baseline=loud) == ""
 
 
 @pytest.mark.parametrize(
@@ -227,27 +242,26 @@ def test_nothing_stands_in_the_way_of_a_verdict_on_a_quiet_machine() -> None:
     ],
 )
 def test_too_few_quiet_rounds_leave_it_open(points: list[MeasuredVariant], num_contenders: int, is_open: bool) -> None:
-    said = verdict.disturbed(BASELINE, points, busy(), num_contenders)
+    said = disturbed(points, busy(), num_contenders)
     assert said.startswith("too few rounds of the finals were quiet: others") is is_open
     assert bool(said) is is_open
-    assert verdict.disturbed(BASELINE, points, busy("go-on"), num_contenders) == ""
+    assert disturbed(points, busy("go-on"), num_contenders) == ""
 
 
 def test_why_there_is_no_verdict() -> None:
-    assert verdict.disturbed(BASELINE, [point()], busy(num_disturbed=3)) == (
-        "the machine stayed busy for 0 s of waiting: others"
-    )
+    assert disturbed([point()], busy(num_disturbed=3)) == ("the machine stayed busy for 0 s of waiting: others")
     doubted = [point(), point("y", doubt="it is odd"), point("z", doubt="it is odder")]
-    assert verdict.disturbed(BASELINE, doubted, Patience()) == "y cannot be judged: it is odd"
+    assert disturbed(doubted, Patience()) == "y cannot be judged: it is odd"
     loud = BASELINE.model_copy(update={"noise": 1.4})
-    assert verdict.disturbed(loud, [point()], Patience()) == (
+    assert disturbed([point()], Patience(), baseline=loud) == (
         "runs of the original differ by up to 1.40x; a verdict needs at most 1.25x"
     )
-    assert verdict.disturbed(loud, [], Patience()) == ""
+    assert disturbed([], Patience(), baseline=loud) == ""
+    assert disturbed([point()], Patience(), baseline=loud, counts_noise=False) == "", "pairs cancel it"
     kind = FakeKind()
     kind.work = work(busy(num_disturbed=3))
     found = decide(kind, Finals(BASELINE, [], (), 1), [trial(speedup=2.0)])
-    assert (found.word, found.needed_s) == ("inconclusive", None)
+    assert (found.word, found.needed_s, found.is_disturbed) == ("inconclusive", None, True)
     assert found.sentence == (
         "No verdict: the machine stayed busy for 0 s of waiting: others. The original stays. "
         "On a quiet machine, --resume goes on from here."
@@ -366,6 +380,18 @@ def test_finals_that_measured_no_variant_are_no_result() -> None:
     found = decide(FakeKind(), Finals(BASELINE, [], ("x: it crashed",), 1), [trial(0, speedup=2.5)])
     assert (found.word, found.needed_s) == ("inconclusive", None)
     assert "the finals failed (x: it crashed), so nothing was compared. The original stays." in found.sentence
+
+
+def test_a_trial_that_failed_in_the_finals_is_named_beside_the_verdict() -> None:
+    best, second = trial(0, speedup=2.5), trial(1, speedup=1.2)
+    slow = point("second", number=1, verdict="fail", speedup=0.9, process_latencies_ms=[1.0] * 8)
+    found = decide(FakeKind(), Finals(BASELINE, [slow], ("best: it crashed",), 2, frozenset({0})), [best, second])
+    assert (found.word, found.needed_s) == ("no-gain", None)
+    assert found.sentence.endswith("the original stays. In the finals failed best: it crashed.")
+    thin = slow.model_copy(update={"verdict": "inconclusive", "process_latencies_ms": [1.0] * 6})
+    open_ = decide(FakeKind(), Finals(BASELINE, [thin], ("best: it crashed",), 2, frozenset({0})), [best, second])
+    assert (open_.word, open_.needed_s) == ("inconclusive", 480.0)
+    assert "second showed 0.90x" in open_.sentence and "failed best: it crashed" in open_.sentence
 
 
 def proof(is_same: bool | None, **known: Any) -> LossProof:

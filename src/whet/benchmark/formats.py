@@ -4,9 +4,9 @@ import csv
 import io
 from xml.etree import ElementTree
 
-from whet.auditor.formats.github import escaped
 from whet.benchmark.report import BenchmarkVerdict, Gate, Sweep
 from whet.figures import percent
+from whet.workflow_commands import workflow_command
 
 _COLUMNS = (
     "latency_ms",
@@ -58,14 +58,12 @@ def github_annotations(gate: Gate) -> str:
     """Return the workflow commands that GitHub shows beside the run.
 
     FAIL gives an error, INCONCLUSIVE a warning, anything else a notice.
-
-    Source: GitHub's documentation, "Workflow commands for GitHub Actions".
     """
     levels = {"pass": "notice", "fail": "error", "inconclusive": "warning"}
     lines = []
     for verdict in gate.verdicts:
-        title = escaped(f"whet: {verdict.label} {verdict.outcome.upper()}", is_property=True)
-        lines.append(f"::{levels[verdict.outcome]} title={title}::{escaped(sentence(verdict))}")
+        title = f"whet: {verdict.label} {verdict.outcome.upper()}"
+        lines.append(workflow_command(levels[verdict.outcome], {"title": title}, sentence(verdict)))
     return "\n".join(lines)
 
 

@@ -2,8 +2,8 @@
 
 import textwrap
 
-from whet.auditor.formats.wording import peak
-from whet.auditor.report import FixTrial, Impact
+from whet_audit.formats.wording import peak
+from whet_audit.report import FixTrial, Impact
 
 
 def table(impact: Impact) -> str:

@@ -32,7 +32,7 @@ def show_result(console: Console, result: Result) -> None:
         _show_rest(console, result)
     if result.out:
         for name, file in (("report", "report.html"), ("recipe", RECIPE), ("result", FILE)):
-            if (result.directory / file).exists():  # a script's run has no page
+            if (result.directory / file).exists():  # results of earlier versions may have no page
                 path = figures.one_line(str(figures.shortened(result.directory / file)))
                 console.print(Text.assemble((f"{name}  ", "dim"), path), overflow="fold")
 

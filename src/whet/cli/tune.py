@@ -185,6 +185,7 @@ def tune(
         options,
         streams,
         busy,
+        chosen,
         resume=resume,
         as_json=as_json,
     )

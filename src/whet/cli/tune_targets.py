@@ -8,18 +8,20 @@ from typing import Any
 
 from rich.console import Console
 
-from whet.auditor.report import count
 from whet.cli import tables, training_tables
 from whet.cli.for_streams import ForStreams
 from whet.cli.tune_stream import tune_target
 from whet.cli.tuning_progress import TuningProgress
-from whet.errors import OptionError, StreamTarget
+from whet.errors import StreamTarget
+from whet.figures import counted
 from whet.streamer.target_name import names_a_stream
 from whet.tuner.command import command_line
+from whet.tuner.kind_options import check_options
 from whet.tuner.listener import Listener
 from whet.tuner.outlook import going_on
 from whet.tuner.result import Result
 from whet.tuner.scripts.tune_script import tune_script
+from whet.tuner.training.words import run_command
 from whet.tuner.tuning import tune
 from whet.tuner.verdict import out_of_reach
 
@@ -32,6 +34,7 @@ def tune_targets(
     options: dict[str, Any],
     streams: ForStreams,
     busy: Mapping[str, Any],
+    given: Sequence[str] = (),
     *,
     resume: bool,
     as_json: bool,
@@ -43,6 +46,7 @@ def tune_targets(
         options: Those of `whet.tune` that say what is searched for.
         streams: The options for streams; a script has the number of steps among them.
         busy: The options of `whet.tune` for a busy machine.
+        given: The options that the user gave, for targets whose kind only building them tells.
         resume: Whether to go on with an earlier search.
         as_json: Whether each result is also printed as one JSON object.
     """
@@ -54,10 +58,9 @@ def tune_targets(
         try:
             if isinstance(target, str) and names_a_stream(target):
                 raise StreamTarget(target)
-            result = _tuned(console, target, streams, options, again, out=directory, resume=resume, **busy)
+            result = _tuned(console, target, streams, options, again, given, out=directory, resume=resume, **busy)
         except StreamTarget:
-            if resume:
-                raise OptionError(f"--resume does not go with a stream, and {target} is one; leave it out") from None
+            check_options(given, str(target), ["stream"])
             verdicts.add(tune_target(console, str(target), streams, options, busy, out=directory, as_json=as_json))
             continue
         if result.is_of_training:
@@ -77,6 +80,7 @@ def _tuned(
     streams: ForStreams,
     options: dict[str, Any],
     again: Callable[..., str],
+    given: Sequence[str],
     *,
     out: Path,
     resume: bool,
@@ -90,19 +94,20 @@ def _tuned(
         streams: The options for streams and scripts.
         options: Those of `whet.tune` that say what is searched for.
         again: Returns the command that goes on with the search, given these options and `out`.
+        given: The options that the user gave.
         out: The directory for the results.
         resume: Whether to go on with an earlier search.
         busy: The options of `whet.tune` for a busy machine.
     """
     name = target if isinstance(target, str) else " ".join(target)
-    with TuningProgress(console, name, options["budget_s"]) as listener:
+    with TuningProgress(console, name, options["budget_s"], given) as listener:
         run = _run_of(target, streams, options, out=out, resume=resume, listener=listener, **busy)
         try:
             return run()
         except KeyboardInterrupt:
             if listener.num_trials:
                 kept = "is kept" if listener.num_trials == 1 else "are kept"
-                console.print(f"stopped; {count(listener.num_trials, 'trial')} {kept}. To go on:")
+                console.print(f"stopped; {counted(listener.num_trials, 'trial')} {kept}. To go on:")
                 console.print(again(**options, out=out), markup=False, highlight=False, soft_wrap=True)
             raise
 
@@ -120,7 +125,7 @@ def _run_of(
 def _show_rest(console: Console, result: Result, options: dict[str, Any], again: Callable[..., str]) -> None:
     """Say how to get a verdict, or how many techniques are untried and how to go on; nothing where all was found."""
     if result.kind == "script" and result.verdict == "gain":
-        console.print(result.unsaved.rpartition(": ")[2], markup=False, highlight=False, soft_wrap=True)
+        console.print(run_command(result), markup=False, highlight=False, soft_wrap=True)
     num_untried = out_of_reach(result.untried)
     if result.is_disturbed:
         command = again(**options, out=Path(result.out))

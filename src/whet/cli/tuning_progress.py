@@ -1,16 +1,18 @@
 """Show on the terminal how a search goes: a line for every trial, and a bar of the budget."""
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from whet.auditor.report import count
 from whet.cli import tables, training_tables
 from whet.cli.busy import show_waiting
+from whet.figures import counted
 from whet.tuner.facts import Facts, TargetFacts
 from whet.tuner.figures import one_line
+from whet.tuner.kind_options import KindWord, check_options
 from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook
 from whet.tuner.records import TrialRecord
@@ -25,7 +27,9 @@ class TuningProgress(Listener):
         num_trials: The trials that ended by themselves.
     """
 
-    def __init__(self, console: Console, target: str, budget_s: float) -> None:
+    def __init__(self, console: Console, target: str, budget_s: float, given: Sequence[str] = ()) -> None:
+        """Begin to watch a search for a target, for which the user gave these options."""
+        self._given = given
         self.num_trials = 0
         self._console = console
         self._budget_s = budget_s
@@ -57,7 +61,13 @@ class TuningProgress(Listener):
             self._progress.stop()
 
     def looked(self, facts: Facts) -> None:
-        """Say what bounds the target, where a step's memory goes, and what was refused."""
+        """Say what bounds the target, where a step's memory goes, and what was refused.
+
+        Raises:
+            OptionError: An option that was given has no meaning for what the target turned out to be.
+        """
+        kinds: dict[type[Facts], KindWord] = {TrainingFacts: "training", ScriptFacts: "script"}
+        check_options(self._given, self._target, [kinds.get(type(facts), "inference")])
         if facts.busy:
             self._console.print(f"what bounds the model is not known, as {facts.busy}", markup=False)
         elif facts.diagnosis is not None:
@@ -77,7 +87,7 @@ class TuningProgress(Listener):
 
     def proved(self, num_pairs: int) -> None:
         """Show how many pairs of training runs have ended."""
-        self._advance(f"comparing losses, {count(num_pairs, 'pair')} of runs")
+        self._advance(f"comparing losses, {counted(num_pairs, 'pair')} of runs")
 
     def known(self, text: str) -> None:
         """Say what is known so far."""
@@ -91,7 +101,7 @@ class TuningProgress(Listener):
         """Show a line for a trial."""
         self.num_trials += record.status != "stopped"
         tables.show_trial(self._console, record)
-        self._advance(f"searching, {count(self.num_trials, 'trial')} ended")
+        self._advance(f"searching, {counted(self.num_trials, 'trial')} ended")
 
     def waiting(self, text: str) -> None:
         """Say that the machine is busy."""

@@ -12,9 +12,6 @@ from whet.errors import OptionError
 
 # what typer and argparse say -> what whet says; {0} is the option or the argument
 _SAID = (
-    (r"argument (\S+): invalid int value: ('.*')", "{0} takes a whole number; got {1}"),
-    (r"argument (\S+): invalid choice: ('.*') \(choose from (.*)\)", "{0} takes one of {2}; got {1}"),
-    (r"argument (\S+): expected one argument", "{0} takes a value, and none is given"),
     (r"argument (\S+): ignored explicit argument ('.*')", "{0} takes no value; got {1}"),
     (r"unrecognized arguments: (-\S*).*", "there is no option {0}"),
     (r"unrecognized arguments: (.*)", "{0} is an argument too many"),
@@ -38,7 +35,7 @@ def said(message: str, program: str, possible: Iterable[str] = ()) -> str:
 
     Args:
         message: What typer or argparse says.
-        program: The command, as "whet audit".
+        program: The command, as "whet doctor".
         possible: Options that the user may have meant.
     """
     flat = " ".join(message.split())

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from whet.auditor.audit import settings_of, written
-from whet.auditor.collect import SourceFile
-from whet.auditor.report import Impact, Report
-from whet.auditor.run import Change, Outcome, look, run
+from whet.auditing import PROGRAM, errors_of_whet
 from whet.errors import OptionError
 from whet.fix_trials.plan import measure_impact, script_at
 from whet.fix_trials.sources import script_files
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet_audit.audit import settings_of, written
+from whet_audit.collect import SourceFile
+from whet_audit.report import Impact, Report
+from whet_audit.run import Change, Outcome, look, run
 
 NUM_STEPS = 12
 BUDGET_S = 600.0
@@ -68,7 +69,8 @@ def measure_fixes(
             f"--steps {num_steps} are too few: the first three are not counted; give {_LEAST_STEPS} or more"
         )
     path = Path(script)
-    settings = settings_of([path], select, ignore)
+    with errors_of_whet():
+        settings = settings_of([path], select, ignore)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     before = script_files(path)
@@ -78,17 +80,16 @@ def measure_fixes(
             place, before, lambda files: look(files, settings)[0], budget_s=budget_s, report=report, patience=patience
         )
     outcome = run([Path(file.path) for file in before], settings)
-    command = f"whet audit {shlex.quote(str(path))}"
     changes = _changes(before, after) if fix else ()
-    outcome = replace(outcome, report=_with_impact(outcome.report, impact, command), changes=changes)
+    outcome = replace(outcome, report=_with_impact(outcome.report, impact, path), changes=changes)
     return written(outcome) if fix and write else outcome
 
 
-def _with_impact(report: Report, impact: Impact, command: str) -> Report:
+def _with_impact(report: Report, impact: Impact, path: Path) -> Report:
     """Return a report with what was measured, each finding with the evidence of its fix."""
     by_code = {trial.code: trial.evidence for trial in impact.trials}
     findings = tuple(replace(finding, measured=by_code.get(finding.code)) for finding in report.findings)
-    return replace(report, findings=findings, impact=impact, command=command)
+    return replace(report, findings=findings, impact=impact, program=PROGRAM, arguments=shlex.quote(str(path)))
 
 
 def _changes(before: Sequence[SourceFile], after: Sequence[SourceFile]) -> tuple[Change, ...]:

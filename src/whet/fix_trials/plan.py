@@ -9,11 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from whet.auditor.collect import SourceFile
-from whet.auditor.finding import Confidence, Finding, Measured
-from whet.auditor.fixing import apply_fixes
-from whet.auditor.hot_paths import INFERS
-from whet.auditor.report import FixTrial, Impact, Phase
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.compare import compare
 from whet.comparison.run import Run
@@ -25,6 +20,11 @@ from whet.fix_trials.version import ScriptVersion, middle
 from whet.measure.isolate import Outcome, run_isolated
 from whet.measure.quiet import Patience
 from whet.scripts.overlay import make_overlay
+from whet_audit.collect import SourceFile
+from whet_audit.finding import Confidence, Finding, Measured
+from whet_audit.fixing import apply_fixes
+from whet_audit.hot_paths import INFERS
+from whet_audit.report import FixTrial, Impact, Phase
 
 Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
 

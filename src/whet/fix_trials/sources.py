@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from whet.auditor.collect import SourceFile, collect
 from whet.errors import TargetError
+from whet_audit.collect import SourceFile, collect
 
 
 def script_files(script: Path) -> list[SourceFile]:

@@ -28,6 +28,7 @@ from whet.installation.privacy import Anonymiser, environment
 _LEAST_FREE_BYTES = 2 * 10**9  # what tuning a large model, with its trials, may take on disk
 _TUNING = "every command"
 _FROM_OUTSIDE = frozenset({"problem", "remedy", "path", "command", "environment"})
+_OWN = {"whet-audit": "./packages/whet-audit"}  # packages of whet's repository, which no package index has
 _BACKENDS = frozenset({"openvino", "onnx"})
 
 
@@ -58,7 +59,7 @@ def _with_packages(found: Checkup) -> Checkup:
     try:
         base, extras = requirements()
     except importlib.metadata.PackageNotFoundError:
-        remedy = "run `pip install '.[all]'` in whet's own directory"
+        remedy = f"run `pip install {_OWN['whet-audit']} '.[all]'` in whet's own directory"
         advice.append(Advice(concerns=_TUNING, problem="whet runs from its source and is not installed", remedy=remedy))
         base, extras = [], {}
     required = [installed(one) for one in base]
@@ -134,9 +135,10 @@ def _on_packages(found: Checkup) -> Iterator[Advice]:
 
 def _remedy(packages: Sequence[Package]) -> str:
     """Return the pip command that mends them. Broken packages are installed again."""
-    names = " ".join(shlex.quote(package.requirement) for package in packages)
+    names = " ".join(_OWN.get(package.name) or shlex.quote(package.requirement) for package in packages)
+    place = "in a clone of whet: " if any(package.name in _OWN for package in packages) else ""
     is_broken = any(package.problem.startswith("does not import") for package in packages)
-    return f"pip install {'--force-reinstall --no-deps ' if is_broken else ''}{names}"
+    return f"{place}pip install {'--force-reinstall --no-deps ' if is_broken else ''}{names}"
 
 
 def _on_compilers(found: Checkup) -> Iterator[Advice]:

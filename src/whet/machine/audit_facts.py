@@ -1,7 +1,7 @@
 """Describe the machine that an audit's report gives advice for."""
 
-from whet.auditor.report import MachineFacts
 from whet.machine.description import describe
+from whet_audit.report import MachineFacts
 
 
 def machine_facts() -> MachineFacts:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from whet.errors import WhetError
 from whet.machine import describe
+from whet.measure.clock import device_type_of
 from whet.measure.memory import TakenMemory, cuda_peak_bytes, peak_rss_bytes
 from whet.recipe import Recipe
 from whet.scripts.applying import applicable, apply, shift_seeds
@@ -209,10 +210,13 @@ class ScriptLoop:
         record.notes = () if self._changed is None else all_notes(self._changed)
         record.losses = [None if loss is None else float(loss) for loss in self._heard]
         record.learning_rates = self._rates
-        record.peak_bytes, record.cuda_peak_bytes = peak_rss_bytes(), cuda_peak_bytes()
+        record.peak_bytes = peak_rss_bytes()
         if self._changed is not None and self._taken is not None:
+            model, optimizer = self._changed.model, self._changed.optimizer
+            if device_type_of(model.parameters()) == "cuda":
+                record.cuda_peak_bytes = cuda_peak_bytes()
             peak_bytes = self._taken.peak_bytes() if record.cuda_peak_bytes is None else record.cuda_peak_bytes
-            record.memory = step_memory(self._changed.model, self._changed.optimizer, peak_bytes)
+            record.memory = step_memory(model, optimizer, peak_bytes)
         if self._request.is_watched:
             self._watching.close()
             record.shares = {phase.name: phase.share for phase in self._report().phases if phase.share is not None}

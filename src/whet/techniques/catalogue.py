@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.auditor.card import read_sections
+from whet.card_sections import read_sections
 from whet.machine import describe
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder

@@ -56,4 +56,5 @@ class Asked:
         """
         shown = without_password(self.storage) if self.storage else None
         goal = {k: v for k, v in asdict(self.goal).items() if k not in ("is_default_drop", "limits_slowdown")}
+        goal["max_drop"] = None if self.goal.is_default_drop else self.goal.max_drop
         return command_line(words, **goal, budget_s=self.budget_s, storage=shown, exclude=exclude, more=options)

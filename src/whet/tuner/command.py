@@ -33,7 +33,7 @@ def command_line(
     words = ["whet", "tune", target] if isinstance(target, str) else ["whet", "tune"]
     if objective != Goal.objective:
         words += ["--objective", objective]
-    if max_drop not in (None, Goal.max_drop):
+    if max_drop is not None:
         words += ["--max-drop", str(max_drop)]
     if max_slowdown != MAX_SLOWDOWN:
         words += ["--max-slowdown", f"{max_slowdown:g}"]

@@ -114,7 +114,7 @@ def _concluded(kind: Kind, finals: Finals, records: Sequence[TrialRecord]) -> Re
     facts, goal, patience = kind.facts, kind.goal, kind.work.patience
     reference = kind.reference(records, finals.points)
     decision = decide(kind, finals, records, reference)
-    is_disturbed = (decision.word == "inconclusive" and decision.needed_s is None) or patience.goes_on
+    is_disturbed = decision.is_disturbed or patience.goes_on
     details = kind.details(records, decision.best)
     return Result(
         kind=kind.word,
@@ -137,7 +137,7 @@ def _concluded(kind: Kind, finals: Finals, records: Sequence[TrialRecord]) -> Re
         trials=list(records),
         refused=list(facts.refused),
         hints=list(facts.hints),
-        untried=untried(goal, kind.space, records),
+        untried=untried(goal, kind.space, records, kind.space_to_search()),
         pareto=pareto(records),
         diagnosis=facts.diagnosis if patience.goes_on or not facts.busy else None,
         machine=facts.machine.facts(),

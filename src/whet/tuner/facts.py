@@ -25,6 +25,7 @@ class KnownFacts(BaseModel):
         weights: A digest of what may not change between searches: a model's weights and buffers, or a training's loop.
         exclude: Techniques that the user does not want tried.
         peak_bytes: The peak memory of the original, where techniques are known by what they save of it; 0 elsewhere.
+        losses: The losses of the original's first steps, where it trains.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -38,6 +39,7 @@ class KnownFacts(BaseModel):
     weights: str = ""
     exclude: tuple[str, ...] = ()
     peak_bytes: int = 0
+    losses: tuple[float, ...] = ()
 
 
 class Facts(KnownFacts):

@@ -32,12 +32,16 @@ class Finals:
         points: The finalists with two pairs or more, in the order of the trials.
         failures: How sides failed, in words.
         num_finalists: How many finalists were to be measured.
+        lost: The numbers of the trials that failed.
+        is_disturbed: Whether other processes disturbed a run that is in no pair for that.
     """
 
     baseline: MeasuredVariant
     points: list[MeasuredVariant]
     failures: tuple[str, ...] = ()
     num_finalists: int = 0
+    lost: frozenset[int] = frozenset()
+    is_disturbed: bool = False
 
 
 def compare_finalists(kind: Kind, finalists: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Finals:
@@ -54,7 +58,10 @@ def compare_finalists(kind: Kind, finalists: Sequence[TrialRecord], records: Seq
     original = kind.side(None)
     found = Comparison([], {})
     if finalists or kind.times_original_alone:
-        stop = Fixed(ROUNDS, MIN_ROUNDS, noise_from=kind.noise_from) if finalists else Fixed(_ROUNDS_ALONE, 1)
+        # Who saves memory or bytes may be slower, and needs all of its pairs.
+        lost_after = Fixed.lost_after if kind.goal.asks_for_speed else 0
+        several = Fixed(ROUNDS, MIN_ROUNDS, lost_after=lost_after, noise_from=kind.noise_from)
+        stop = several if finalists else Fixed(_ROUNDS_ALONE, 1)
         found = compare_all(
             [(original, kind.side(record)) for record in finalists],
             schedule=kind.schedule,
@@ -79,9 +86,17 @@ def _found(kind: Kind, finalists: Sequence[TrialRecord], records: Sequence[Trial
         for record, claim in claims
         if not claim.failure and claim.num_pairs >= _MIN_PAIRS
     ]
-    failures = [*kind.lost, *(f"{record.label}: {claim.failure}" for record, claim in claims if claim.failure)]
+    failed = [(record, claim.failure) for record, claim in claims if claim.failure]
+    failures = [*kind.lost.values(), *(f"{record.label}: {why}" for record, why in failed)]
     failures += [f"the original: {run.failure}" for run in own[:1] if not ended]
-    return Finals(baseline, points, tuple(failures), len(finalists))
+    return Finals(
+        baseline,
+        points,
+        tuple(failures),
+        len(finalists),
+        frozenset({*kind.lost, *(record.number for record, _ in failed)}),
+        any(run.busy for runs in found.runs.values() for run in runs),
+    )
 
 
 def is_smaller(claim: Claim, share: float, original_bytes: float = float("inf")) -> bool:

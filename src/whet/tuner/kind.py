@@ -3,7 +3,7 @@
 `driver.run` goes the same way for each kind: it examines, opens the study, searches, compares the finalists with the
 original, proves what the best of them owe, gives the verdict and writes the results. It asks the kind for the rest.
 
-The next two kinds fit in without a change elsewhere:
+The next two kinds fit in without a change to the driver; their names join those of `kind_options`:
 
 - Generation. What is examined is a served model on recorded prompts. A recipe holds engine options and techniques; an
   attempt starts an engine and sends it the requests; a side of the finals is an engine under the same load, and
@@ -15,7 +15,7 @@ The next two kinds fit in without a change elsewhere:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from whet.comparison.run import Run, Side
 from whet.comparison.schedules import ABBA, Schedule
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
-from whet.technique import AnyTechnique
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
 from whet.tuner.facts import Facts, KnownFacts
@@ -72,18 +71,16 @@ class Kind(ABC):
 
     Attributes:
         word: What it is called in results and options.
-        table: The techniques that may apply.
         schedule: Which side of the finals is measured when.
         noise_from: Where the finals' noise floor comes from; see `stopping.Fixed`.
         times_original_alone: Whether the original is measured without finalists too.
         goal: What the search is to reach.
         facts: What the examination found out.
         work: What the search works with.
-        lost: Trials that no longer ran when they should go to the finals, with reasons.
+        lost: Trials that no longer ran when they should go to the finals, by number, with reasons.
     """
 
     word: ClassVar[KindWord]
-    table: ClassVar[Mapping[str, AnyTechnique]]
     schedule: ClassVar[Schedule] = ABBA()
     noise_from: ClassVar[Literal["original", "pairs"]] = "pairs"
     times_original_alone: ClassVar[bool] = True
@@ -94,7 +91,7 @@ class Kind(ABC):
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.goal: Goal = asked.goal
-        self.lost: list[str] = []
+        self.lost: dict[int, str] = {}
 
     # What is examined
 

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from whet.comparison.schedules import Rounds, Schedule
 from whet.errors import ModelError, OptionError
 from whet.measure.isolate import FailureKind, Outcome
 from whet.recipe import Recipe, Step
-from whet.technique import AnyTechnique
 from whet.techniques import TABLE
 from whet.techniques.names import check_excluded
 from whet.techniques.training import TRAINING_TABLE
@@ -37,10 +36,11 @@ from whet.tuner.preparation import check_memory, prepare_work_directory
 from whet.tuner.prepared_target import Prepared
 from whet.tuner.processes import forking
 from whet.tuner.records import TrialRecord
+from whet.tuner.reloading import refusal
 from whet.tuner.report import write_report
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.saving import save_model, saved_original
-from whet.tuner.search import SearchTime, drop_losers, reloaded, try_recipe
+from whet.tuner.search import SearchTime, drop_losers, try_recipe
 from whet.tuner.space import Space
 from whet.tuner.target_examination import Examination, ExaminationRequest, examine_any
 from whet.tuner.trial_context import TrialContext
@@ -61,7 +61,6 @@ class ModelKind(Kind):
     """
 
     word: ClassVar[KindWord] = "inference"
-    table: ClassVar[Mapping[str, AnyTechnique]] = TABLE
     schedule: ClassVar[Schedule] = Rounds()
     noise_from: ClassVar[Literal["original", "pairs"]] = "original"
 
@@ -88,11 +87,9 @@ class ModelKind(Kind):
         self.work, self._whole = work, work.budget
         with self._preparing as self._prepared, forking(self.asked.limit_bytes) as unbounded:
             self._unbounded: Runner = unbounded
-            try:
-                yield
-            finally:
-                if hasattr(self, "context"):
-                    shutil.rmtree(self.context.directory, ignore_errors=True)
+            yield
+            if hasattr(self, "context"):  # after an error or Ctrl-C, a resumed search goes on with what lies there
+                shutil.rmtree(self.context.directory, ignore_errors=True)
 
     def examine(self) -> TargetFacts | OtherKind:
         """Return the facts that a child process found out about the target.
@@ -170,13 +167,20 @@ class ModelKind(Kind):
                 left_s = budget.left_at_most_s - costs.finals_s(1, MIN_ROUNDS)
                 again = self.attempt(record.number, Recipe(steps=record.steps), left_s)
                 if again.status != "done":
-                    self.lost.append(f"{record.label}: {again.reason}")
+                    self._lose(record, again.reason if again.status != "stopped" else "")
                     continue
-            if (loaded := reloaded(self.context, record)).status != "done":
-                self.lost.append(f"{record.label}: {loaded.reason}")
-                continue
+            if not is_in_process(record.steps):
+                failure = self.context.reload_failure(self.context.artefact(record.number), record.libraries)
+                if failure is not None:
+                    self._lose(record, "" if isinstance(failure, BudgetEnded) else refusal(failure))
+                    continue
             chosen.append(record)
         return chosen
+
+    def _lose(self, record: TrialRecord, why: str) -> None:
+        """Note why a trial no longer runs; not where only the budget's end cut it off ("")."""
+        if why:
+            self.lost[record.number] = f"{record.label}: {why}"
 
     def side(self, record: TrialRecord | None) -> ModelSide:
         """Return the original, or what a trial saved, as a side of the comparison."""

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from whet.tuner.kind import Kind
 
 WORK = "trials"
+_SAME_LOSS = 1e-3  # relative: two runs of one seed differ by rounding at most
 _ENOUGH_BYTES = 2**30  # torch alone surely fits into this much
 
 
@@ -98,12 +100,22 @@ def open_study(kind: "Kind", directory: Path) -> Study:
             "the model's weights are not those that this search was begun with; start anew with another --out. A "
             "function that draws weights at random must fix the seed"
         )
+    elif _train_apart(known.losses, facts.losses):
+        raise StudyError(
+            "the training has other losses than when this search was begun, so that its proofs tell nothing now: its "
+            "code or its data have changed; start anew with another --out"
+        )
     elif there := {entry.technique for entry in known.applicable}.intersection(asked.exclude):
         raise StudyError(
             f"this search was begun with {', '.join(sorted(there))} to be tried; leave --exclude out, or start anew "
             "with another --out"
         )
     return study
+
+
+def _train_apart(known: Sequence[float], found: Sequence[float]) -> bool:
+    """Return whether two trainings from one seed have other losses than rounding makes."""
+    return any(abs(a - b) > _SAME_LOSS * max(abs(a), 1e-12) for a, b in zip(known, found, strict=False))
 
 
 def _differences(known: KnownFacts, facts: Facts) -> str:

@@ -35,15 +35,14 @@ class Prepared:
 
 @contextlib.contextmanager
 def prepared(
-    target: str | nn.Module | Workload | TrainingWorkload,
-    inputs: Batch | Sequence[Batch] | None,
-    quality: Quality | None,
-    calibration: Sequence[Batch],
-    training: str | TrainingWorkload | None = None,
+    target: str | Workload | TrainingWorkload, training: str | TrainingWorkload | None = None
 ) -> Iterator[Prepared]:
-    """Hand a target over to child processes, with a scratch directory for its examination."""
-    if isinstance(target, str) and inputs is not None:
-        raise TargetError("inputs go with a model in memory; a named target brings its own")
+    """Hand a target over to child processes, with a scratch directory for its examination.
+
+    Args:
+        target: Its name, or a workload in memory.
+        training: The training that a model came from.
+    """
     with tempfile.TemporaryDirectory(prefix="whet-examine-") as scratch:
         if isinstance(target, str) and isinstance(training, TrainingWorkload):
             address = with_training(target, hand_over(training, Path(scratch) / "training.pkl"))
@@ -52,15 +51,10 @@ def prepared(
         if isinstance(target, str):
             yield Prepared(target, target, Path(scratch))
             return
-        workload = (
-            target
-            if isinstance(target, Workload | TrainingWorkload)
-            else workload_of(target, inputs, quality, calibration)
-        )
-        if training is not None and isinstance(workload, Workload):
-            workload = trained_by(workload, training)
-        address = hand_over(workload, Path(scratch) / "workload.pkl")
-        yield Prepared(address, workload.name, Path(scratch), is_in_memory=True)
+        if training is not None and isinstance(target, Workload):
+            target = trained_by(target, training)
+        address = hand_over(target, Path(scratch) / "workload.pkl")
+        yield Prepared(address, target.name, Path(scratch), is_in_memory=True)
 
 
 def workload_of(

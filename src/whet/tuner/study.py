@@ -212,7 +212,7 @@ def _opened(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
     """Open or create a study, or raise StudyError where it must exist and does not."""
     if must_exist and name not in optuna.get_all_study_names(storage):
         raise StudyError(
-            f"{without_password(storage)} holds no search for this target as its weights are now, with this objective "
+            f"{without_password(storage)} holds no search for this target as it is now, with this objective "
             "and these limits; leave out --resume"
         )
     return optuna.create_study(storage=storage, study_name=name, load_if_exists=True)

@@ -14,7 +14,6 @@ from whet.tuner.known_target import INPUTS, KnownTarget
 from whet.tuner.least_time import mean_least_time_s
 from whet.tuner.records import TrialRecord
 from whet.tuner.reloading import refusal, reload_failure
-from whet.tuner.space import Space
 from whet.tuner.variant_process import VariantRequest, measure_variant
 
 
@@ -35,11 +34,6 @@ class TrialContext:
     directory: Path
     run: Runner
     trial_limit_s: float = 300.0
-
-    @property
-    def space(self) -> Space:
-        """Return the space of recipes that can be made."""
-        return Space(self.facts.applicable)
 
     @property
     def known(self) -> KnownTarget:

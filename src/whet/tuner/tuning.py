@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from torch import nn
 
-from whet.errors import OptionError, StreamTarget
+from whet.errors import OptionError, StreamTarget, TargetError
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.signature import Batch
 from whet.tuner.asked import Asked
@@ -15,7 +15,7 @@ from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal, Objective
 from whet.tuner.kind import OtherKind
 from whet.tuner.listener import Listener
 from whet.tuner.model_kind import ModelKind
-from whet.tuner.prepared_target import Prepared, prepared
+from whet.tuner.prepared_target import Prepared, prepared, workload_of
 from whet.tuner.result import Result
 from whet.tuner.training.kind import TrainingKind
 from whet.units import duration_s
@@ -89,6 +89,10 @@ def tune(
     if isinstance(target, str):
         target = _named(target, training)
         check_name(target)
+        if inputs is not None:
+            raise TargetError("inputs go with a model in memory; a named target brings its own")
+    elif not isinstance(target, Workload | TrainingWorkload):
+        target = workload_of(target, inputs, quality, calibration)
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s, max_slowdown, allow_batch=allow_batch)
     place = "" if out is None else os.fspath(out)
     asked = Asked(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
@@ -99,7 +103,7 @@ def tune(
         raise OptionError("training goes with a model to run; this target is a training itself")
 
     def handed_over(of: str | TrainingWorkload | None = None) -> AbstractContextManager[Prepared]:
-        return prepared(target, inputs, quality, calibration, of)
+        return prepared(target, of)
 
     found: Result | OtherKind = OtherKind("training")
     if not is_a_training:
@@ -110,8 +114,8 @@ def tune(
         found = run(TrainingKind(asked, handed_over()), patience, listener)
     if isinstance(found, OtherKind):
         raise StreamTarget(f"{target} is a StreamWorkload; here whet takes an InferenceWorkload")
-    if found.kind == "inference" and not isinstance(target, str | TrainingWorkload):
-        found.keep_original(target.model if isinstance(target, Workload) else target)
+    if found.kind == "inference" and isinstance(target, Workload):
+        found.keep_original(target.model)
     return found
 
 

@@ -34,12 +34,14 @@ class Decision:
         sentence: The same in a sentence, or several.
         best: What is kept: the best point, or the original.
         needed_s: The budget in seconds that would have done; None where time is not what is missing.
+        is_disturbed: Whether it is the machine, or the measurements, that left it open.
     """
 
     word: Word
     sentence: str
     best: MeasuredVariant
     needed_s: float | None = None
+    is_disturbed: bool = False
 
 
 def decide(
@@ -62,18 +64,20 @@ def decide(
         return Decision("gain", kind.gained(kept, baseline, reference) + left_out, kept)
     if better:
         return _unproved(kind, baseline, better, kind.needed_s(records, finals.points))
-    if why := disturbed(baseline, finals.points, patience, finals.num_finalists):
+    if why := disturbed(finals, patience, counts_noise=kind.noise_from == "original"):
         told = f"{NO_VERDICT}{why}. {_STAYS} On a quiet machine, --resume goes on from here."
+        return Decision("inconclusive", told, baseline, is_disturbed=True)
+    failed = "; ".join(finals.failures)
+    if failed and not finals.points:
+        told = f"{NO_VERDICT}the finals failed ({failed}), so nothing was compared. {_STAYS}"
         return Decision("inconclusive", told, baseline)
-    if finals.failures and not finals.points:
-        told = f"{NO_VERDICT}the finals failed ({'; '.join(finals.failures)}), so nothing was compared. {_STAYS}"
-        return Decision("inconclusive", told, baseline)
-    if (seen := unfinished(kind, records, finals.points)) is not None:
+    beside = f" In the finals failed {failed}." if failed else ""
+    if (seen := unfinished(kind, [r for r in records if r.number not in finals.lost], finals.points)) is not None:
         needed_s = kind.needed_s(records, finals.points)
-        told = f"Inconclusive: the time was up before anything was proved; {seen}. {_STAYS} {enough(needed_s)}."
+        told = f"Inconclusive: the time was up before anything was proved; {seen}. {_STAYS}{beside} {enough(needed_s)}."
         return Decision("inconclusive", told, baseline, needed_s)
     word: Word = "failed" if all_failed(records) else "no-gain"
-    return Decision(word, no_gain(goal, baseline, records, finals.points, kind.facts.no_graph), baseline)
+    return Decision(word, no_gain(goal, baseline, records, finals.points, kind.facts.no_graph) + beside, baseline)
 
 
 def best_first(goal: Goal, points: Sequence[MeasuredVariant]) -> list[MeasuredVariant]:
@@ -162,25 +166,24 @@ def _open(point: MeasuredVariant, needed_s: float) -> str:
     return f"{point.losses.words}; {enough(needed_s)}" if point.losses.is_unfinished else point.losses.words
 
 
-def disturbed(
-    baseline: MeasuredVariant, points: Sequence[MeasuredVariant], patience: Patience, num_finalists: int = 0
-) -> str:
+def disturbed(finals: Finals, patience: Patience, *, counts_noise: bool = True) -> str:
     """Return why what was measured does not count, as a clause; "" where it does.
 
     Args:
-        baseline: The original in the finals.
-        points: The finalists in the finals.
+        finals: What the finals showed.
         patience: How long whet waited for a quiet machine, and what disturbed it.
-        num_finalists: How many finalists were to be measured.
+        counts_noise: Whether the sides were measured apart, so that the original's own scatter is in the ratios.
     """
+    points = finals.points
     if patience.has_run_out:
         return patience.sentence
-    if patience.cause and not patience.goes_on and (len(points) < num_finalists or any(map(_is_thin, points))):
+    is_short = len(points) + len(finals.lost) < finals.num_finalists or any(map(_is_thin, points))
+    if finals.is_disturbed and not patience.goes_on and is_short:
         return f"too few rounds of the finals were quiet: {patience.cause}"
     if doubtful := [point for point in points if point.doubt]:
         return f"{doubtful[0].label} cannot be judged: {doubtful[0].doubt}"
-    if points and baseline.noise > MAX_NOISE:
-        return figures.spread(baseline.noise)
+    if points and counts_noise and finals.baseline.noise > MAX_NOISE:
+        return figures.spread(finals.baseline.noise)
     return ""
 
 
@@ -283,11 +286,21 @@ def _original_too_large(goal: Goal, baseline: MeasuredVariant) -> str:
     )
 
 
-def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[UntriedTechnique]:
-    """Return the techniques that apply here and were in no trial, with reasons, the largest bound first."""
+def untried(
+    goal: Goal, space: Space, records: Sequence[TrialRecord], searched: Space | None = None
+) -> list[UntriedTechnique]:
+    """Return the techniques that apply here and were in no trial, with reasons, the largest bound first.
+
+    Args:
+        goal: What the search was to reach.
+        space: Every recipe that can be made.
+        records: Every trial.
+        searched: The space without what cannot pay; the whole one, if not given.
+    """
     stopped = {step.technique for record in records if record.status == "stopped" for step in record.steps}
     tried = {step.technique for record in records if record.status != "stopped" for step in record.steps}
     reached = max((r.speedup for r in records if r.status == "done" and r.speedup), default=1.0)
+    worth = space.techniques if searched is None else searched.techniques
     found = []
     for name, technique in space.techniques.items():
         bound = technique.most
@@ -299,6 +312,8 @@ def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[Un
             reason = "it gives quality back to a recipe that loses it, and the search came to none"
         elif goal.asks_for_speed and bound <= reached:
             reason = f"by itself it could gain {bound:.2f}x at most, and {reached:.2f}x was reached without it"
+        elif goal.asks_for_speed and name not in worth:
+            reason = f"by itself it could gain {bound:.2f}x at most, which a trial could not tell from noise"
         elif goal.objective == "memory" and space.original_bytes and bound <= 1 and not technique.saves_memory:
             reason = "it neither saves memory nor makes a step faster"
         else:

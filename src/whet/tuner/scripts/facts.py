@@ -63,6 +63,7 @@ def facts_of(command: ScriptCommand, examined: Examined, exclude: Sequence[str],
         higher_is_better=False,
         diagnosis=_diagnosed(watched, examined.timed.seconds),
         examined_s=examined_s,
+        losses=tuple(loss for loss in watched.losses if loss is not None),
         memory=examined.memory,
     )
 

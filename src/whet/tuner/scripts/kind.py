@@ -28,6 +28,7 @@ from whet.tuner.search import SearchTime
 from whet.tuner.training.report import write_training_report
 from whet.tuner.training.trained_kind import TrainedKind, within_limits
 from whet.tuner.training.trial import exactness_of
+from whet.tuner.training.words import run_command
 from whet.tuner.verdict_costs import VerdictCosts
 
 _RUN_LIMIT_S = 300.0
@@ -71,7 +72,8 @@ class ScriptKind(TrainedKind):
     def title(self) -> str:
         """Return the study's name, with a digest of the command and its script."""
         facts = self.facts
-        return f"whet script {facts.name} {self.goal.objective} {facts.weights} {facts.fingerprint}"
+        name = f"whet script {facts.name} {self.goal.objective} {facts.weights} {facts.fingerprint}"
+        return f"{name} {self._num_steps} steps{self.limits()}"
 
     def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
         """Keep time for the proof of what trials find."""
@@ -155,8 +157,8 @@ class ScriptKind(TrainedKind):
         return left_s > 2 * self.runs.longest_s
 
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
-        """Return how to use the recipe."""
-        return {"unsaved": "a training recipe changes the loop: whet run --recipe {out} -- " + self.target}
+        """Return nothing: a script has no fields of its own."""
+        return {}
 
     @property
     def target(self) -> str:
@@ -174,8 +176,8 @@ class ScriptKind(TrainedKind):
         return {} if self._num_steps == SCRIPT_STEPS else {"--steps": str(self._num_steps)}
 
     def save(self, result: Result, directory: Path) -> None:
-        """Name the directory in the command that uses the recipe."""
-        result.unsaved = result.unsaved.replace("{out}", shlex.quote(str(directory)))
+        """Say how to use the recipe."""
+        result.unsaved = f"a training recipe changes the loop: {run_command(result)}"
 
     def report(self, result: Result, directory: Path) -> None:
         """Write the report."""
@@ -183,7 +185,7 @@ class ScriptKind(TrainedKind):
 
 
 def _without_record(record: TrialRecord, found: ScriptOutcome, seconds: float, left_s: float) -> TrialRecord:
-    """Return a trial whose run gave no record: stopped where the budget's end cut it off, failed otherwise."""
+    """Return a trial whose run gave none, as stopped where the budget's end cut it off, and as failed otherwise."""
     if seconds < left_s:
         return record.model_copy(update={"status": "failed", "reason": found.failure, "seconds": seconds})
     reason = f"was stopped after {seconds:.0f} s, which was all that the budget left for it"

@@ -84,7 +84,7 @@ class ScriptRuns:
         self.longest_s = max(self.longest_s, seconds)
         if request.is_proof:
             self.proof_s = seconds if request.num_steps > _MOVED_STEPS else self.proof_s
-        elif outcome.record is not None:
+        elif outcome.record is not None and request.enough_s < _NEVER:
             self._num_timed = len(outcome.record.seconds)
             self.timed_s, self.starting_s = seconds, max(0.0, seconds - sum(outcome.record.seconds))
         return outcome

@@ -69,7 +69,7 @@ def tune_script(
     asked = Asked(
         Goal.checked(objective, max_drop, max_memory_bytes, seconds, max_slowdown),
         seconds,
-        "" if resume and storage and out is None else str(_directory(found, out, resume=resume)),
+        str(_directory(found, out, resume=resume)),
         storage or "",
         resume,
         tuple(exclude),

@@ -21,7 +21,6 @@ class TrainingFacts(Facts):
         loop: A digest of the batches, the optimiser's settings, and how gradients are accumulated and clipped.
         profile: Where the time of a step goes.
         memory: What the memory of a step is made of.
-        losses: The losses of the first steps.
         batches: A digest of each of the first batches.
         next_batches: The same of a second pass.
         optimizer: The optimiser's class.
@@ -33,7 +32,6 @@ class TrainingFacts(Facts):
     loop: str = ""
     profile: StepProfile
     memory: StepMemory
-    losses: tuple[float, ...]
     batches: tuple[str, ...]
     next_batches: tuple[str, ...] = ()
     optimizer: str = ""

@@ -135,7 +135,8 @@ class TrainingKind(TrainedKind):
     def title(self) -> str:
         """Return the study's name, with digests of the model and the loop."""
         facts = self.facts
-        return f"whet training {self.target} {self.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
+        name = f"whet training {self.target} {self.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
+        return name + self.limits()
 
     def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
         """Keep time for the proof of what trials find."""
@@ -153,7 +154,7 @@ class TrainingKind(TrainedKind):
         """
         set_up_s = sum(record.training.set_up_s or 0.0 for record in finalists if record.training is not None)
         pairs_s = max(1, len(finalists)) * (self.facts.start_s + 2 * self._originals.process_s)
-        losses_s = LOSSES_SHARE * self.asked.budget_s
+        losses_s = LOSSES_SHARE * self.work.budget.seconds
         return VerdictCosts(self._trial_s, pairs_s + _SET_UP_AGAIN * set_up_s, losses_s / LEAST)
 
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:

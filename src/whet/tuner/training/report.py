@@ -32,7 +32,7 @@ from whet.tuner.report import (
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.time_account import time_sentence
 from whet.tuner.training.loss_chart import loss_chart
-from whet.tuner.training.words import batch_sentences, proofs_of
+from whet.tuner.training.words import batch_sentences, proofs_of, run_command
 from whet.tuner.verdict import noise_in_words
 
 _STYLES = (Path(__file__).parents[1] / "report.css", Path(__file__).parent / "report.css")
@@ -97,7 +97,7 @@ def render(result: Result, toml: str) -> str:
         },
         recipe_path=shlex.quote(str(result.directory / RECIPE)),
         recipe_literal=repr(str(result.directory / RECIPE)),
-        run_call=result.unsaved.rpartition(": ")[2],
+        run_call=run_command(result),
         toml=toml,
         spread=spread(points),
     )

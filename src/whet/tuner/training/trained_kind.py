@@ -5,14 +5,12 @@ a loss as well.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from whet.comparison.claim import Claim
 from whet.comparison.run import Run
 from whet.figures import num_bytes
 from whet.recipe import Step
-from whet.technique import AnyTechnique
 from whet.techniques.names import check_excluded
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.loss_proof import LEAST, MOST
@@ -20,7 +18,7 @@ from whet.training.technique import Exactness
 from whet.tuner.asked import Asked
 from whet.tuner.budget import needed_for
 from whet.tuner.finals import original_point
-from whet.tuner.goal import Goal, ranked
+from whet.tuner.goal import MAX_DROP_TRAINING, MAX_SLOWDOWN, Goal, ranked
 from whet.tuner.kind import Kind
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
@@ -33,13 +31,11 @@ from whet.tuner.training.trial import exactness_of
 from whet.tuner.training.words import gain_sentence
 from whet.tuner.verdict_costs import VerdictCosts
 
-LOSSES_SHARE = 0.25  # of the budget, at the most, that the finals leave to the proof of the loss
+LOSSES_SHARE = 0.25  # of the search's budget: what the finals leave to the proof of the loss, at the most
 
 
 class TrainedKind(Kind):
     """Make the steps of a training fast, or small."""
-
-    table: ClassVar[Mapping[str, AnyTechnique]] = TRAINING_TABLE
 
     def __init__(self, asked: Asked) -> None:
         super().__init__(asked)
@@ -68,8 +64,9 @@ class TrainedKind(Kind):
         now, last_s = budget.clock(), budget.left_at_most_s
 
         def kept_s(records: Sequence[TrialRecord]) -> float:
-            proof_s = self._costs(self._candidates(records)).proof_s
-            return proof_s if trial_s + proof_s <= last_s else 0.0
+            found = self._candidates(records)
+            proofs = (self._costs(some).proof_s for some in (found, found[:1], found[1:]) if some or not found)
+            return next((proof_s for proof_s in proofs if trial_s + proof_s <= last_s), 0.0)
 
         return SearchTime(now + budget.left_s, now + last_s, trial_s, budget.clock, kept_s=kept_s)
 
@@ -80,7 +77,7 @@ class TrainedKind(Kind):
     def _costs(self, finalists: Sequence[TrialRecord]) -> VerdictCosts:
         """Return the costs, with no more for losses than their share of the budget."""
         found = self.costs(finalists)
-        most_s = LOSSES_SHARE * self.asked.budget_s / LEAST
+        most_s = LOSSES_SHARE * self.work.budget.seconds / LEAST
         owes = any(self.is_owed(record.steps) for record in finalists)
         return VerdictCosts(found.trial_s, found.round_s, min(found.loss_pair_s, most_s) if owes else 0.0)
 
@@ -106,8 +103,9 @@ class TrainedKind(Kind):
         return [record for record in chosen[:1] if self._costs([record]).finals_s <= left_s]
 
     def proofs_s(self, finalists: Sequence[TrialRecord]) -> float:
-        """Return the seconds that the proof of the loss keeps."""
-        return self._costs(finalists).losses_s
+        """Return the seconds that the proof of the loss keeps: what the shortest finals leave of them."""
+        costs = self._costs(finalists)
+        return max(0.0, min(costs.losses_s, self.work.budget.left_at_most_s - costs.finals_s))
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
         """Return the original's point, by its trial where the finals did not measure it."""
@@ -131,9 +129,11 @@ class TrainedKind(Kind):
         return gain_sentence(self.facts.unit, baseline, best)
 
     def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
-        """Return torch.compile alone as it was screened; None where it was not."""
-        found = next((r for r in records if [step.technique for step in r.steps] == ["compile"] and r.speedup), None)
-        return None if found is None else screened_point(found, self.facts.num_samples)
+        """Return torch.compile alone as measured in the finals, or else in its trial; None where it never was right."""
+        found = next((point for point in points if _is_compile_alone(point.steps)), None)
+        alone = (r for r in records if _is_compile_alone(r.steps) and r.speedup and r.rejected_for != "quality")
+        screened = next(alone, None)
+        return found or (None if screened is None else screened_point(screened, self.facts.num_samples))
 
     def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
         """Return the budget in which the proof fits, by what each part took: more than this one."""
@@ -143,7 +143,22 @@ class TrainedKind(Kind):
         is_open = any(point.losses is not None and point.losses.is_unfinished for point in points)
         costs = self._costs(self._candidates(records))
         needed_s = costs.needed_s(spent_s, num_trials, MOST if is_open else LEAST)
-        return max(needed_s, needed_for(self.asked.budget_s + 1))
+        share = self.work.budget.seconds / self.asked.budget_s  # the rest is for larger batches
+        return needed_for(max(needed_s / share, self.asked.budget_s + 1))
+
+    def limits(self) -> str:
+        """Return the limits of the search that are not the usual ones, for its name; "" where all are."""
+        goal = self.goal
+        found = {
+            "drop": goal.max_drop if goal.max_drop != MAX_DROP_TRAINING else None,
+            "memory": goal.max_memory_bytes,
+            "slowdown": goal.max_slowdown if not goal.asks_for_speed and goal.max_slowdown != MAX_SLOWDOWN else None,
+        }
+        return "".join(f" {name} {value}" for name, value in found.items() if value is not None)
+
+
+def _is_compile_alone(steps: Sequence[Step]) -> bool:
+    return [step.technique for step in steps] == ["compile"]
 
 
 def within_limits(goal: Goal, record: TrialRecord) -> TrialRecord:

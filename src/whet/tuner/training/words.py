@@ -1,5 +1,7 @@
 """Say what was found out about a training run, in sentences."""
 
+import shlex
+
 from whet.figures import num_bytes
 from whet.tuner import figures
 from whet.tuner.result import LargerBatch, MeasuredVariant, Result
@@ -19,6 +21,11 @@ def gain_sentence(unit: str, baseline: MeasuredVariant, best: MeasuredVariant) -
     if best.peak_bytes and baseline.peak_bytes:
         gain += f", {num_bytes(best.peak_bytes)} in place of {num_bytes(baseline.peak_bytes)}"
     return f"{gain}."
+
+
+def run_command(result: Result) -> str:
+    """Return the command that runs a script with the recipe that was found."""
+    return f"whet run --recipe {shlex.quote(result.out)} -- {result.target}"
 
 
 def proof_of(point: MeasuredVariant) -> str:

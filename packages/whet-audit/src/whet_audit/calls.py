@@ -1,0 +1,158 @@
+"""What a call is to a loop: a backward pass, an optimiser's step, a forward pass; and what a function is for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from enum import Enum
+
+from whet_audit.abstract_types import Kind
+from whet_audit.project import Project, name_of
+from whet_audit.source import Function, Module
+from whet_audit.type_inference import TypeInference
+
+_LOSS = re.compile(r"(\w*_)?(criterion|loss\w*|crit)|\w*Loss")
+_INFERENCE = re.compile(
+    r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test|predict|prediction|infer|inference|generate|"
+    r"generation|sample|sampling|encode|embed|embeddings?|score|transcribe|translate|caption|rollout|decode|answer|"
+    r"chat|complete|completion|classify|detect|extract_features?)($|_)"
+)
+_WHOLE_INFERENCE = re.compile(r"(^|_)(generate|generation|sample|predict|infer|inference|transcribe|translate)($|_)")
+_VERB = re.compile(
+    r"_?(load|unwrap|add|setup|set|get|update|build|make|create|init|save|register|wrap|prepare|is|has)_"
+)
+_PICKS = frozenset("argmax multinomial topk sample categorical gumbel_softmax".split())
+_NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
+_STEP_HOOKS = frozenset("training_step compute_loss train_step train_batch optimize_parameters".split())
+_EVAL_HOOKS = frozenset("validation_step test_step predict_step prediction_step eval_step".split())
+_SAMPLE_HOOKS = frozenset("__getitem__ __getitems__".split())
+_ONE_BY_ONE = ("backward", "manual_backward")
+
+
+class CallKind(Enum):
+    """What a call does to the step."""
+
+    BACKWARD = "backward"
+    STEP = "optimiser's step"
+    MODEL = "model"
+    GENERATE = "generate"
+    PICK = "pick of a token"
+    OTHER = "other"
+
+
+class Calls:
+    """Classifies calls, and functions by what they are for."""
+
+    def __init__(self, project: Project, kinds: TypeInference) -> None:
+        self._project = project
+        self._kinds = kinds
+        self._known: dict[ast.Call, CallKind] = {}
+
+    def kind(self, module: Module, call: ast.Call) -> CallKind:
+        """What a call is. Only files that use PyTorch have any."""
+        if not module.uses_torch:
+            return CallKind.OTHER
+        if call not in self._known:
+            self._known[call] = self._kind(module, call)
+        return self._known[call]
+
+    def is_without_gradients(self, module: Module, node: ast.AST) -> bool:
+        """Whether a node runs under no_grad or inference_mode, by a with around it, in it, or a decorator."""
+        for up in [node, *module.ancestors(node)]:
+            expressions: list[ast.expr] = []
+            if isinstance(up, ast.With | ast.AsyncWith):
+                expressions = [item.context_expr for item in up.items]
+            elif isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
+                expressions = up.decorator_list
+            if any(self._turns_off(module, expression) for expression in expressions):
+                return True
+        if isinstance(node, ast.For | ast.While):
+            return any(
+                self._turns_off(module, item.context_expr)
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.With)
+                for item in inner.items
+            )
+        return False
+
+    def looks_like_inference(self, function: Function) -> bool:
+        """Whether a function is for inference: by its name, its decorators, or as it puts a model in eval mode."""
+        if any(self._turns_off(function.module, decorator) for decorator in function.decorators):
+            return True
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", function.name).lower()
+        is_part_of_model = function.cls is not None and self._kinds.instance(function.cls).kind is Kind.MODEL
+        pattern = _WHOLE_INFERENCE if is_part_of_model else _INFERENCE
+        if pattern.search(name) and "train" not in name:
+            return True
+        return any(
+            name_of(call) == "eval" and isinstance(call.func, ast.Attribute) and not call.args
+            for call in function.calls
+        )
+
+    def hook(self, function: Function) -> str | None:
+        """The HeatKind's name of a function that a framework calls in each step; None for others."""
+        if function.cls is not None:
+            if function.name in _STEP_HOOKS:
+                return "TRAINING_STEP"
+            if function.name in _EVAL_HOOKS:
+                return "INFERENCE_CALL"
+            if function.name in _SAMPLE_HOOKS and "__len__" in function.cls.methods:
+                return "DATA"
+            if function.name == "__iter__" and self._kinds.instance(function.cls).kind is Kind.DATASET:
+                return "DATA"
+        if re.fullmatch(r"(\w*_)?collat(e|or)(_\w+)?", function.name.lower().lstrip("_")) and function.arguments:
+            return "DATA"
+        if function.name == "__call__" and function.cls is not None and "collat" in function.cls.qualname.lower():
+            return "DATA"
+        return None
+
+    def _kind(self, module: Module, call: ast.Call) -> CallKind:
+        name = name_of(call)
+        if name in _ONE_BY_ONE and isinstance(call.func, ast.Attribute):
+            is_super = isinstance(call.func.value, ast.Call) and name_of(call.func.value) == "super"
+            is_in_function = module.function_of(call).name == "backward"
+            return CallKind.OTHER if is_super or is_in_function else CallKind.BACKWARD
+        if name == "step" and isinstance(call.func, ast.Attribute):
+            owner = self._kinds.of(module, call.func.value).kind
+            return CallKind.STEP if owner in (Kind.OPTIMIZER, Kind.SCALER) else CallKind.OTHER
+        if name in _PICKS:
+            dotted = self._project.dotted(module, call.func) or "torch."
+            return CallKind.PICK if dotted.startswith(("torch.", "self.")) else CallKind.OTHER
+        if _LOSS.fullmatch(name):
+            return CallKind.OTHER
+        if isinstance(call.func, ast.Attribute) and name in ("generate", "forward", "greedy_search", "beam_search"):
+            owner_value = self._kinds.of(module, call.func.value)
+            if owner_value.kind is Kind.MODEL and owner_value.cls is None:
+                return CallKind.MODEL if name == "forward" else CallKind.GENERATE
+        return self._as_model(module, call)
+
+    def _as_model(self, module: Module, call: ast.Call) -> CallKind:
+        function = call.func
+        if isinstance(function, ast.Name | ast.Attribute):
+            dotted = self._project.dotted(module, function)
+            is_global = dotted is not None and not dotted.startswith("self.")
+            if is_global and dotted and (self._project.function_at(dotted) or self._project.class_at(dotted)):
+                return CallKind.OTHER
+            if isinstance(function, ast.Name) and function.id == "self":
+                cls = module.class_of(call)
+                is_model = cls is not None and self._kinds.instance(cls).kind is Kind.MODEL
+                return CallKind.MODEL if is_model else CallKind.OTHER
+            if _VERB.match(name_of(call)):
+                return CallKind.OTHER  # load_model(), get_encoder(): named after a model, and none
+            value = self._kinds.of(module, function)
+            is_loss = value.dotted is not None and _LOSS.fullmatch(value.dotted.rpartition(".")[2]) is not None
+            if value.kind is Kind.MODEL and not is_loss:
+                return CallKind.MODEL
+        return CallKind.OTHER
+
+    def _turns_off(self, module: Module, expression: ast.expr) -> bool:
+        function = expression.func if isinstance(expression, ast.Call) else expression
+        dotted = self._project.dotted(module, function)
+        if dotted in _NO_GRADIENTS:
+            return True
+        is_switch = dotted == "torch.set_grad_enabled" and isinstance(expression, ast.Call)
+        return is_switch and isinstance(expression, ast.Call) and _is_false(expression.args[:1])
+
+
+def _is_false(arguments: list[ast.expr]) -> bool:
+    return bool(arguments) and isinstance(arguments[0], ast.Constant) and arguments[0].value is False

@@ -1,0 +1,356 @@
+"""What runs in every step: training loops, inference loops, forward passes, and all they call, across files.
+
+A loop is a *step loop* where its body itself, not a loop inside, makes the step: calls backward or an optimiser's step,
+or a function that does. The loop over epochs around it is none. Inference loops call a model where no gradients are
+wanted. From these, heat spreads along calls to functions of the project.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from enum import StrEnum
+
+from whet_audit.abstract_types import Kind
+from whet_audit.calls import CallKind, Calls
+from whet_audit.finding import HotPath
+from whet_audit.guards import guard_above
+from whet_audit.project import Project
+from whet_audit.source import COMPREHENSIONS, Function, LoopNode, Module
+from whet_audit.type_inference import TypeInference
+
+_MOST_FUNCTIONS_ON_THE_WAY = 6
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+class HeatKind(StrEnum):
+    """Why code is hot. The values are read by people."""
+
+    TRAINING = "training loop"
+    INFERENCE = "inference loop"
+    GENERATION = "generation loop"
+    TRAINING_STEP = "training step"  # a function that makes a step, called by code that is not here
+    INFERENCE_CALL = "inference function"  # the same of inference
+    FORWARD = "forward pass"
+    DATA = "data loading"
+
+
+TRAINS = frozenset({HeatKind.TRAINING, HeatKind.TRAINING_STEP})
+INFERS = frozenset({HeatKind.INFERENCE, HeatKind.INFERENCE_CALL, HeatKind.GENERATION})
+_ORDER = list(HeatKind)  # where a function is reached from several, the first counts
+
+
+class HotPaths:
+    """Finds the hot places of a project once; `of` says why a node is hot."""
+
+    def __init__(self, project: Project, kinds: TypeInference) -> None:
+        self._project = project
+        self._kinds = kinds
+        self._calls = Calls(project, kinds)
+        self.loops: dict[ast.AST, HeatKind] = {}
+        self.functions: dict[Function, HotPath] = {}
+        self._trains: dict[Function, bool] = {}
+        self._infers: dict[Function, bool] = {}
+        for module in project.modules:
+            if module.uses_torch:
+                self._find_loops(module)
+        self._spread(self._seeds())
+
+    def of(self, module: Module, node: ast.AST) -> HotPath | None:
+        """Why a node is hot; None where it is not. The innermost reason counts."""
+        guard, child = "", node
+        between: list[ast.AST] = []
+        for up in module.ancestors(node):
+            guard = guard or guard_above(module, up, child)
+            if isinstance(up, _LOOPS) and not _is_outside(up, child):
+                if up in self.loops:
+                    return self._in_loop(module, node, up, guard, between)
+                between.append(up)
+            elif isinstance(up, COMPREHENSIONS) and not _is_first_iterable(up, child):
+                between.append(up)
+            elif up in module.function_of_node and not _is_signature(up, child):
+                hot = self.functions.get(module.function_of_node[up])
+                if hot is not None:
+                    times = _times(module, between) or hot.times_per_step
+                    return replace(hot, guard=guard or hot.guard, times_per_step=times)
+                if isinstance(up, ast.Module):
+                    return None
+            child = up
+        return None
+
+    def step_loops(self, module: Module, *kinds: HeatKind) -> Iterator[LoopNode]:
+        """The module's own step loops, of the kinds (all without any), in the order of the source."""
+        for function in module.functions:
+            for loop in function.loops:
+                if loop in self.loops and (not kinds or self.loops[loop] in kinds):
+                    yield loop
+
+    def makes_step(self, call: ast.Call, module: Module) -> bool:
+        """Whether a call is a backward pass, an optimiser's step, or of a function that makes one."""
+        if self._calls.kind(module, call) in (CallKind.BACKWARD, CallKind.STEP):
+            return True
+        target = self._project.target(module, call)
+        return target is not None and self._has(target, self._trains, (CallKind.BACKWARD, CallKind.STEP))
+
+    def runs_model(self, call: ast.Call, module: Module) -> bool:
+        """Whether a call runs a model's forward pass, or is of a function that does."""
+        if self._calls.kind(module, call) in (CallKind.MODEL, CallKind.GENERATE):
+            return True
+        target = self._project.target(module, call)
+        return target is not None and self._has(target, self._infers, (CallKind.MODEL, CallKind.GENERATE))
+
+    def kind_of_call(self, module: Module, call: ast.Call) -> CallKind:
+        """What a call is to a training or inference loop."""
+        return self._calls.kind(module, call)
+
+    # --- loops --------------------------------------------------------------------------------------------------------
+
+    def _find_loops(self, module: Module) -> None:
+        for function in module.functions:
+            if self._is_forward(function) or _is_test(function):
+                continue
+            for loop in function.loops:
+                calls = list(own_calls(module, function, loop))
+                if any(self.makes_step(call, module) for call in calls):
+                    self.loops[loop] = HeatKind.TRAINING
+                    continue
+                runs_model = any(self.runs_model(call, module) for call in calls)
+                if runs_model and self._is_inference(module, function, loop):
+                    feeds_back = any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls)
+                    is_over_loader = isinstance(loop, ast.For) and self._is_loader(module, loop.iter)
+                    generates = feeds_back and not is_over_loader and _grows(module, loop)
+                    self.loops[loop] = HeatKind.GENERATION if generates else HeatKind.INFERENCE
+
+    def _is_loader(self, module: Module, e: ast.expr) -> bool:
+        """Whether it is a loader, or one is zipped with something."""
+        parts = e.args if isinstance(e, ast.Call) and getattr(e.func, "id", "") in ("zip", "enumerate", "tqdm") else []
+        return self._kinds.of(module, e).kind is Kind.LOADER or any(self._is_loader(module, part) for part in parts)
+
+    def _is_inference(self, module: Module, function: Function, loop: LoopNode) -> bool:
+        if any(self.makes_step(call, module) for call in function.calls if loop in module.ancestors(call)):
+            return False  # a loop over epochs, with a step loop inside
+        if self._runs_layers(module, function, loop):
+            return False
+        if self._calls.is_without_gradients(module, loop) or self._calls.looks_like_inference(function):
+            return True
+        if isinstance(loop, ast.For) and self._kinds.of(module, loop.iter).kind is Kind.LOADER:
+            return not any(self.makes_step(call, module) for call in function.calls)
+        return any(self._calls.kind(module, call) is CallKind.GENERATE for call in own_calls(module, function, loop))
+
+    def _runs_layers(self, module: Module, function: Function, loop: LoopNode) -> bool:
+        """Whether the loop runs over a model's layers: what it calls is what it loops over."""
+        if not isinstance(loop, ast.For):
+            return False
+        names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+        called = [call.func for call in own_calls(module, function, loop) if self.runs_model(call, module)]
+        return all(isinstance(_root(f), ast.Name) and getattr(_root(f), "id", "") in names for f in called)
+
+    def _has(self, function: Function, known: dict[Function, bool], kinds: tuple[CallKind, ...]) -> bool:
+        """Whether a function itself, outside of loops, makes a call of the kinds, or calls one that does."""
+        if function not in known:
+            known[function] = False  # while it is found out: recursion ends here
+            module = function.module
+            if known is self._trains and self._goes_through_data(function):
+                return False  # an epoch, whatever it does after it
+            own = [call for call in function.calls if not any(isinstance(up, _LOOPS) for up in inside(module, call))]
+            known[function] = any(self._calls.kind(module, call) in kinds for call in own) or any(
+                (target := self._project.target(module, call)) is not None and self._has(target, known, kinds)
+                for call in own
+            )
+        return known[function]
+
+    def _goes_through_data(self, function: Function) -> bool:
+        """Whether a function, or a closure in it, loops over a loader."""
+        scopes = [function, *function.inner.values()]
+        loops = [loop for scope in scopes for loop in scope.loops if isinstance(loop, ast.For)]
+        return any(self._kinds.of(function.module, loop.iter).kind is Kind.LOADER for loop in loops)
+
+    # --- functions ----------------------------------------------------------------------------------------------------
+
+    def _is_forward(self, function: Function) -> bool:
+        if function.cls is None or function.name not in ("forward", "__call__", "construct"):
+            return False
+        if self._trains_whole(function):
+            return False
+        kind = self._kinds.instance(function.cls)
+        is_autograd = kind.dotted is not None and kind.dotted.endswith("autograd.Function")
+        return kind.kind is Kind.MODEL or is_autograd or function.name == "forward"
+
+    def _trains_whole(self, function: Function) -> bool:
+        """Whether a loop of it takes the whole step, backward pass and optimiser: a trainer, whatever its name."""
+        module, both = function.module, {CallKind.BACKWARD, CallKind.STEP}
+        return any(
+            both <= {self._calls.kind(module, call) for call in own_calls(module, function, loop)}
+            for loop in function.loops
+        )
+
+    def _seeds(self) -> Iterator[tuple[Function, HotPath]]:
+        for module in self._project.modules:
+            for function in module.functions:
+                yield from self._called_in_loops(module, function)
+                kind = self._own_kind(function) if module.uses_torch else None
+                if kind is not None:
+                    yield function, HotPath(kind, function.qualname)
+
+    def _own_kind(self, function: Function) -> HeatKind | None:
+        """Why a function is hot by itself, whoever calls it."""
+        if isinstance(function.node, ast.Module):
+            return None
+        if self._is_forward(function):
+            return HeatKind.FORWARD
+        named = self._calls.hook(function)
+        if named is not None:
+            return HeatKind[named]
+        if any(loop in self.loops for loop in function.loops) or _is_test(function):
+            return None  # it drives loops, of which each is hot by itself
+        if self._has(function, self._trains, (CallKind.BACKWARD, CallKind.STEP)):
+            return HeatKind.TRAINING_STEP
+        if self._has(function, self._infers, (CallKind.MODEL, CallKind.GENERATE)):
+            module = function.module
+            calls = [call for call in function.calls if self.runs_model(call, module)]
+            if self._calls.looks_like_inference(function) or any(
+                self._calls.is_without_gradients(module, call) for call in calls
+            ):
+                return HeatKind.INFERENCE_CALL
+        return None
+
+    def _called_in_loops(self, module: Module, function: Function) -> Iterator[tuple[Function, HotPath]]:
+        if not any(loop in self.loops for loop in function.loops):
+            return
+        for call in function.calls:
+            target = self._project.target(module, call)
+            if target is None:
+                continue
+            hot = self.of_loops(module, call)
+            if hot is not None:
+                yield target, replace(hot, function=target.qualname, via=(target.name,))
+
+    def of_loops(self, module: Module, node: ast.AST) -> HotPath | None:
+        """As `of`, before functions are known: by the loops around the node alone."""
+        guard, child = "", node
+        between: list[ast.AST] = []
+        for up in module.ancestors(node):
+            guard = guard or guard_above(module, up, child)
+            if up in module.function_of_node:
+                return None
+            if isinstance(up, _LOOPS) and not _is_outside(up, child):
+                if up in self.loops:
+                    return self._in_loop(module, node, up, guard, between)
+                between.append(up)
+            child = up
+        return None
+
+    def _spread(self, seeds: Iterable[tuple[Function, HotPath]]) -> None:
+        waiting = sorted(seeds, key=lambda seed: _rank(seed[1]))
+        while waiting:
+            found = []
+            for function, hot in waiting:
+                known = self.functions.get(function)
+                if known is not None and _rank(known) <= _rank(hot):
+                    continue
+                self.functions[function] = hot
+                if len(hot.via) >= _MOST_FUNCTIONS_ON_THE_WAY:
+                    continue
+                found += list(self._called_by(function))
+            waiting = found
+
+    def _called_by(self, function: Function) -> Iterator[tuple[Function, HotPath]]:
+        module = function.module
+        for call in function.calls:
+            target = self._project.target(module, call)
+            if target is None or target is function or target.name == "__init__":
+                continue
+            hot = self.of(module, call)
+            if hot is not None:
+                yield target, replace(hot, function=target.qualname, via=(*hot.via, target.name))
+
+    def _in_loop(self, module: Module, node: ast.AST, loop: ast.AST, guard: str, between: list[ast.AST]) -> HotPath:
+        return HotPath(
+            kind=self.loops[loop],
+            function=module.function_of(node).qualname,
+            loop_path=module.path,
+            loop_line=getattr(loop, "lineno", 0),
+            guard=guard,
+            times_per_step=_times(module, between),
+        )
+
+
+def inside(module: Module, node: ast.AST) -> Iterator[ast.AST]:
+    """What a node lies in, up to its function."""
+    for up in module.ancestors(node):
+        if up in module.function_of_node:
+            return
+        yield up
+
+
+def own_calls(module: Module, function: Function, loop: LoopNode) -> Iterator[ast.Call]:
+    """The calls that a loop's body makes itself: not those of loops inside it, nor those of its header's iterable."""
+    for call in function.calls:
+        child: ast.AST = call
+        for up in module.ancestors(call):
+            if isinstance(up, _LOOPS) and not _is_outside(up, child):
+                if up is loop:
+                    yield call
+                break
+            if up in module.function_of_node:
+                break
+            child = up
+
+
+def _rank(hot: HotPath) -> tuple[bool, int, int]:
+    return bool(hot.guard), _ORDER.index(HeatKind(hot.kind)), len(hot.via)
+
+
+def _is_outside(loop: LoopNode, child: ast.AST) -> bool:
+    """Whether a direct child of a loop runs once, before or after it."""
+    return child in loop.orelse or (not isinstance(loop, ast.While) and child is loop.iter)
+
+
+def _is_first_iterable(comprehension: ast.AST, child: ast.AST) -> bool:
+    generators = getattr(comprehension, "generators", [])
+    return bool(generators) and child is generators[0]
+
+
+def _is_signature(function: ast.AST, child: ast.AST) -> bool:
+    """Whether a direct child of a def runs where the function is made: decorators, defaults."""
+    body = getattr(function, "body", [])
+    return isinstance(body, list) and child not in body
+
+
+def _times(module: Module, between: list[ast.AST]) -> str:
+    """In words, which loops lie between a place and the step."""
+    words = []
+    for loop in reversed(between):
+        if isinstance(loop, ast.For | ast.AsyncFor):
+            words.append(f"for each {module.shown(loop.target)} in {module.shown(loop.iter)}")
+        elif isinstance(loop, ast.While):
+            words.append(f"while {module.shown(loop.test)}")
+        else:
+            assert isinstance(loop, COMPREHENSIONS)
+            generator = loop.generators[0]
+            words.append(f"for each {module.shown(generator.target)} in {module.shown(generator.iter)}")
+    return ", ".join(words)
+
+
+def _root(expression: ast.expr) -> ast.expr:
+    while isinstance(expression, ast.Attribute | ast.Subscript):
+        expression = expression.value
+    return expression
+
+
+def _is_test(function: Function) -> bool:
+    """Whether it is a test: what runs once on tiny inputs."""
+    if isinstance(function.node, ast.Module):
+        return False
+    return function.module.is_test and (
+        function.name.startswith(("test", "_test", "setUp")) or "Test" in function.qualname
+    )
+
+
+def _grows(module: Module, loop: LoopNode) -> bool:
+    """Whether the loop's body makes a sequence longer: concatenates or appends, or runs over positions."""
+    grown = {"cat", "concat", "concatenate", "append", "hstack"}
+    called = (c.func for c in ast.walk(loop) if isinstance(c, ast.Call))
+    names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in called}
+    return bool(names & grown) or isinstance(loop, ast.While)

@@ -1,0 +1,170 @@
+"""One audit from paths to report: read, look, leave out what is silenced or known, repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whet_audit.baseline import Baseline, Matched, baseline_text
+from whet_audit.card import Card, read_card
+from whet_audit.collect import Problem, SourceFile, collect
+from whet_audit.engine import inspect_files
+from whet_audit.files import write_whole
+from whet_audit.finding import Finding, Fix
+from whet_audit.noqa import without_silenced
+from whet_audit.report import Report
+from whet_audit.rules import RULES
+from whet_audit.settings import Settings
+
+if TYPE_CHECKING:
+    from whet_audit.fixing import Applied
+
+_MOST_ROUNDS = 10  # a fix may uncover the next finding
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file that fixes change: as it was read, and its new text."""
+
+    before: SourceFile
+    text: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The report, what fixes change, and all findings, with lines of `SourceFile.text`, those of a baseline among them.
+
+    files: as they are after the fixes. failures: a line for each file that could not be written.
+    """
+
+    report: Report
+    changes: tuple[Change, ...]
+    findings: tuple[Finding, ...]
+    files: tuple[SourceFile, ...]
+    failures: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.report.summary()})"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def write_baseline(self, path: Path) -> None:
+        """Write all findings, to be known from now on. Raises OutputError."""
+        write_whole(path, baseline_text(self.findings, self.files, path.absolute().parent))
+
+
+def run(
+    paths: Iterable[Path],
+    settings: Settings,
+    *,
+    baseline: Baseline | None = None,
+    fix: bool = False,
+    unsafe: bool = False,
+) -> Outcome:
+    """Audit what the paths name. fix: repair in memory what can be repaired; unsafe: also where figures may change.
+
+    Nothing is written. Known findings are neither shown nor repaired.
+    """
+    collected = collect(paths, is_excluded=settings.is_excluded)
+    files = list(collected.files)
+    findings, problems = look(files, settings)
+    known = _match(findings, files, settings, baseline)
+    num_fixed, skipped = 0, list[str]()
+    for _ in range(_MOST_ROUNDS if fix else 0):
+        files, num, skipped = _repair(files, known.new, unsafe=unsafe)
+        if not num:
+            break
+        num_fixed += num
+        findings, problems = look(files, settings)
+        known = _match(findings, files, settings, baseline)
+    sources = {file.path: file for file in files}
+    unread = {problem.path for problem in problems}
+    read = [file for file in files if file.path not in unread]
+    report = Report(
+        findings=tuple(in_cell(finding, sources) for finding in known.new),
+        sources=sources,
+        cards=cards(),
+        problems=tuple(sorted({*collected.problems, *problems}, key=lambda p: (p.path, p.line))),
+        notes=(*collected.notes, *skipped),
+        num_files=len(read),
+        num_lines=sum(file.text.count("\n") for file in read),
+        num_fixed=num_fixed,
+        num_known=known.num_known,
+        num_gone=known.num_gone,
+    )
+    changes = [
+        Change(before, after.text)
+        for before, after in zip(collected.files, files, strict=True)
+        if before.text != after.text
+    ]
+    return Outcome(report, tuple(changes), tuple(findings), tuple(files))
+
+
+def cards() -> dict[str, Card]:
+    """The card of every rule, by code."""
+    return {code: read_card(code, rule.NAME, rule.PRIORITY, rule.__doc__) for code, rule in sorted(RULES.items())}
+
+
+def in_cell(finding: Finding, sources: dict[str, SourceFile]) -> Finding:
+    """A notebook's finding with its cell, and its lines as they are there; others stay."""
+    source = sources.get(finding.path)
+    if source is None or not source.cell_starts:
+        return finding
+    cell, line = source.place(finding.span.line)
+    shift = finding.span.line - line
+    hot = finding.hot
+    if hot is not None and hot.loop_line and hot.loop_path == finding.path:
+        loop_cell, loop_line = source.place(hot.loop_line)
+        hot = replace(hot, loop_path=f"{hot.loop_path}:cell {loop_cell}", loop_line=loop_line)
+    span = replace(finding.span, line=line, end_line=finding.span.end_line - shift)
+    return replace(finding, span=span, cell=cell, hot=hot)
+
+
+def look(files: Sequence[SourceFile], settings: Settings) -> tuple[list[Finding], tuple[Problem, ...]]:
+    """What is found in the files, of codes that are on, without what comments silence."""
+    found = inspect_files(files)
+    wanted = [finding for finding in found.findings if settings.is_on(finding.code, finding.path)]
+    return without_silenced(wanted, files), tuple(found.problems)
+
+
+def _match(
+    findings: Sequence[Finding], files: Sequence[SourceFile], settings: Settings, baseline: Baseline | None
+) -> Matched:
+    if baseline is None:
+        return Matched(tuple(findings), 0, 0)
+    return baseline.match(findings, files, settings.is_on)
+
+
+def _repair(
+    files: Sequence[SourceFile], findings: Sequence[Finding], *, unsafe: bool
+) -> tuple[list[SourceFile], int, list[str]]:
+    """The files with their fixes, how many were applied, and in a line each why others were not."""
+    wanted: dict[str, list[tuple[Finding, Fix]]] = {}
+    for finding in findings:
+        if finding.fix is not None and (finding.fix.is_safe or unsafe):
+            wanted.setdefault(finding.path, []).append((finding, finding.fix))
+    repaired, num_applied, skipped = [], 0, []
+    for file in files:
+        chosen = [] if file.cell_starts else wanted.get(file.path, [])
+        if chosen:
+            applied = _apply(file.text, [fix for _, fix in chosen])
+            file = replace(file, text=applied.source)
+            num_applied += len(applied.applied)
+            why = {id(fix): reason for fix, reason in applied.skipped}
+            skipped += [
+                f"{file.path}:{finding.span.line}: {finding.code} not fixed: {why[id(fix)]}"
+                for finding, fix in chosen
+                if id(fix) in why
+            ]
+        repaired.append(file)
+    return repaired, num_applied, skipped
+
+
+def _apply(source: str, fixes: Sequence[Fix]) -> Applied:
+    """Imported only here: libcst takes as long to import as everything else to start."""
+    applied: Applied = import_module("whet_audit.fixing").apply_fixes(source, fixes)
+    return applied
