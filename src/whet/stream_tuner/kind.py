@@ -305,3 +305,32 @@ class StreamKind(Kind):
         )
         point = with_claim(point, claim)
         return point.model_copy(update={"process_latencies_ms": [one * 1e3 / FRAMES for one in claim.new_s]})
+
+    def is_owed(self, steps: Sequence[Step]) -> bool:
+        """Return that each recipe owes its quality on clips that the search has not seen."""
+        return bool(steps)
+
+    def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
+        """Judge a point on clips that the search has not seen."""
+        setting = self._with_recipe(point.steps)
+        if self._unseen is None:
+            before = answers(open_target(self._target, self.original.options), self._clips.reported_on, self.original.options)
+            self._unseen = with_truth(self._clips.reported_on, before)
+            self._before = measured(self._unseen, before)
+            baseline.quality, baseline.stream = self._before.ssim, figures_of(self._before)
+        figures = self._bench.judged(setting, self._unseen)
+        moved = change(self._before, figures, self.goal.max_drop)
+        point.quality, point.stream = figures.ssim, figures_of(figures)
+        self._moved[point.label] = moved
+        point.doubt = "" if moved.is_same else f"on unseen clips {'; '.join(moved.reasons)}"
+
+    def _with_recipe(self, steps: Sequence[Step]) -> Setting:
+        """Return the setting of a recipe, with its models in the place of the stream's own from now on."""
+        setting = setting_of(self.original, tuple(steps))
+        self._with_models(setting, steps)
+        return setting
+
+    def is_proved(self, point: MeasuredVariant) -> bool:
+        """Return whether a point is as good as the stream was, on clips that the search has not seen."""
+        moved = self._moved.get(point.label)
+        return moved is not None and (self._within_s is not None or moved.is_same)

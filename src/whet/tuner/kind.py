@@ -31,7 +31,9 @@ from whet.tuner.budget import Budget
 from whet.tuner.facts import Facts, KnownFacts
 from whet.tuner.goal import Goal
 from whet.tuner.kind_options import KindWord
+from whet.tuner.improvement import improves
 from whet.tuner.listener import Listener
+from whet.tuner.plan import next_recipe
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.search import SearchTime
@@ -74,6 +76,7 @@ class Kind(ABC):
         schedule: Which side of the finals is measured when.
         noise_from: Where the finals' noise floor comes from; see `stopping.Fixed`.
         times_original_alone: Whether the original is measured without finalists too.
+        samples: Whether a sampler chooses recipes once the plan has ended.
         goal: What the search is to reach.
         facts: What the examination found out.
         work: What the search works with.
@@ -84,6 +87,7 @@ class Kind(ABC):
     schedule: ClassVar[Schedule] = ABBA()
     noise_from: ClassVar[Literal["original", "pairs"]] = "pairs"
     times_original_alone: ClassVar[bool] = True
+    samples: ClassVar[bool] = True
 
     facts: Facts
     work: Work
@@ -147,6 +151,15 @@ class Kind(ABC):
         """Return the space without what cannot pay."""
         return self.space
 
+    def next_recipe(self, records: Sequence[TrialRecord], *, with_reference: bool) -> Recipe | None:
+        """Return the next recipe that is worth a trial, as a function of the trials alone; None where the plan ends.
+
+        Args:
+            records: The trials so far.
+            with_reference: Whether there is time for torch.compile alone.
+        """
+        return next_recipe(self.space_to_search(), records, self.goal, with_reference=with_reference)
+
     @abstractmethod
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
         """Try a recipe, judge it, and time it beside the original. A failure there is part of the record.
@@ -199,6 +212,19 @@ class Kind(ABC):
     def is_proved(self, point: MeasuredVariant) -> bool:
         """Return whether a point owes nothing, or its proof holds."""
         return not self.is_owed(point.steps) or (point.losses is not None and point.losses.is_same is True)
+
+    def instead(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return what goes to the finals in the place of finalists that are better and not proved; [] leaves it there.
+
+        Args:
+            records: Every trial.
+            finalists: Those that were compared.
+        """
+        return []
+
+    def improves(self, point: MeasuredVariant, baseline: MeasuredVariant) -> bool:
+        """Return whether a point is measured better than the original in the objective, within the limits."""
+        return improves(self.goal, baseline, point)
 
     # What is said of it
 

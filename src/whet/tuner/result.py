@@ -17,7 +17,7 @@ from whet.training.loss_proof import LossProof
 from whet.training.step_profile import StepProfile
 from whet.tuner.goal import Objective
 from whet.tuner.kind_options import KindWord
-from whet.tuner.records import Agreement, QualityChange, TrainingEvidence, TrialRecord
+from whet.tuner.records import Agreement, QualityChange, StreamFigures, TrainingEvidence, TrialRecord
 
 FILE = RESULT
 
@@ -56,7 +56,10 @@ class MeasuredVariant(BaseModel):
             finals.
         load: What else the machine did meanwhile, as measure.load.Load.
         doubt: Why its times prove nothing, where the verdict is inconclusive for such a reason.
-        training: The evidence of a training run; None for inference.
+        training: The evidence of a training run; None for others.
+        stream: The quality of a stream's answers on clips that the search has not seen; None for others.
+        p99_ms: The 99th percentile of a frame's time, where a stream has to keep one; None for others.
+        budget: Whether a stream keeps the time of a frame: "held", "missed" or "inconclusive"; "" where none is asked.
         is_smaller: Whether the peak of each pair of the finals is smaller than the original's.
         losses: What pairs of training runs prove of the held-out loss; None where none were made.
     """
@@ -86,6 +89,9 @@ class MeasuredVariant(BaseModel):
     load: dict[str, float] = Field(default_factory=dict)
     doubt: str = ""
     training: TrainingEvidence | None = None
+    stream: StreamFigures | None = None
+    p99_ms: float | None = None
+    budget: str = ""
     losses: LossProof | None = None
     is_smaller: bool = False
 
@@ -209,7 +215,7 @@ class Result(BaseModel):
     model_directory: str = ""
     model_type: str = ""
     model: str = ""
-    objective: Objective = "latency"
+    objective: Objective | Literal["quality"] = "latency"
     max_drop: float = 0.01
     max_memory_bytes: int | None = None
     budget_s: float = 300.0

@@ -11,6 +11,7 @@ from whet.tuner import figures
 from whet.tuner.budget import enough
 from whet.tuner.finals import Finals
 from whet.tuner.goal import Goal, ranked
+from whet.tuner.improvement import best_first, is_better, is_too_large, is_too_slow
 from whet.tuner.kind import Kind
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
 from whet.tuner.records import TrialRecord
@@ -20,7 +21,6 @@ from whet.tuner.space import Space
 TIME_UP = "the time was up before its turn"
 STOPPED = "its trial was stopped, as the budget was used up"
 
-_SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not called smaller
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower in any process
 _STAYS = "The original stays."
 
@@ -56,7 +56,7 @@ def decide(
         reference: torch.compile alone; None where it was not measured.
     """
     goal, baseline, patience = kind.goal, finals.baseline, kind.work.patience
-    better = [point for point in best_first(goal, finals.points) if improves(goal, baseline, point)]
+    better = [point for point in best_first(goal, finals.points) if kind.improves(point, baseline)]
     kept = next((point for point in better if kind.is_proved(point)), None)
     if kept is not None:
         needed_s = kind.needed_s(records, finals.points)
@@ -78,39 +78,6 @@ def decide(
         return Decision("inconclusive", told, baseline, needed_s)
     word: Word = "failed" if all_failed(records) else "no-gain"
     return Decision(word, no_gain(goal, baseline, records, finals.points, kind.facts.no_graph) + beside, baseline)
-
-
-def best_first(goal: Goal, points: Sequence[MeasuredVariant]) -> list[MeasuredVariant]:
-    """Return points, those first that are best in the objective."""
-    if goal.asks_for_speed:
-        return sorted(points, key=lambda p: -p.speedup)
-    if goal.objective == "memory":
-        return sorted(points, key=lambda p: p.peak_bytes)
-    return sorted(points, key=lambda p: (p.size_bytes, -p.speedup))
-
-
-def improves(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
-    """Return whether a point is measured better than the original in the objective, within the limits."""
-    return not is_too_large(goal, point) and not is_too_slow(goal, point) and _is_better(goal, baseline, point)
-
-
-def _is_better(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
-    """Return whether a point is better than the original in the objective, whatever its time and memory."""
-    if goal.asks_for_speed:
-        return point.verdict == Verdict.PASS
-    if goal.objective == "memory":
-        return point.is_smaller
-    return point.size_bytes < _SIZE_MARGIN * baseline.size_bytes
-
-
-def is_too_large(goal: Goal, point: MeasuredVariant) -> bool:
-    """Return whether a point takes more memory than allowed."""
-    return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
-
-
-def is_too_slow(goal: Goal, point: MeasuredVariant) -> bool:
-    """Return whether a point that saves memory may take longer than allowed."""
-    return goal.objective == "memory" and 1 / point.speedup_ci95[0] > goal.most_slowdown
 
 
 def noise_in_words(baseline: MeasuredVariant) -> str:
@@ -245,7 +212,7 @@ def no_gain(
         no_graph: Why the model cannot be exported as a graph; "" where it can.
     """
     rejected = [r for r in records if r.status == "rejected"]
-    too_large = [p for p in points if is_too_large(goal, p) and _is_better(goal, baseline, p)]
+    too_large = [p for p in points if is_too_large(goal, p) and is_better(goal, baseline, p)]
     best = next(iter(ranked(goal, records)), None)
     if not records and no_graph:
         return f"No gain: no technique was tried: {no_graph}; the original stays."
