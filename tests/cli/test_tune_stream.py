@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from whet.cli.tune_stream import show
+from whet.stream_tuner.result import Point, StreamTuning
 from written_unets import write_unet
 
 from whet.cli import main
-from whet.cli.tune_stream import show
 from whet.models.diffusion.unet import UNetConfig
 from whet.stream_tuner.quality import Figures
-from whet.stream_tuner.result import Point, StreamTuning
 
 
 @pytest.fixture

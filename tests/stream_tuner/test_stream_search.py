@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from whet.stream_tuner.search import Bench, Setting, Trial
 from written_unets import write_unet
 
 from whet.errors import OptionError
@@ -13,7 +14,6 @@ from whet.models.diffusion.unet import UNetConfig
 from whet.stream_tuner import search
 from whet.stream_tuner.clips import Clip
 from whet.stream_tuner.quality import Change, Figures
-from whet.stream_tuner.search import Bench, Setting, Trial
 from whet.streamer.sources.synthetic import SyntheticClip
 from whet.streamer.stream import StreamOptions
 

@@ -6,6 +6,8 @@ import math
 import pytest
 import torch
 from stream_fakes import made_report, spread
+from whet.stream_tuner.outcome import by_budget, by_speed
+from whet.stream_tuner.result import Point
 from written_unets import write_unet
 
 import whet
@@ -16,9 +18,7 @@ from whet.stream_tuner import tuning
 from whet.stream_tuner.clips import Clip, Clips
 from whet.stream_tuner.denoiser import JudgedStream, capture, shapes_taken
 from whet.stream_tuner.goal import StreamGoal
-from whet.stream_tuner.outcome import by_budget, by_speed
 from whet.stream_tuner.quality import Change, Figures
-from whet.stream_tuner.result import Point
 from whet.streamer.replaced import Replacements
 from whet.streamer.report import StreamReport
 from whet.streamer.sources.synthetic import SyntheticClip

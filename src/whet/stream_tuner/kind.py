@@ -1,50 +1,51 @@
 """Tune a stream of frames: what the tuner's kind for a stream does."""
 
 import contextlib
-import shutil
+import shlex
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from whet.artefact import load
 from whet.comparison.claim import Claim
 from whet.comparison.run import Run
 from whet.comparison.schedules import Rounds, Schedule
 from whet.comparison.variant import Variant
 from whet.errors import OptionError, TargetError, WhetError
-from whet.measure.stats import mean_interval
+from whet.figures import digits, duration, percent
+from whet.measure.stats import mean_interval, noise_floor
 from whet.recipe import Recipe, Step
 from whet.stream_tuner import plan
 from whet.stream_tuner.clips import TUNING, Clip, Clips, clips_of_source
-from whet.stream_tuner.denoiser import JudgedStream, TunedCall, capture, tune_call
 from whet.stream_tuner.facts import StreamFacts, facts_of
-from whet.stream_tuner.finals import Finalist, budget_run, others_of, write_finalist
-from whet.stream_tuner.quality import Figures, answers, change, measured, with_truth
+from whet.stream_tuner.finals import budget_run, others_of
+from whet.stream_tuner.models import FINALS_SHARE, LEAST_S, StreamModels
+from whet.stream_tuner.quality import Change, Figures, answers, change, measured, with_truth
+from whet.stream_tuner.report import write_stream_report
 from whet.stream_tuner.settings import Bench, Setting
 from whet.stream_tuner.sides import FRAMES, side
-from whet.stream_tuner.techniques import STREAM_TABLE, TENTH, setting_of
-from whet.streamer.replaced import Replacements
+from whet.stream_tuner.techniques import STREAM_TABLE, setting_of
 from whet.streamer.sources import open_source, refuse_live
 from whet.streamer.stream import StreamOptions
 from whet.streamer.target_name import is_tuned
 from whet.streamer.targets import open_target
-from whet.streamer.tuned import TunedModel, read_tuned
-from whet.technique import AnyTechnique
+from whet.streamer.tuned import read_tuned
 from whet.techniques import TABLE
 from whet.techniques.names import check_excluded
 from whet.tuner.asked import Asked
+from whet.tuner.budget import needed_for
+from whet.tuner.finals import ORIGINAL, with_claim
 from whet.tuner.kind import Kind, Work
 from whet.tuner.kind_options import KindWord
+from whet.tuner.records import StreamFigures, TrialRecord
+from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.search import SearchTime
+from whet.tuner.space import Space
 
-_MODELS_SHARE = 0.5  # of the budget, for the models
-_FINALS_SHARE = 0.25  # of the budget, kept for the proof
-_LEAST_S = 60.0  # of the budget, from which models are tuned a second time
 _CLIP_FRAMES = 48
-_STRICTER = 0.1  # of the allowed drop, for models that are tuned a second time
 
 
 class StreamKind(Kind):
@@ -61,7 +62,6 @@ class StreamKind(Kind):
     """
 
     word: ClassVar[KindWord] = "stream"
-    table: ClassVar[Mapping[str, AnyTechnique]] = STREAM_TABLE
     schedule: ClassVar[Schedule] = Rounds(0)
     noise_from: ClassVar[Literal["original", "pairs"]] = "original"
     samples: ClassVar[bool] = False
@@ -82,7 +82,11 @@ class StreamKind(Kind):
         self.goal = replace(asked.goal, objective="throughput" if within_s is None else "quality")
         self._target, self._source, self._options = target, source, options
         self._given, self._sink_suffix, self._within_s = clips, sink_suffix, within_s
-        self._tuned: dict[str, list[TunedCall]] = {}  # by the key of what was tuned
+        self._sides: dict[str, Variant] = {}
+        self._unseen: Sequence[Clip] = ()  # with their truth
+        self._before: Figures | None = None  # the original's quality on them
+        self._after: dict[str, tuple[Figures, Change]] = {}  # by the label of the point
+        self._late: dict[str, float] = {}
 
     def check(self) -> None:
         """Check the options, and that the stream is not a tuned one."""
@@ -129,10 +133,10 @@ class StreamKind(Kind):
 
     def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
         """Keep a quarter of the budget for the proof. Threads are decided on whatever the time."""
-        self._directory = directory
         budget = self.work.budget
+        self._models = StreamModels(self._bench, self.original, self.asked, self.goal.max_drop, self.work, directory)
         now = budget.clock()
-        ends = now + budget.left_s - _FINALS_SHARE * budget.seconds
+        ends = now + budget.left_s - FINALS_SHARE * budget.seconds
         return SearchTime(ends, now + budget.left_at_most_s, 0.0, budget.clock)
 
     @property
@@ -155,7 +159,7 @@ class StreamKind(Kind):
         record = TrialRecord(number=number, steps=steps, status="failed", fingerprint=self.facts.fingerprint)
         setting = setting_of(self.original, steps)
         try:
-            notes = self._with_models(setting, steps)
+            notes = self._models.place(setting, steps)
             figures = self._bench.judged(setting)
             seconds, busy = self._bench.timed(setting)
         except WhetError as error:
@@ -184,54 +188,6 @@ class StreamKind(Kind):
             }
         )
 
-    def _with_models(self, setting: Setting, steps: Sequence[Step]) -> tuple[str, ...]:
-        """Let the artefacts that a recipe asks for stand for the models. They are tuned first, where they are not.
-
-        Models are tuned for the shapes that they get: in a rolling batch, for so many steps.
-        """
-        wanted = next((one for one in steps if one.technique == "tuned_models"), None)
-        self._bench.models.clear()
-        if wanted is None:
-            return ()
-        calls = self._calls(setting, str(wanted.options["drop"]))
-        for call in calls:
-            if call.directory is not None:
-                self._bench.models[call.name] = (load(call.directory), call.shapes)
-        return tuple(f"{call.name}: {call.recipe}" + (f" ({call.reason})" if call.reason else "") for call in calls)
-
-    def _calls(self, setting: Setting, drop: str) -> list[TunedCall]:
-        """Return what tuning the models for a setting gave. A search that ended in this directory is read again."""
-        options = setting.options
-        key = f"{drop}-{options.steps}" if options.rolling and (options.steps or 1) > 1 else drop
-        if key not in self._tuned:
-            left_s = self.work.budget.left_s - _FINALS_SHARE * self.asked.budget_s
-            budget_s = max(_LEAST_S, min(_MODELS_SHARE * self.asked.budget_s, left_s))
-            max_drop = self.goal.max_drop * (_STRICTER if drop == TENTH else 1.0)
-            self._tuned[key] = self._tuned_models(setting, self._directory / _SEARCHES / key, budget_s, max_drop)
-        return self._tuned[key]
-
-    def _tuned_models(self, setting: Setting, out: Path, budget_s: float, max_drop: float) -> list[TunedCall]:
-        """Tune the models inside the stream, one after the other, each for its share of the time."""
-        opened = open_target(self._target, setting.options)
-        captured = capture(opened, Replacements(opened.model.step), self._bench.clips, setting.options)
-        whole = sum(one.seconds for one in captured)
-        # A step that is opened anew has nothing in the place of its models, and can be handed to another process.
-        judged = JudgedStream(open_target(self._target, setting.options), setting.options, self._bench.clips)
-        return [
-            tune_call(
-                one,
-                judged,
-                out=out / _slug(one.name),
-                budget_s=budget_s * one.seconds / whole,
-                max_drop=max_drop,
-                exclude=self.asked.exclude,
-                on_busy=str(self.work.patience.on_busy),
-                busy_wait_s=max(0.0, self.work.patience.left_s),
-                listener=self.work.listener.tuning(one.name, budget_s * one.seconds / whole),
-            )
-            for one in captured
-        ]
-
     def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         """Return what the trials decide for; nothing where that is the stream as it is."""
         best = plan.chosen(self.choices, records)
@@ -244,7 +200,7 @@ class StreamKind(Kind):
         found = []
         for recipe in plan.instead(self.choices, Recipe(steps=finalists[0].steps)):
             known = next((record for record in records if record.key == recipe.key), None)
-            if known is None and self.work.budget.left_s < _LEAST_S:
+            if known is None and self.work.budget.left_s < LEAST_S:
                 self.work.listener.known("no time is left to try other models; a larger --budget has it")
                 break
             record = known or self.attempt(len(records) + len(found), recipe, self.work.budget.left_s)
@@ -259,21 +215,10 @@ class StreamKind(Kind):
         if name not in self._sides:
             place = self._scratch / f"{name}-stream"
             place.mkdir()
-            self._write_stream(place, () if record is None else record.steps)
+            self._models.write(place, () if record is None else record.steps)
             others = others_of(self.original)
             self._sides[name] = side(name, place, others, self._source, self._sink_suffix, self._scratch)
         return self._sides[name]
-
-    def _write_stream(self, directory: Path, steps: Sequence[Step]) -> None:
-        """Write the stream with a recipe as what `whet stream` takes, with its artefacts."""
-        setting, models = setting_of(self.original, tuple(steps)), dict[str, TunedModel]()
-        wanted = next((one for one in steps if one.technique == "tuned_models"), None)
-        for call in self._calls(setting, str(wanted.options["drop"])) if wanted is not None else ():
-            if call.directory is not None:
-                place = f"{_MODELS}/{_slug(call.name)}"
-                shutil.copytree(call.directory, directory / place, dirs_exist_ok=True)
-                models[call.name] = TunedModel(directory=place, shapes=call.shapes)
-        write_finalist(directory, self._target, Finalist("", setting, models))
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
         """Return the point of the stream as it is. A call is so many frames."""
@@ -303,34 +248,162 @@ class StreamKind(Kind):
             quality=record.quality,
             stream=record.stream,
         )
-        point = with_claim(point, claim)
-        return point.model_copy(update={"process_latencies_ms": [one * 1e3 / FRAMES for one in claim.new_s]})
+        point = with_claim(point, claim).model_copy(
+            update={"process_latencies_ms": [one * 1e3 / FRAMES for one in claim.new_s]}
+        )
+        if self._within_s is not None:
+            self._on_unseen(point, baseline)
+            self._kept_in_time(point, baseline)
+        return point
+
+    def _on_unseen(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
+        """Judge a point, and the original once, on clips that the search has not seen."""
+        if self._before is None:
+            own = self.original.options
+            found = answers(open_target(self._target, own), self._clips.reported_on, own)
+            self._unseen = with_truth(self._clips.reported_on, found)
+            self._before = measured(self._unseen, found)
+        baseline.quality, baseline.stream = self._before.ssim, figures_of(self._before)
+        figures = self._judged(point.steps, self._unseen)
+        point.quality, point.stream = figures.ssim, figures_of(figures)
+        self._after[point.label] = figures, change(self._before, figures, self.goal.max_drop)
+
+    def _judged(self, steps: Sequence[Step], clips: Sequence[Clip]) -> Figures:
+        """Return the quality of a recipe on clips."""
+        setting = setting_of(self.original, tuple(steps))
+        self._models.place(setting, steps)
+        return self._bench.judged(setting, clips)
+
+    def _kept_in_time(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
+        """Run a point and the original under the time that a frame may take, and note whether they keep it."""
+        assert self._within_s is not None
+        for one in (baseline, point):
+            if not one.budget:
+                setting = setting_of(self.original, one.steps)
+                self._models.place(setting, one.steps)
+                run = budget_run(self._bench.open(setting), setting, self._source, self._within_s)
+                one.p99_ms = run.frame.p99 * 1e3 if run.frame is not None else None
+                one.budget = str(run.verdict or "")
+                self._late[one.label] = run.late_share or 0.0
+                if one is point and one.budget == "inconclusive":
+                    one.doubt = f"whether it keeps {duration(self._within_s)} a frame is open, as {run.busy}"
+
+    def improves(self, point: MeasuredVariant, baseline: MeasuredVariant) -> bool:
+        """Return whether a point answers more frames or, within a time, better ones."""
+        if self._within_s is None:
+            return super().improves(point, baseline)
+        return point.budget == "held" and (baseline.budget != "held" or self._gained(point)[0] > 0)
+
+    def _gained(self, point: MeasuredVariant) -> tuple[float, float]:
+        """Return the interval of what a point gains in similarity on frames that the search has not seen."""
+        assert self._before is not None
+        pairs = zip(self._after[point.label][0].ssim_by_frame, self._before.ssim_by_frame, strict=True)
+        gained = [new - old for new, old in pairs]
+        return mean_interval(gained) if len(gained) > 1 else (gained[0], gained[0])
 
     def is_owed(self, steps: Sequence[Step]) -> bool:
-        """Return that each recipe owes its quality on clips that the search has not seen."""
-        return bool(steps)
+        """Return whether a recipe owes the same quality on clips that the search has not seen."""
+        return bool(steps) and self._within_s is None
 
     def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
         """Judge a point on clips that the search has not seen."""
-        setting = self._with_recipe(point.steps)
-        if self._unseen is None:
-            before = answers(open_target(self._target, self.original.options), self._clips.reported_on, self.original.options)
-            self._unseen = with_truth(self._clips.reported_on, before)
-            self._before = measured(self._unseen, before)
-            baseline.quality, baseline.stream = self._before.ssim, figures_of(self._before)
-        figures = self._bench.judged(setting, self._unseen)
-        moved = change(self._before, figures, self.goal.max_drop)
-        point.quality, point.stream = figures.ssim, figures_of(figures)
-        self._moved[point.label] = moved
-        point.doubt = "" if moved.is_same else f"on unseen clips {'; '.join(moved.reasons)}"
-
-    def _with_recipe(self, steps: Sequence[Step]) -> Setting:
-        """Return the setting of a recipe, with its models in the place of the stream's own from now on."""
-        setting = setting_of(self.original, tuple(steps))
-        self._with_models(setting, steps)
-        return setting
+        self._on_unseen(point, baseline)
 
     def is_proved(self, point: MeasuredVariant) -> bool:
         """Return whether a point is as good as the stream was, on clips that the search has not seen."""
-        moved = self._moved.get(point.label)
-        return moved is not None and (self._within_s is not None or moved.is_same)
+        found = self._after.get(point.label)
+        return not self.is_owed(point.steps) or (found is not None and found[1].is_same)
+
+    def is_disproved(self, point: MeasuredVariant) -> bool:
+        """Return whether a point is worse on clips that the search has not seen."""
+        return point.label in self._after and not self.is_proved(point)
+
+    def is_unfinished(self, point: MeasuredVariant) -> bool:
+        """Return whether a point was not judged on clips that the search has not seen."""
+        return point.label not in self._after
+
+    def why_open(self, point: MeasuredVariant) -> str:
+        """Return what is worse about a point on clips that the search has not seen."""
+        found = self._after.get(point.label)
+        reasons = () if found is None else found[1].reasons
+        return f"on unseen clips {'; '.join(reasons)}" if reasons else "it was not judged on unseen clips"
+
+    def stays(self, points: Sequence[MeasuredVariant], baseline: MeasuredVariant) -> str:
+        """Return why the stream stays as it is, where the best within a time was looked for."""
+        if self._within_s is None or not points:
+            return ""
+        best, within = points[0], duration(self._within_s)
+        if best.budget != "held":
+            late, p99_ms = percent(self._late[best.label]), best.p99_ms
+            shown = "" if p99_ms is None else f": P99 {duration(p99_ms / 1e3)}, {late} late"
+            return f"No gain: the best that was found misses {within} a frame{shown}; the original stays."
+        word = "no better" if self._gained(best)[1] >= 0 else "worse"
+        told = f"similarity {best.quality:.3f} beside {baseline.quality:.3f}"
+        return f"No gain: the original keeps {within} a frame, and what was found is {word}: {told}."
+
+    def gained(self, best: MeasuredVariant, baseline: MeasuredVariant, reference: MeasuredVariant | None) -> str:
+        """Return what the best recipe gains, in a sentence."""
+        if self._within_s is not None:
+            was = {"held": "keeps it too", "missed": "misses it"}.get(baseline.budget, "is open")
+            better = f"similarity {best.quality or 0:.3f} beside {baseline.quality or 0:.3f}"
+            p99 = "" if best.p99_ms is None else f"P99 {duration(best.p99_ms / 1e3)}; "
+            within = duration(self._within_s)
+            return f"{best.label} keeps {within} a frame, and the original {was}: {p99}{better}."
+        low, high = best.speedup_ci95
+        rates = f"{digits(best.throughput_per_s)} in place of {digits(baseline.throughput_per_s)} frames a second"
+        return f"{best.label}: {best.speedup:.2f}x ({low:.2f}–{high:.2f}), {rates}, at the same quality."
+
+    def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
+        """Return None: a stream has no such reference."""
+        return None
+
+    def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
+        """Return twice the budget: how long the models' searches take is not known."""
+        return needed_for(2 * self.asked.budget_s)
+
+    def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
+        """Return where the frames came from, and whether the truth is known."""
+        told = (
+            ""
+            if self.facts.has_truth
+            else "the true answers are not known: quality is judged beside the original's own"
+        )
+        return {"source": self._source, "within_s": self._within_s, "hints": [told] if told else []}
+
+    @property
+    def target(self) -> str:
+        """Return the stream, as the user named it."""
+        return self._target
+
+    @property
+    def words(self) -> str:
+        """Return the stream, as the command line names it."""
+        return self._target
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Return the options of streams that were given."""
+        own = self._options
+        found = {
+            "--steps": own.steps,
+            "--source": self._source if self._source != "synthetic" else None,
+            "--sink": self._sink_suffix or None,
+            "--frame-budget": None if self._within_s is None else f"{self._within_s:g}s",
+            "--sampler": own.sampler,
+            "--prompt": own.prompt,
+        }
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+    def save(self, result: Result, directory: Path) -> None:
+        """Write the stream that is kept, which `whet stream` takes."""
+        self._models.write(directory, result.best.steps)
+        result.unsaved = f"what is kept is a stream: whet stream {shlex.quote(str(directory))}"
+
+    def report(self, result: Result, directory: Path) -> None:
+        """Write the report."""
+        write_stream_report(result, directory / "report.html")
+
+
+def figures_of(figures: Figures) -> StreamFigures:
+    """Return a stream's quality as results hold it."""
+    return StreamFigures(**figures.summary())

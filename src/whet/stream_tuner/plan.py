@@ -1,4 +1,4 @@
-"""Choose what of a stream to try next, as a pure function of the trials, so that a resumed search continues the same plan.
+"""Choose what of a stream to try next, as a pure function of the trials, so that a resumed search goes on with it.
 
 The order depends on the stream. A model that works on one frame at a time takes the same shapes at any number of steps,
 so it is tuned first, and the steps are chosen with it. In a rolling batch, the number of steps is the batch, so the

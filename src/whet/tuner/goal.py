@@ -91,7 +91,7 @@ class Goal:
         """
         if self.objective == "size":
             raise OptionError("a training has no size to improve: objective must be throughput or memory")
-        objective: Objective = "throughput" if self.asks_for_speed else self.objective
+        objective: Objective | Literal["quality"] = "throughput" if self.asks_for_speed else self.objective
         max_drop = MAX_DROP_TRAINING if self.is_default_drop else self.max_drop
         return replace(self, objective=objective, max_drop=max_drop, limits_slowdown=True)
 

@@ -30,8 +30,8 @@ from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
 from whet.tuner.facts import Facts, KnownFacts
 from whet.tuner.goal import Goal
-from whet.tuner.kind_options import KindWord
 from whet.tuner.improvement import improves
+from whet.tuner.kind_options import KindWord
 from whet.tuner.listener import Listener
 from whet.tuner.plan import next_recipe
 from whet.tuner.records import TrialRecord
@@ -213,6 +213,18 @@ class Kind(ABC):
         """Return whether a point owes nothing, or its proof holds."""
         return not self.is_owed(point.steps) or (point.losses is not None and point.losses.is_same is True)
 
+    def is_disproved(self, point: MeasuredVariant) -> bool:
+        """Return whether the proof that a point owes was made, and fails."""
+        return point.losses is not None and point.losses.is_same is False
+
+    def is_unfinished(self, point: MeasuredVariant) -> bool:
+        """Return whether more time could bring the proof that a point owes."""
+        return point.losses is None or point.losses.is_unfinished
+
+    def why_open(self, point: MeasuredVariant) -> str:
+        """Return why a point that is better in its times is not proved, as a clause."""
+        return "no pair of runs for its loss fitted into the budget" if point.losses is None else point.losses.words
+
     def instead(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> list[TrialRecord]:
         """Return what goes to the finals in the place of finalists that are better and not proved; [] leaves it there.
 
@@ -237,6 +249,10 @@ class Kind(ABC):
             baseline: The original.
             reference: torch.compile alone; None where it was not measured.
         """
+
+    def stays(self, points: Sequence[MeasuredVariant], baseline: MeasuredVariant) -> str:
+        """Return why the original stays, in a sentence, where this kind can say more than the verdict does; else ""."""
+        return ""
 
     @abstractmethod
     def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:

@@ -195,6 +195,8 @@ class Result(BaseModel):
         needed_s: About the budget that a verdict takes, where this one was too small for it.
         outlook: What was expected to fit into the budget.
         busy: What else ran on the machine, where that disturbed the measurements for good.
+        source: For a stream: the frames that it was measured on.
+        within_s: For a stream: the seconds that a frame may take, where the best quality was looked for.
         hints: What the workload's batches do not show, and so is neither calibrated nor judged.
         pareto: Numbers of the trials that no other one beats in all of time, size and quality.
         limits: The machine's limits: `read_bandwidth` in bytes/s, `gemm` as dtype -> operations/s.
@@ -232,6 +234,8 @@ class Result(BaseModel):
     finalists: list[MeasuredVariant] = Field(default_factory=list)
     trials: list[TrialRecord] = Field(default_factory=list)
     refused: list[RefusedTechnique] = Field(default_factory=list)
+    source: str = ""
+    within_s: float | None = None
     hints: list[str] = Field(default_factory=list)
     untried: list[UntriedTechnique] = Field(default_factory=list)
     pareto: list[int] = Field(default_factory=list)

@@ -60,7 +60,7 @@ def decide(
     kept = next((point for point in better if kind.is_proved(point)), None)
     if kept is not None:
         needed_s = kind.needed_s(records, finals.points)
-        left_out = _left_out(goal, kept, better, finals.points, needed_s)
+        left_out = _left_out(kind, kept, better, finals.points, needed_s)
         return Decision("gain", kind.gained(kept, baseline, reference) + left_out, kept)
     if better:
         return _unproved(kind, baseline, better, kind.needed_s(records, finals.points))
@@ -77,7 +77,9 @@ def decide(
         told = f"Inconclusive: the time was up before anything was proved; {seen}. {_STAYS}{beside} {enough(needed_s)}."
         return Decision("inconclusive", told, baseline, needed_s)
     word: Word = "failed" if all_failed(records) else "no-gain"
-    return Decision(word, no_gain(goal, baseline, records, finals.points, kind.facts.no_graph) + beside, baseline)
+    told = kind.stays(finals.points, baseline) if word == "no-gain" else ""
+    told = told or no_gain(goal, baseline, records, finals.points, kind.facts.no_graph)
+    return Decision(word, told + beside, baseline)
 
 
 def noise_in_words(baseline: MeasuredVariant) -> str:
@@ -97,14 +99,15 @@ def is_beaten(goal: Goal, record: TrialRecord) -> bool:
 
 
 def _left_out(
-    goal: Goal,
+    kind: Kind,
     kept: MeasuredVariant,
     better: Sequence[MeasuredVariant],
     points: Sequence[MeasuredVariant],
     needed_s: float,
 ) -> str:
     """Return why points that are better than what is kept, or smaller, are left out; "" where there are none."""
-    told = [f" {point.label} is left out: {_open(point, needed_s)}." for point in better[: better.index(kept)]]
+    goal = kind.goal
+    told = [f" {point.label} is left out: {_open(kind, point, needed_s)}." for point in better[: better.index(kept)]]
     if goal.objective == "memory":
         told += [
             f" {point.label} is left out: it takes {num_bytes(point.peak_bytes)}, but up to "
@@ -119,18 +122,17 @@ def _unproved(kind: Kind, baseline: MeasuredVariant, better: Sequence[MeasuredVa
     """Return the verdict where what is better has not been proved to be as good."""
     first = better[0]
     gain = f" ({first.speedup:.2f}x)" if kind.goal.asks_for_speed else ""
-    told = f"{first.label} is better{gain}, but {_open(first, needed_s)}. {_STAYS}"
-    if all(point.losses is not None and point.losses.is_same is False for point in better):
+    told = f"{first.label} is better{gain}, but {_open(kind, first, needed_s)}. {_STAYS}"
+    if all(map(kind.is_disproved, better)):
         return Decision("no-gain", told, baseline)
-    is_short = any(point.losses is None or point.losses.is_unfinished for point in better)
+    is_short = any(map(kind.is_unfinished, better))
     return Decision("inconclusive", told, baseline, needed_s if is_short else None)
 
 
-def _open(point: MeasuredVariant, needed_s: float) -> str:
+def _open(kind: Kind, point: MeasuredVariant, needed_s: float) -> str:
     """Return why a point whose times are better is not kept."""
-    if point.losses is None:
-        return f"no pair of runs for its loss fitted into the budget; {enough(needed_s)}"
-    return f"{point.losses.words}; {enough(needed_s)}" if point.losses.is_unfinished else point.losses.words
+    why = kind.why_open(point)
+    return f"{why}; {enough(needed_s)}" if kind.is_unfinished(point) else why
 
 
 def disturbed(finals: Finals, patience: Patience, *, counts_noise: bool = True) -> str:
