@@ -62,7 +62,7 @@ def tune_targets(
         as_json: Whether each result is also printed as one JSON object.
     """
     console = Console(stderr=as_json)
-    verdicts = set()
+    verdicts = set[str]()
     for target, directory in targets:
         again = partial(command_line, target, **busy, as_json=as_json, resume=True, more=streams.options())
         result = _tuned(console, target, streams, options, again, given, out=directory, resume=resume, **busy)

@@ -15,7 +15,9 @@ from whet.streamer.replaced import Replacements
 from whet.streamer.stillness import StillnessFilter
 from whet.streamer.targets import Opened
 from whet.tuner.facts import Facts
-from whet.tuner.space import ApplicableTechnique, Variant, steps_of
+from whet.tuner.space import ApplicableTechnique, Variant
+
+_NO_TRUTH = "the true answers are not known: quality is judged beside the original's own"
 
 
 class StreamFacts(Facts):
@@ -27,7 +29,6 @@ class StreamFacts(Facts):
         still_share: The share of the clips' frames that stand still.
         threads: Numbers of threads that are worth trying.
         has_codec: Whether a video is read or written.
-        has_truth: Whether its quality is judged against known answers, or against the original's own.
     """
 
     samplers: tuple[str, ...]
@@ -35,7 +36,6 @@ class StreamFacts(Facts):
     still_share: float
     threads: tuple[int, ...]
     has_codec: bool
-    has_truth: bool
 
     def choices(self, original: Setting, within_s: float | None) -> Choices:
         """Return what can be chosen."""
@@ -77,7 +77,7 @@ def facts_of(
         still_share=sum(still.skips(frame) for frame in frames) / len(frames),
         threads=threads,
         has_codec=has_codec,
-        has_truth=all(clip.truth is not None for clip in clips),
+        hints=() if all(clip.truth is not None for clip in clips) else (_NO_TRUTH,),
     )
     return facts.model_copy(update={"applicable": _applicable(facts, original)})
 
@@ -96,13 +96,13 @@ def _applicable(facts: StreamFacts, original: Setting) -> tuple[ApplicableTechni
     options["still_frames"] = {"similarity": (STILL,)}
     if facts.names_models:
         options["tuned_models"] = {"drop": (FULL, TENTH)}
-    options["model_threads"] = {"number": facts.threads}
-    if facts.has_codec:
+    if facts.threads:
+        options["model_threads"] = {"number": facts.threads}
+    if facts.threads and facts.has_codec:
         options["codec_threads"] = {"number": facts.threads}
     return tuple(
         ApplicableTechnique.of(STREAM_TABLE[name], values, "", lambda one: Variant(step=one))
         for name, values in options.items()
-        if steps_of(name, values)
     )
 
 
