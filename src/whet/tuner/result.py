@@ -352,6 +352,8 @@ class Result(BaseModel):
             "fingerprint": self.fingerprint,
             "num_trials": len(self.trials),
             "needed_s": self.needed_s,
+            "source": self.source,
+            "within_s": self.within_s,
             "time_s": self.time_s,
             "seconds": self.seconds,
         }
