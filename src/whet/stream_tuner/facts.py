@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from whet.machine import describe
 from whet.models.diffusion.few_steps import SAMPLERS
@@ -17,6 +18,7 @@ from whet.streamer.targets import Opened
 from whet.tuner.facts import Facts
 from whet.tuner.space import ApplicableTechnique, Variant
 
+_END_BYTES = 2**20
 _NO_TRUTH = "the true answers are not known: quality is judged beside the original's own"
 
 
@@ -107,8 +109,19 @@ def _applicable(facts: StreamFacts, original: Setting) -> tuple[ApplicableTechni
 
 
 def _digest(name: str, original: Setting, clips: Sequence[Clip]) -> str:
-    """Return a digest of what a search belongs to: the stream, how it runs, and the frames that it is judged on."""
+    """Return a digest of what a search belongs to: the stream, how it runs, and the frames that it is judged on.
+
+    Of large files, such as weights, the size and both ends count.
+    """
     found = hashlib.sha256(repr((name, original)).encode())
+    place = Path(name.rpartition(":")[0] if ".py:" in name else name)
+    for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        if path.is_file():
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                found.update(f"{path.name} {size} ".encode() + file.read(_END_BYTES))
+                file.seek(max(0, size - _END_BYTES))
+                found.update(file.read())
     for clip in clips:
         for frame in clip.frames:
             found.update(frame.tobytes())

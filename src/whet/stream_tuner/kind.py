@@ -160,6 +160,7 @@ class StreamKind(Kind):
         setting = setting_of(self.original, steps)
         try:
             notes = self._models.place(setting, steps)
+            began += self._models.last_s  # a search within is no guide to how long trials take
             figures = self._bench.judged(setting)
             seconds, busy = self._bench.timed(setting)
         except WhetError as error:
@@ -188,10 +189,15 @@ class StreamKind(Kind):
             }
         )
 
-    def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return what the trials decide for; nothing where that is the stream as it is."""
+    def best_trial(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        """Return the trial that the plan decides for; None where that is the stream as it is."""
         best = plan.chosen(self.choices, records)
-        return [record for record in records if best.steps and record.key == best.key][:1]
+        return next((record for record in records if best.steps and record.key == best.key), None)
+
+    def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return what the trials decide for."""
+        best = self.best_trial(records)
+        return [best] if best is not None else []
 
     def instead(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> list[TrialRecord]:
         """Return what may be as good as the stream as it was, where the best was not on frames that it had not seen."""
@@ -203,7 +209,8 @@ class StreamKind(Kind):
             if known is None and self.work.budget.left_s < LEAST_S:
                 self.work.listener.known("no time is left to try other models; a larger --budget has it")
                 break
-            record = known or self.attempt(len(records) + len(found), recipe, self.work.budget.left_s)
+            number = max(one.number for one in [*records, *found]) + 1
+            record = known or self.attempt(number, recipe, self.work.budget.left_s)
             if known is None:
                 self.work.listener.tried(record)
             found.append(record)
@@ -251,8 +258,8 @@ class StreamKind(Kind):
         point = with_claim(point, claim).model_copy(
             update={"process_latencies_ms": [one * 1e3 / FRAMES for one in claim.new_s]}
         )
+        self._on_unseen(point, baseline)
         if self._within_s is not None:
-            self._on_unseen(point, baseline)
             self._kept_in_time(point, baseline)
         return point
 
@@ -305,10 +312,6 @@ class StreamKind(Kind):
         """Return whether a recipe owes the same quality on clips that the search has not seen."""
         return bool(steps) and self._within_s is None
 
-    def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
-        """Judge a point on clips that the search has not seen."""
-        self._on_unseen(point, baseline)
-
     def is_proved(self, point: MeasuredVariant) -> bool:
         """Return whether a point is as good as the stream was, on clips that the search has not seen."""
         found = self._after.get(point.label)
@@ -330,9 +333,12 @@ class StreamKind(Kind):
 
     def stays(self, points: Sequence[MeasuredVariant], baseline: MeasuredVariant) -> str:
         """Return why the stream stays as it is, where the best within a time was looked for."""
-        if self._within_s is None or not points:
+        if self._within_s is None:
             return ""
-        best, within = points[0], duration(self._within_s)
+        within = duration(self._within_s)
+        if not points:
+            return f"No gain: nothing that was tried is better within {within} a frame; the original stays."
+        best = points[0]
         if best.budget != "held":
             late, p99_ms = percent(self._late[best.label]), best.p99_ms
             shown = "" if p99_ms is None else f": P99 {duration(p99_ms / 1e3)}, {late} late"

@@ -1,6 +1,7 @@
 """Tune the models inside a stream for a recipe that asks for that, and put what was found in their place."""
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ class StreamModels:
         max_drop: The allowed drop of the structural similarity, as a fraction.
         work: What the search works with.
         directory: The output directory, in which the models' own searches lie.
+        last_s: Seconds of the searches that the latest `place` had to make.
     """
 
     bench: Bench
@@ -43,6 +45,7 @@ class StreamModels:
     max_drop: float
     work: Work
     directory: Path
+    last_s: float = 0.0
     _tuned: dict[str, list[TunedCall]] = field(default_factory=dict)  # by what they were tuned for
 
     def place(self, setting: Setting, steps: Sequence[Step]) -> tuple[str, ...]:
@@ -51,6 +54,7 @@ class StreamModels:
         They are tuned first, where they are not, for the shapes that they get: in a rolling batch, for so many steps.
         """
         wanted = next((one for one in steps if one.technique == "tuned_models"), None)
+        self.last_s = 0.0
         self.bench.models.clear()
         if wanted is None:
             return ()
@@ -65,10 +69,12 @@ class StreamModels:
         options = setting.options
         key = f"{drop}-{options.steps}" if options.rolling and (options.steps or 1) > 1 else drop
         if key not in self._tuned:
+            began = time.monotonic()
             left_s = self.work.budget.left_s - FINALS_SHARE * self.asked.budget_s
             budget_s = max(LEAST_S, min(_MODELS_SHARE * self.asked.budget_s, left_s))
             max_drop = self.max_drop * (_STRICTER if drop == TENTH else 1.0)
             self._tuned[key] = self._tuned_models(setting, self.directory / _SEARCHES / key, budget_s, max_drop)
+            self.last_s = time.monotonic() - began
         return self._tuned[key]
 
     def _tuned_models(self, setting: Setting, out: Path, budget_s: float, max_drop: float) -> list[TunedCall]:

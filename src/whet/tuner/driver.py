@@ -115,10 +115,9 @@ def _prove(kind: Kind, finals: Finals) -> None:
     for point in best_first(kind.goal, finals.points):
         if not kind.improves(point, finals.baseline):
             continue
-        if kind.is_owed(point.steps):
+        if kind.is_owed(point.steps) and kind.is_unfinished(point):
             if kind.goal.asks_for_speed:
-                told = f"{point.label}: {point.speedup:.2f}x in the finals, its loss is not proved yet"
-                kind.work.listener.known(told)
+                kind.work.listener.known(f"{point.label}: {point.speedup:.2f}x in the finals, its proof is still owed")
             kind.prove(point, finals.baseline)
         if kind.is_proved(point):
             return

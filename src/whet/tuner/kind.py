@@ -29,7 +29,7 @@ from whet.recipe import Recipe, Step
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
 from whet.tuner.facts import Facts, KnownFacts
-from whet.tuner.goal import Goal
+from whet.tuner.goal import Goal, ranked
 from whet.tuner.improvement import improves
 from whet.tuner.kind_options import KindWord
 from whet.tuner.listener import Listener
@@ -172,6 +172,10 @@ class Kind(ABC):
 
     def tidy(self, records: Sequence[TrialRecord]) -> None:
         """Remove what no later step needs of the trials so far."""
+
+    def best_trial(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        """Return the trial that the search ends in; None where none is worth a comparison."""
+        return next(iter(ranked(self.goal, records)), None)
 
     # What a side of the final comparison is
 

@@ -173,7 +173,7 @@ def unfinished(kind: Kind, records: Sequence[TrialRecord], points: Sequence[Meas
             return None
         ended = next((record for record in records if record.status == "stopped"), None)
         return "no technique was tried" if ended is None else f"{ended.label} {ended.reason}"
-    best = next(iter(ranked(goal, records)), None)
+    best = kind.best_trial(records)
     if best is None or is_beaten(goal, best):
         return None
     point = next((point for point in points if point.number == best.number), None)
