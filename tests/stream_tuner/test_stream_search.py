@@ -12,7 +12,7 @@ from whet.stream_tuner.plan import Choices, chosen, instead, next_recipe
 from whet.stream_tuner.settings import Setting
 from whet.stream_tuner.techniques import setting_of, step
 from whet.streamer.stream import StreamOptions
-from whet.tuner.records import TrialRecord
+from whet.tuner.records import StreamFigures, TrialRecord
 
 
 @dataclass
@@ -179,3 +179,33 @@ def test_what_may_be_as_good_on_unseen_frames_has_the_streams_own_steps():
     assert kept.steps == (step("tuned_models"),)
     assert strict.steps == (step("tuned_models", drop="tenth"),)
     assert instead(choices(), Recipe(steps=best.steps[:1])) == []
+
+
+def test_within_a_time_the_batch_and_still_frames_still_keep_the_quality():
+    """Fast enough is not enough: where nothing is rejected for quality, the plan looks at it itself."""
+
+    def record(steps, status, is_same, **known) -> TrialRecord:
+        figures = StreamFigures(psnr_db=1.0, ssim=0.5, sharpness=1.0, flicker=0.0, warp_error=0.0, is_same=is_same)
+        return TrialRecord(number=0, steps=steps, status=status, speedup=2.0, quality=0.5, stream=figures, **known)
+
+    about = choices(rolling=True, samplers=("lcm",), within_s=0.03)
+    other = (step("batching", rolling=False),)
+    for is_same, first in ((True, other), (False, ())):
+        slow = record(other, "rejected", is_same, rejected_for="slowdown")
+        asked = next_recipe(about, [slow])
+        assert asked is not None and asked.steps[: len(first)] == first if is_same else other[0] not in asked.steps
+    one = choices(None, sampler=None, samplers=("",), still_share=0.5, within_s=0.03)
+    still = (step("still_frames"),)
+    assert chosen(one, [record(still, "done", is_same=True)]).steps == still
+    assert chosen(one, [record(still, "done", is_same=False)]).steps == ()
+
+
+def test_a_stream_of_many_steps_asks_only_for_what_its_space_has():
+    about = choices(12, samplers=("lcm",))
+    streamed = Streamed(lambda setting: 0.9 if (setting.options.steps or 0) >= 11 else 0.0)
+    assert found(streamed, about).options.steps == 11
+
+
+def test_what_another_machine_tries_is_waited_for():
+    running = TrialRecord(number=0, steps=(step("batching", rolling=True),), status="running")
+    assert next_recipe(choices(), [running]) is None

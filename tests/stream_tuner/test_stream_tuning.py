@@ -176,14 +176,12 @@ DONE = TrialRecord(number=1, steps=FEWER, status="done", speedup=2.0, quality=0.
     [
         (SAME, "gain", "best: 2.00x (1.90–2.10)"),
         (Change(0.1, (0.0, 0.2), ("it is blurred",)), "no-gain", "on unseen clips it is blurred"),
-        (None, "inconclusive", "it was not judged on unseen clips; --budget"),
     ],
 )
 def test_a_gain_needs_the_same_quality_on_unseen_frames(unet, tmp_path, moved, word, said):
     made = kind(unet, tmp_path)
     fast = point(speedup=2.0, speedup_ci95=(1.9, 2.1), verdict="pass", number=1)
-    if moved is not None:
-        made._after["best"] = FIGURES, moved
+    made.unseen.moved["best"] = moved
     found = decide(made, Finals(point("original"), [fast], (), 1), [DONE])
     assert found.word == word and said in found.sentence, found.sentence
 
@@ -206,11 +204,11 @@ def report(p99: float, *, busy: str = "", late: float = 0.0) -> StreamReport:
 )
 def test_a_budget_has_to_be_held(unet, tmp_path, monkeypatch, runs, figures, word, said):
     made = kind(unet, tmp_path, within_s=0.04)
-    made._before, made._after["best"] = FIGURES, (figures, SAME)
+    made.unseen._own, made.unseen.figures["best"], made.unseen.moved["best"] = FIGURES, figures, SAME
     asked = iter(runs)
-    monkeypatch.setattr("whet.stream_tuner.kind.budget_run", lambda *args: next(asked))
+    monkeypatch.setattr("whet.stream_tuner.unseen.budget_run", lambda *args: next(asked))
     original, best = point("original"), point(quality=figures.ssim, verdict="pass", number=1)
-    made._kept_in_time(best, original)
+    made.unseen.keep_time(best, original)
     found = decide(made, Finals(original, [best], (), 1), [DONE])
     assert found.word == word and said in found.sentence, found.sentence
 

@@ -24,6 +24,7 @@ from whet.tuner.model_points import gain_sentence, screened_original, screened_p
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
 from whet.tuner.space import Space
+from whet.tuner.untried import STOPPED, out_of_reach, untried
 from whet.tuner.verdict import decide
 
 BASELINE = fake_no_gain().baseline
@@ -110,15 +111,15 @@ def test_what_applies_and_was_not_tried_is_named_with_its_reason() -> None:
     bounds = {"openvino": 9.0, "fuse_qkv": 1.3, "keep_precision": 1.0, "channels_last": 4.5}
     space = Space([applicable(name, bounds=[bound]) for name, bound in bounds.items()])
     records = [TrialRecord(number=0, steps=[Step(technique="openvino")], status="done", speedup=4.0)]
-    found = verdict.untried(Goal(), space, records)
+    found = untried(Goal(), space, records)
     assert [entry.technique for entry in found] == ["channels_last", "fuse_qkv", "keep_precision"]
     up, beaten, restores = (entry.reason for entry in found)
     assert "the time was up" in up
     assert "1.30x at most, and 4.00x was reached" in beaten
     assert "gives quality back" in restores
-    assert {e.reason for e in verdict.untried(Goal("size"), space, records)} == {up, restores}
+    assert {e.reason for e in untried(Goal("size"), space, records)} == {up, restores}
     searched = Space([applicable("openvino", bounds=[9.0])])
-    first = verdict.untried(Goal(), space, [], searched)[1]
+    first = untried(Goal(), space, [], searched)[1]
     assert first.reason == "by itself it could gain 4.50x at most, which a trial could not tell from noise"
 
 
@@ -469,13 +470,13 @@ def test_a_stopped_trial_tried_nothing() -> None:
         trial(1, "stopped", steps=steps["openvino"]),
         trial(2, "failed", steps=steps["openvino"], speedup=9.0),
     ]
-    found = verdict.untried(Goal(), space, records)
+    found = untried(Goal(), space, records)
     assert [(entry.technique, entry.bound) for entry in found] == [("bf16", 5.0), ("fuse_qkv", 1.0)]
     stopped, beaten = (entry.reason for entry in found)
-    assert stopped == verdict.STOPPED
+    assert stopped == STOPPED
     assert beaten == "by itself it could gain 1.00x at most, and 1.00x was reached without it"
-    assert verdict.out_of_reach(found) == 1
-    assert verdict.out_of_reach(verdict.untried(Goal("size"), space, [])) == 3
+    assert out_of_reach(found) == 1
+    assert out_of_reach(untried(Goal("size"), space, [])) == 3
 
 
 def test_what_nothing_else_beats() -> None:

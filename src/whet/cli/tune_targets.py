@@ -27,7 +27,7 @@ from whet.tuner.result import Result
 from whet.tuner.scripts.tune_script import tune_script
 from whet.tuner.training.words import run_command
 from whet.tuner.tuning import tune
-from whet.tuner.verdict import out_of_reach
+from whet.tuner.untried import out_of_reach
 
 _TABLES: Mapping[KindWord, Callable[[Console, Result], None]] = {
     "inference": tables.show_result,
@@ -142,6 +142,7 @@ def _run(
         clips=None if streams.data is None else clips_of_signs(streams.data),
         sink_suffix=sink,
         storage=options["storage"],
+        clips_name="" if streams.data is None else str(streams.data),
         listener=listener,
         **more,
     )

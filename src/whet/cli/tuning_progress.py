@@ -32,7 +32,7 @@ class TuningProgress(Listener):
         """Begin to watch a search for a target, for which the user gave these options."""
         self._given = given
         self.num_trials = 0
-        self._console = console
+        self._console = self.console = console
         self._budget_s = budget_s
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -132,8 +132,8 @@ class _Inner(Listener):
         self._outer = outer
 
     def tried(self, record: TrialRecord) -> None:
-        """Show a line for a trial."""
-        self._outer.tried(record)
+        """Show a line for a trial, which is none of the stream's own."""
+        tables.show_trial(self._outer.console, record)
 
     def waiting(self, text: str) -> None:
         """Say that the machine is busy."""

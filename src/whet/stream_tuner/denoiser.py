@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.artefact import Manifest, read_manifest
-from whet.artefact.runtime import MODEL
+from whet.artefact.runtime import MODEL, RESULT
 from whet.errors import WhetError
 from whet.measure.frames import ssim
 from whet.stream_tuner.clips import Clip
@@ -153,7 +153,10 @@ def tune_call(
         busy_wait_s: Seconds to wait for a quiet machine.
         listener: Is told of the progress.
     """
-    is_begun = (out / STUDY).is_file()  # a stream's search that was stopped goes on, and so do those within it
+    # A stream's search that was stopped goes on, and so do those within it; one that ended is not made twice.
+    if (out / RESULT).is_file():
+        return _found(captured, Result.model_validate_json((out / RESULT).read_text(encoding="utf-8")))
+    is_begun = (out / STUDY).is_file()
     if not is_begun:
         shutil.rmtree(out, ignore_errors=True)
     workload = InferenceWorkload(
@@ -177,6 +180,11 @@ def tune_call(
         )
     except WhetError as error:
         return TunedCall(captured.name, captured.shapes, None, None, f"it could not be tuned: {error}")
+    return _found(captured, result)
+
+
+def _found(captured: Captured, result: Result) -> TunedCall:
+    """Return what a search that has ended gave."""
     if result.verdict != "gain":
         return TunedCall(captured.name, captured.shapes, result, None, result.sentence)
     if not result.has_model or result.libraries:

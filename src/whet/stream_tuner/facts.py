@@ -19,6 +19,7 @@ from whet.tuner.facts import Facts
 from whet.tuner.space import ApplicableTechnique, Variant
 
 _END_BYTES = 2**20
+_CONFIGS = ("model_index.json", "config.json", "scheduler_config.json")  # whatever else lies there, as the search's own
 _NO_TRUTH = "the true answers are not known: quality is judged beside the original's own"
 
 
@@ -93,7 +94,8 @@ def _applicable(facts: StreamFacts, original: Setting) -> tuple[ApplicableTechni
     """Return what can be changed. The plan asks for it in its own order, so that nothing is known of its bounds."""
     options: dict[str, dict[str, tuple[bool | int | float | str, ...]]] = {}
     if original.options.steps is not None:
-        options["sampling"] = {"steps": tuple(range(1, MOST_STEPS + 1)), "sampler": facts.samplers}
+        most = max(MOST_STEPS, original.options.steps)
+        options["sampling"] = {"steps": tuple(range(1, most + 1)), "sampler": facts.samplers}
         options["batching"] = {"rolling": (True, False)}
     options["still_frames"] = {"similarity": (STILL,)}
     if facts.names_models:
@@ -115,8 +117,9 @@ def _digest(name: str, original: Setting, clips: Sequence[Clip]) -> str:
     """
     found = hashlib.sha256(repr((name, original)).encode())
     place = Path(name.rpartition(":")[0] if ".py:" in name else name)
-    for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-        if path.is_file():
+    inside = sorted(one for pattern in ("*", "*/*") for one in place.glob(pattern)) if place.is_dir() else [place]
+    for path in inside:
+        if path.is_file() and (path == place or path.suffix == ".safetensors" or path.name in _CONFIGS):
             with path.open("rb") as file:
                 size = path.stat().st_size
                 found.update(f"{path.name} {size} ".encode() + file.read(_END_BYTES))

@@ -16,18 +16,19 @@ from whet.comparison.schedules import Rounds, Schedule
 from whet.comparison.variant import Variant
 from whet.errors import OptionError, TargetError, WhetError
 from whet.figures import digits, duration, percent
-from whet.measure.stats import mean_interval, noise_floor
+from whet.measure.stats import noise_floor
 from whet.recipe import Recipe, Step
 from whet.stream_tuner import plan
-from whet.stream_tuner.clips import TUNING, Clip, Clips, clips_of_source
+from whet.stream_tuner.clips import TUNING, Clips, clips_of_source
 from whet.stream_tuner.facts import StreamFacts, facts_of
-from whet.stream_tuner.finals import budget_run, others_of
+from whet.stream_tuner.finals import others_of
 from whet.stream_tuner.models import FINALS_SHARE, LEAST_S, StreamModels
-from whet.stream_tuner.quality import Change, Figures, answers, change, measured, with_truth
+from whet.stream_tuner.quality import answers, change, measured, with_truth
 from whet.stream_tuner.report import write_stream_report
 from whet.stream_tuner.settings import Bench, Setting
 from whet.stream_tuner.sides import FRAMES, side
 from whet.stream_tuner.techniques import STREAM_TABLE, setting_of
+from whet.stream_tuner.unseen import UnseenJudge, figures_of
 from whet.streamer.sources import open_source, refuse_live
 from whet.streamer.stream import StreamOptions
 from whet.streamer.target_name import is_tuned
@@ -40,10 +41,11 @@ from whet.tuner.budget import needed_for
 from whet.tuner.finals import ORIGINAL, with_claim
 from whet.tuner.kind import Kind, Work
 from whet.tuner.kind_options import KindWord
-from whet.tuner.records import StreamFigures, TrialRecord
-from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MeasuredVariant, Result, UntriedTechnique
 from whet.tuner.search import SearchTime
 from whet.tuner.space import Space
+from whet.tuner.untried import TIME_UP
 
 _CLIP_FRAMES = 48
 
@@ -59,6 +61,7 @@ class StreamKind(Kind):
         clips: Frames with their truth; None takes those of the source.
         sink_suffix: The suffix of a video that is written while times are measured; "" for none.
         within_s: Seconds that a frame may take, where the best quality is looked for.
+        clips_name: What the command line calls the clips: the archive; "" for none.
     """
 
     word: ClassVar[KindWord] = "stream"
@@ -77,16 +80,13 @@ class StreamKind(Kind):
         clips: Clips | None = None,
         sink_suffix: str = "",
         within_s: float | None = None,
+        clips_name: str = "",
     ) -> None:
         super().__init__(asked)
         self.goal = replace(asked.goal, objective="throughput" if within_s is None else "quality")
         self._target, self._source, self._options = target, source, options
-        self._given, self._sink_suffix, self._within_s = clips, sink_suffix, within_s
+        self._given, self._sink_suffix, self._within_s, self._clips_name = clips, sink_suffix, within_s, clips_name
         self._sides: dict[str, Variant] = {}
-        self._unseen: Sequence[Clip] = ()  # with their truth
-        self._before: Figures | None = None  # the original's quality on them
-        self._after: dict[str, tuple[Figures, Change]] = {}  # by the label of the point
-        self._late: dict[str, float] = {}
 
     def check(self) -> None:
         """Check the options, and that the stream is not a tuned one."""
@@ -129,12 +129,14 @@ class StreamKind(Kind):
     def title(self) -> str:
         """Return the study's name, with a digest of the stream and its clips."""
         within = "" if self._within_s is None else f" within {self._within_s:g} s"
-        return f"whet stream {self._target} {self.goal.max_drop}{within} {self.facts.weights} {self.facts.fingerprint}"
+        on = f"{self._source} {self._sink_suffix or 'null'}{within}"
+        return f"whet stream {self._target} {self.goal.max_drop} on {on} {self.facts.weights} {self.facts.fingerprint}"
 
     def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
-        """Keep a quarter of the budget for the proof. Threads are decided on whatever the time."""
+        """Keep a quarter of the budget for the proof."""
         budget = self.work.budget
         self._models = StreamModels(self._bench, self.original, self.asked, self.goal.max_drop, self.work, directory)
+        self.unseen = UnseenJudge(self._models, self._clips.reported_on, self._within_s)
         now = budget.clock()
         ends = now + budget.left_s - FINALS_SHARE * budget.seconds
         return SearchTime(ends, now + budget.left_at_most_s, 0.0, budget.clock)
@@ -161,8 +163,15 @@ class StreamKind(Kind):
         try:
             notes = self._models.place(setting, steps)
             began += self._models.last_s  # a search within is no guide to how long trials take
+            if self._models.are_wanted(steps) and not self._bench.models:
+                why = "; ".join(notes) or "the stream names no model that takes a tenth of the time"
+                seconds = time.monotonic() - began
+                return record.model_copy(
+                    update={"status": "rejected", "reason": why, "notes": notes, "seconds": seconds}
+                )
             figures = self._bench.judged(setting)
-            seconds, busy = self._bench.timed(setting)
+            # Only the timing is measured again on a busy machine, not a search within the trial.
+            seconds, busy = self.work.patience.measure(lambda: self._bench.timed(setting), lambda found: found[1])
         except WhetError as error:
             return record.model_copy(update={"reason": str(error), "seconds": time.monotonic() - began})
         moved = change(self._own, figures, self.goal.max_drop)
@@ -184,7 +193,7 @@ class StreamKind(Kind):
                 "busy": busy,
                 "quality": figures.ssim,
                 "drop": moved.drop,
-                "stream": figures_of(figures),
+                "stream": figures_of(figures, is_same=moved.is_same),
                 "seconds": time.monotonic() - began,
             }
         )
@@ -192,7 +201,8 @@ class StreamKind(Kind):
     def best_trial(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         """Return the trial that the plan decides for; None where that is the stream as it is."""
         best = plan.chosen(self.choices, records)
-        return next((record for record in records if best.steps and record.key == best.key), None)
+        found = next((record for record in records if best.steps and record.key == best.key), None)
+        return found if found is not None and found.status == "done" else None
 
     def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         """Return what the trials decide for."""
@@ -206,7 +216,7 @@ class StreamKind(Kind):
         found = list[TrialRecord]()
         for recipe in plan.instead(self.choices, Recipe(steps=finalists[0].steps)):
             known = next((record for record in records if record.key == recipe.key), None)
-            if known is None and self.work.budget.left_s < LEAST_S:
+            if known is None and self.work.budget.left_s - FINALS_SHARE * self.asked.budget_s < LEAST_S:
                 self.work.listener.known("no time is left to try other models; a larger --budget has it")
                 break
             number = max(one.number for one in [*records, *found]) + 1
@@ -235,10 +245,10 @@ class StreamKind(Kind):
             throughput_per_s=1 / statistics.median(seconds),
             peak_bytes=max((run.peak_bytes for run in runs), default=0),
             size_bytes=0,
-            quality=self._own.ssim,
+            quality=self.unseen.own().ssim,
             process_latencies_ms=[one * 1e3 for one in seconds] if runs else [],
             noise=noise_floor([[run.seconds for run in runs]]) if len(runs) > 1 else 1.0,
-            stream=figures_of(self._own),
+            stream=figures_of(self.unseen.own()),
         )
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
@@ -258,55 +268,16 @@ class StreamKind(Kind):
         point = with_claim(point, claim).model_copy(
             update={"process_latencies_ms": [one * 1e3 / FRAMES for one in claim.new_s]}
         )
-        self._on_unseen(point, baseline)
+        self.unseen.judge(point)
         if self._within_s is not None:
-            self._kept_in_time(point, baseline)
+            self.unseen.keep_time(point, baseline)
         return point
-
-    def _on_unseen(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
-        """Judge a point, and the original once, on clips that the search has not seen."""
-        if self._before is None:
-            own = self.original.options
-            found = answers(open_target(self._target, own), self._clips.reported_on, own)
-            self._unseen = with_truth(self._clips.reported_on, found)
-            self._before = measured(self._unseen, found)
-        baseline.quality, baseline.stream = self._before.ssim, figures_of(self._before)
-        figures = self._judged(point.steps, self._unseen)
-        point.quality, point.stream = figures.ssim, figures_of(figures)
-        self._after[point.label] = figures, change(self._before, figures, self.goal.max_drop)
-
-    def _judged(self, steps: Sequence[Step], clips: Sequence[Clip]) -> Figures:
-        """Return the quality of a recipe on clips."""
-        setting = setting_of(self.original, tuple(steps))
-        self._models.place(setting, steps)
-        return self._bench.judged(setting, clips)
-
-    def _kept_in_time(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
-        """Run a point and the original under the time that a frame may take, and note whether they keep it."""
-        assert self._within_s is not None
-        for one in (baseline, point):
-            if not one.budget:
-                setting = setting_of(self.original, one.steps)
-                self._models.place(setting, one.steps)
-                run = budget_run(self._bench.open(setting), setting, self._source, self._within_s)
-                one.p99_ms = run.frame.p99 * 1e3 if run.frame is not None else None
-                one.budget = str(run.verdict or "")
-                self._late[one.label] = run.late_share or 0.0
-                if one is point and one.budget == "inconclusive":
-                    one.doubt = f"whether it keeps {duration(self._within_s)} a frame is open, as {run.busy}"
 
     def improves(self, point: MeasuredVariant, baseline: MeasuredVariant) -> bool:
         """Return whether a point answers more frames or, within a time, better ones."""
         if self._within_s is None:
             return super().improves(point, baseline)
-        return point.budget == "held" and (baseline.budget != "held" or self._gained(point)[0] > 0)
-
-    def _gained(self, point: MeasuredVariant) -> tuple[float, float]:
-        """Return the interval of what a point gains in similarity on frames that the search has not seen."""
-        assert self._before is not None
-        pairs = zip(self._after[point.label][0].ssim_by_frame, self._before.ssim_by_frame, strict=True)
-        gained = [new - old for new, old in pairs]
-        return mean_interval(gained) if len(gained) > 1 else (gained[0], gained[0])
+        return point.budget == "held" and (baseline.budget != "held" or self.unseen.gained(point)[0] > 0)
 
     def is_owed(self, steps: Sequence[Step]) -> bool:
         """Return whether a recipe owes the same quality on clips that the search has not seen."""
@@ -314,22 +285,19 @@ class StreamKind(Kind):
 
     def is_proved(self, point: MeasuredVariant) -> bool:
         """Return whether a point is as good as the stream was, on clips that the search has not seen."""
-        found = self._after.get(point.label)
-        return not self.is_owed(point.steps) or (found is not None and found[1].is_same)
+        return not self.is_owed(point.steps) or self.unseen.moved[point.label].is_same
 
     def is_disproved(self, point: MeasuredVariant) -> bool:
         """Return whether a point is worse on clips that the search has not seen."""
-        return point.label in self._after and not self.is_proved(point)
+        return not self.is_proved(point)
 
     def is_unfinished(self, point: MeasuredVariant) -> bool:
-        """Return whether a point was not judged on clips that the search has not seen."""
-        return point.label not in self._after
+        """Return that more time changes nothing: each point has been judged."""
+        return False
 
     def why_open(self, point: MeasuredVariant) -> str:
         """Return what is worse about a point on clips that the search has not seen."""
-        found = self._after.get(point.label)
-        reasons = () if found is None else found[1].reasons
-        return f"on unseen clips {'; '.join(reasons)}" if reasons else "it was not judged on unseen clips"
+        return f"on unseen clips {'; '.join(self.unseen.moved[point.label].reasons)}"
 
     def stays(self, points: Sequence[MeasuredVariant], baseline: MeasuredVariant) -> str:
         """Return why the stream stays as it is, where the best within a time was looked for."""
@@ -340,10 +308,10 @@ class StreamKind(Kind):
             return f"No gain: nothing that was tried is better within {within} a frame; the original stays."
         best = points[0]
         if best.budget != "held":
-            late, p99_ms = percent(self._late[best.label]), best.p99_ms
+            late, p99_ms = percent(self.unseen.late[best.label]), best.p99_ms
             shown = "" if p99_ms is None else f": P99 {duration(p99_ms / 1e3)}, {late} late"
             return f"No gain: the best that was found misses {within} a frame{shown}; the original stays."
-        word = "no better" if self._gained(best)[1] >= 0 else "worse"
+        word = "no better" if self.unseen.gained(best)[1] >= 0 else "worse"
         told = f"similarity {best.quality:.3f} beside {baseline.quality:.3f}"
         return f"No gain: the original keeps {within} a frame, and what was found is {word}: {told}."
 
@@ -358,6 +326,14 @@ class StreamKind(Kind):
         low, high = best.speedup_ci95
         rates = f"{digits(best.throughput_per_s)} in place of {digits(baseline.throughput_per_s)} frames a second"
         return f"{best.label}: {best.speedup:.2f}x ({low:.2f}–{high:.2f}), {rates}, at the same quality."
+
+    def untried(self, records: Sequence[TrialRecord]) -> list[UntriedTechnique]:
+        """Return what the plan had no time for: nothing where all is decided."""
+        if plan.next_recipe(self.choices, records) is None:
+            return []
+        tried = {one.technique for record in records for one in record.steps}
+        rest = [name for name in self.space.techniques if name not in tried]
+        return [UntriedTechnique(technique=name, bound=1.0, reason=TIME_UP) for name in rest]
 
     def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
         """Return None: a stream has no such reference."""
@@ -392,6 +368,7 @@ class StreamKind(Kind):
             "--frame-budget": None if self._within_s is None else f"{self._within_s:g}s",
             "--sampler": own.sampler,
             "--prompt": own.prompt,
+            "--data": self._clips_name or None,
         }
         return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -403,8 +380,3 @@ class StreamKind(Kind):
     def report(self, result: Result, directory: Path) -> None:
         """Write the report."""
         write_stream_report(result, directory / "report.html")
-
-
-def figures_of(figures: Figures) -> StreamFigures:
-    """Return a stream's quality as results hold it."""
-    return StreamFigures.model_validate(figures.summary())

@@ -21,6 +21,7 @@ from whet.tuner.kind import Work
 FINALS_SHARE = 0.25  # of the budget, kept for the proof
 LEAST_S = 60.0  # of the budget, from which models are tuned a second time
 _MODELS_SHARE = 0.5  # of the budget, for the models
+_LATER = 0.85  # of what is left before the proof, for the models at the most
 _STRICTER = 0.1  # of the allowed drop, for models that are tuned a second time
 _MODELS, _SEARCHES = "models", "searches"
 
@@ -48,6 +49,11 @@ class StreamModels:
     last_s: float = 0.0
     _tuned: dict[str, list[TunedCall]] = field(default_factory=dict)  # by what they were tuned for
 
+    @staticmethod
+    def are_wanted(steps: Sequence[Step]) -> bool:
+        """Return whether a recipe asks for tuned models."""
+        return any(one.technique == "tuned_models" for one in steps)
+
     def place(self, setting: Setting, steps: Sequence[Step]) -> tuple[str, ...]:
         """Let the artefacts that a recipe asks for stand for the models from now on, and return what was found.
 
@@ -71,7 +77,8 @@ class StreamModels:
         if key not in self._tuned:
             began = time.monotonic()
             left_s = self.work.budget.left_s - FINALS_SHARE * self.asked.budget_s
-            budget_s = max(LEAST_S, min(_MODELS_SHARE * self.asked.budget_s, left_s))
+            # A part is left for what is decided after the models: still frames, and threads.
+            budget_s = max(1.0, min(_MODELS_SHARE * self.asked.budget_s, _LATER * left_s))
             max_drop = self.max_drop * (_STRICTER if drop == TENTH else 1.0)
             self._tuned[key] = self._tuned_models(setting, self.directory / _SEARCHES / key, budget_s, max_drop)
             self.last_s = time.monotonic() - began

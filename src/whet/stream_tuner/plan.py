@@ -63,7 +63,7 @@ def chosen(choices: Choices, records: Sequence[TrialRecord]) -> Recipe:
     known = {record.key: record for record in records}
     try:
         asked = next(decisions)
-        while asked.steps in known:
+        while asked.steps in known and known[asked.steps].status != "running":
             record = known[asked.steps]
             kept = asked if record.status == "done" and _beats(choices, record, known.get(kept.steps)) else kept
             asked = decisions.send(record)
@@ -78,11 +78,11 @@ def _walked(choices: Choices, records: Sequence[TrialRecord]) -> tuple[Recipe, b
     decisions = _decided(choices)
     try:
         asked = next(decisions)
-        while asked.steps in known:
+        while asked.steps in known and known[asked.steps].status != "running":
             asked = decisions.send(known[asked.steps])
     except StopIteration as ended:
         return ended.value, True
-    return asked, False
+    return asked, asked.steps in known  # another machine tries it: what comes next depends on it
 
 
 def with_step(steps: Sequence[Step], other: Step) -> tuple[Step, ...]:
@@ -121,10 +121,16 @@ def _batch(choices: Choices) -> Decided:
     is_rolling = choices.original.options.rolling
     other = (step("batching", rolling=not is_rolling),)
     record = yield from _tried(other)
-    if record.status != "done" or not record.speedup:
+    if not _keeps_quality(record) or not record.speedup:
         return ()
     rolling_gain = 1 / record.speedup if is_rolling else record.speedup
     return other if (rolling_gain >= LEAST_GAIN) != is_rolling else ()
+
+
+def _keeps_quality(record: TrialRecord) -> bool:
+    """Return whether a trial is as good as the stream was, whether it is fast enough or not."""
+    was_judged = record.status == "done" or record.rejected_for == "slowdown"
+    return was_judged and (record.stream is None or record.stream.is_same)
 
 
 def _models(choices: Choices, steps: tuple[Step, ...]) -> Decided:
@@ -133,8 +139,7 @@ def _models(choices: Choices, steps: tuple[Step, ...]) -> Decided:
         return steps
     found = with_step(steps, step("tuned_models"))
     record = yield from _tried(found)
-    is_kept = record.status == "done" or record.rejected_for == "slowdown"  # fewer steps may make it fast enough
-    return found if is_kept else steps
+    return found if _keeps_quality(record) else steps  # fewer steps may make it fast enough
 
 
 def _sampling(choices: Choices, steps: tuple[Step, ...]) -> Decided:
@@ -165,7 +170,8 @@ def _filter(choices: Choices, steps: tuple[Step, ...]) -> Decided:
     if choices.still_share < _LEAST_STILL:
         return steps
     found = with_step(steps, step("still_frames"))
-    return found if (yield from _tried(found)).status == "done" else steps
+    record = yield from _tried(found)
+    return found if record.status == "done" and _keeps_quality(record) else steps
 
 
 def _threads(choices: Choices, steps: tuple[Step, ...]) -> Decided:

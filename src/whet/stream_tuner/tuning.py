@@ -26,6 +26,7 @@ def tune_stream(
     out: str | os.PathLike[str] | None = None,
     storage: str | None = None,
     resume: bool = False,
+    clips_name: str = "",
     listener: Listener | None = None,
 ) -> Result:
     """Find the fastest way to run a stream at the same quality, or the best one within a budget, and prove it.
@@ -41,6 +42,7 @@ def tune_stream(
         out: A new directory for the result; a temporary one, if not given.
         storage: An Optuna URL, for several machines of one kind to share a search.
         resume: Go on with the search that `out` or `storage` holds.
+        clips_name: What the command line calls the clips, so that a command goes on with them.
         listener: Is told of the progress.
 
     Raises:
@@ -56,7 +58,8 @@ def tune_stream(
         goal.exclude,
     )
     patience = Patience(OnBusy(goal.on_busy), goal.busy_wait_s, report=listener.waiting)
-    kind = StreamKind(asked, target, source, options or StreamOptions(), clips, sink_suffix, goal.frame_budget_s)
+    options = options or StreamOptions()
+    kind = StreamKind(asked, target, source, options, clips, sink_suffix, goal.frame_budget_s, clips_name)
     result = run(kind, patience, listener)
     assert not isinstance(result, OtherKind)
     return result

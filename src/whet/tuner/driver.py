@@ -5,7 +5,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from whet.files import write_whole
@@ -24,7 +24,7 @@ from whet.tuner.result import FILE, Result
 from whet.tuner.search import search_space
 from whet.tuner.study import Study
 from whet.tuner.time_account import EXAMINATION, FINALS, LOSSES, TRIALS, TimeAccount
-from whet.tuner.verdict import decide, pareto, untried
+from whet.tuner.verdict import decide, pareto
 
 
 def run(kind: Kind, patience: Patience, listener: Listener) -> Result | OtherKind:
@@ -94,7 +94,8 @@ def _searched(kind: Kind, study: Study, directory: Path) -> Result:
             others = kind.instead(records, finalists)
         if others:
             records = [*records, *(record for record in others if record not in records)]
-            finals = _compared(kind, others, records)
+            again = _compared(kind, others, records)
+            finals = replace(again, points=[*finals.points, *again.points], num_finalists=len(finalists) + len(others))
     return _concluded(kind, finals, records)
 
 
@@ -151,7 +152,7 @@ def _concluded(kind: Kind, finals: Finals, records: Sequence[TrialRecord]) -> Re
         trials=list(records),
         refused=list(facts.refused),
         hints=list(facts.hints),
-        untried=untried(goal, kind.space, records, kind.space_to_search()),
+        untried=kind.untried(records),
         pareto=pareto(records),
         diagnosis=facts.diagnosis if patience.goes_on or not facts.busy else None,
         machine=facts.machine.facts(),

@@ -35,10 +35,11 @@ from whet.tuner.kind_options import KindWord
 from whet.tuner.listener import Listener
 from whet.tuner.plan import next_recipe
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.result import MeasuredVariant, Result, UntriedTechnique
 from whet.tuner.search import SearchTime
 from whet.tuner.space import Space
 from whet.tuner.time_account import TimeAccount
+from whet.tuner.untried import untried
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,10 @@ class Kind(ABC):
     def stays(self, points: Sequence[MeasuredVariant], baseline: MeasuredVariant) -> str:
         """Return why the original stays, in a sentence, where this kind can say more than the verdict does; else ""."""
         return ""
+
+    def untried(self, records: Sequence[TrialRecord]) -> list[UntriedTechnique]:
+        """Return the techniques that apply here and were in no trial, with reasons."""
+        return untried(self.goal, self.space, records, self.space_to_search())
 
     @abstractmethod
     def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:

@@ -165,6 +165,7 @@ class StreamFigures(BaseModel):
         flicker: How much more the answers change from frame to frame than the truth does.
         warp_error: The error of an answer that the input's flow predicts from the one before, less that of the truth.
         accuracy: The mean of the clips' own scores; None without any.
+        is_same: Whether the quality is the original's, within what is allowed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -175,6 +176,7 @@ class StreamFigures(BaseModel):
     flicker: float
     warp_error: float
     accuracy: float | None = None
+    is_same: bool = True
 
 
 class TrialOutcome(Built, Judgement):

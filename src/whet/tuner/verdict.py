@@ -15,11 +15,7 @@ from whet.tuner.improvement import best_first, is_better, is_too_large, is_too_s
 from whet.tuner.kind import Kind
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import NO_VERDICT, MeasuredVariant, UntriedTechnique, Word
-from whet.tuner.space import Space
-
-TIME_UP = "the time was up before its turn"
-STOPPED = "its trial was stopped, as the budget was used up"
+from whet.tuner.result import NO_VERDICT, MeasuredVariant, Word
 
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower in any process
 _STAYS = "The original stays."
@@ -64,7 +60,8 @@ def decide(
         return Decision("gain", kind.gained(kept, baseline, reference) + left_out, kept)
     if better:
         return _unproved(kind, baseline, better, kind.needed_s(records, finals.points))
-    if why := disturbed(finals, patience, counts_noise=kind.noise_from == "original"):
+    counts_noise = kind.noise_from == "original" and goal.objective != "quality"  # which claims no speed
+    if why := disturbed(finals, patience, counts_noise=counts_noise):
         told = f"{NO_VERDICT}{why}. {_STAYS} On a quiet machine, --resume goes on from here."
         return Decision("inconclusive", told, baseline, is_disturbed=True)
     failed = "; ".join(finals.failures)
@@ -253,47 +250,6 @@ def _original_too_large(goal: Goal, baseline: MeasuredVariant) -> str:
         f" The original takes {num_bytes(baseline.peak_bytes)}, more than the {num_bytes(goal.max_memory_bytes)} "
         "allowed; --objective memory looks for a smaller one."
     )
-
-
-def untried(
-    goal: Goal, space: Space, records: Sequence[TrialRecord], searched: Space | None = None
-) -> list[UntriedTechnique]:
-    """Return the techniques that apply here and were in no trial, with reasons, the largest bound first.
-
-    Args:
-        goal: What the search was to reach.
-        space: Every recipe that can be made.
-        records: Every trial.
-        searched: The space without what cannot pay; the whole one, if not given.
-    """
-    stopped = {step.technique for record in records if record.status == "stopped" for step in record.steps}
-    tried = {step.technique for record in records if record.status != "stopped" for step in record.steps}
-    reached = max((r.speedup for r in records if r.status == "done" and r.speedup), default=1.0)
-    worth = space.techniques if searched is None else searched.techniques
-    found = []
-    for name, technique in space.techniques.items():
-        bound = technique.most
-        if name in tried:
-            continue
-        if name in stopped:
-            reason = STOPPED
-        elif space.table[name].restores_quality:
-            reason = "it gives quality back to a recipe that loses it, and the search came to none"
-        elif goal.asks_for_speed and bound <= reached:
-            reason = f"by itself it could gain {bound:.2f}x at most, and {reached:.2f}x was reached without it"
-        elif goal.asks_for_speed and name not in worth:
-            reason = f"by itself it could gain {bound:.2f}x at most, which a trial could not tell from noise"
-        elif goal.objective == "memory" and space.original_bytes and bound <= 1 and not technique.saves_memory:
-            reason = "it neither saves memory nor makes a step faster"
-        else:
-            reason = TIME_UP
-        found.append(UntriedTechnique(technique=name, bound=bound, reason=reason))
-    return sorted(found, key=lambda entry: -entry.bound)
-
-
-def out_of_reach(entries: Sequence[UntriedTechnique]) -> int:
-    """Return how many techniques were not tried because the time was up."""
-    return sum(entry.reason in (TIME_UP, STOPPED) for entry in entries)
 
 
 def pareto(records: Sequence[TrialRecord]) -> list[int]:
