@@ -231,10 +231,12 @@ def test_a_search_can_be_typed_again() -> None:
 
 
 def test_options_at_their_default_are_not_repeated() -> None:
-    limits = {"objective": "latency", "max_drop": 0.01, "max_memory_bytes": None, "budget_s": 300.0, "storage": None}
+    limits = {"objective": "latency", "max_drop": None, "max_memory_bytes": None, "budget_s": 300.0, "storage": None}
     assert command_line("digits-cnn", **limits, exclude=[], resume=True) == "whet tune digits-cnn --resume"
     busy = command_line("digits-cnn", **limits, exclude=[], on_busy="go-on", busy_wait_s=600.0, as_json=True)
     assert busy == "whet tune digits-cnn --on-busy go-on --busy-wait 600s --json"
+    script = command_line(["python", "train.py"], **{**limits, "max_drop": 0.01}, exclude=[], more={"--steps": "9"})
+    assert script == "whet tune --max-drop 0.01 --steps 9 -- python train.py", "a model's default is no script's"
     assert inspect.signature(tune).parameters["budget_s"].default == BUDGET_S
 
 
