@@ -190,10 +190,10 @@ def test_within_a_time_the_batch_and_still_frames_still_keep_the_quality():
 
     about = choices(rolling=True, samplers=("lcm",), within_s=0.03)
     other = (step("batching", rolling=False),)
-    for is_same, first in ((True, other), (False, ())):
+    for is_same in (True, False):
         slow = record(other, "rejected", is_same, rejected_for="slowdown")
         asked = next_recipe(about, [slow])
-        assert asked is not None and asked.steps[: len(first)] == first if is_same else other[0] not in asked.steps
+        assert asked is not None and (other[0] in asked.steps) is is_same
     one = choices(None, sampler=None, samplers=("",), still_share=0.5, within_s=0.03)
     still = (step("still_frames"),)
     assert chosen(one, [record(still, "done", is_same=True)]).steps == still

@@ -213,15 +213,32 @@ def test_a_budget_has_to_be_held(unet, tmp_path, monkeypatch, runs, figures, wor
     assert found.word == word and said in found.sentence, found.sentence
 
 
-def test_where_unseen_frames_are_worse_the_streams_own_steps_are_compared(unet, tmp_path, quick, monkeypatch):
+def test_where_unseen_frames_are_worse_nothing_is_kept(unet, tmp_path, quick, monkeypatch):
     # On the frames to choose on, one step is right. On the others, what the original makes is.
     frames = clip().frames
     one, two = (list(whet_answers(unet, frames, StreamOptions(steps=n, rolling=False))) for n in (1, 2))
     clips = Clips([Clip(frames, one)], [Clip(frames, two)])
     monkeypatch.setattr(StreamKind, "improves", lambda self, point, baseline: True)
     result = tuned(unet, tmp_path / "out", StreamOptions(steps=2, rolling=False), clips)
-    assert all("sampling" not in {one.technique for one in point.steps} for point in result.finalists), result
-    assert any("sampling" in {one.technique for one in trial.steps} for trial in result.trials)
+    assert (result.verdict, result.best.steps) == ("no-gain", ())
+    assert "but on unseen clips the structural similarity drops" in result.sentence
+
+
+def test_the_streams_own_steps_are_compared_where_fewer_are_worse_on_unseen_frames(unet, tmp_path, monkeypatch):
+    made, asked = kind(unet, tmp_path), []
+
+    def attempt(number, recipe, left_s):
+        asked.append(recipe.steps)
+        return TrialRecord(number=number, steps=recipe.steps, status="done", speedup=1.5)
+
+    monkeypatch.setattr(made, "attempt", attempt)
+    models = step("tuned_models")
+    best = TrialRecord(number=3, steps=(*FEWER, models), status="done", speedup=2.0)
+    others = made.instead([best], [best])
+    assert asked == [(models,), (step("tuned_models", drop="tenth"),)]
+    assert [record.number for record in others] == [4, 5]
+    made.work = fake_kind.work(budget_s=600.0, clock=iter([0.0, *[560.0] * 9]).__next__)
+    assert made.instead([best], [best]) == [], "no time is left for another search"
 
 
 def test_a_stream_that_cannot_run_leaves_nothing_behind(unet, tmp_path):
