@@ -219,6 +219,7 @@ def test_where_unseen_frames_are_worse_nothing_is_kept(unet, tmp_path, quick, mo
     one, two = (list(whet_answers(unet, frames, StreamOptions(steps=n, rolling=False))) for n in (1, 2))
     clips = Clips([Clip(frames, one)], [Clip(frames, two)])
     monkeypatch.setattr(StreamKind, "improves", lambda self, point, baseline: True)
+    monkeypatch.setattr("whet.stream_tuner.facts._threads", tuple)
     result = tuned(unet, tmp_path / "out", StreamOptions(steps=2, rolling=False), clips)
     assert (result.verdict, result.best.steps) == ("no-gain", ())
     assert "but on unseen clips the structural similarity drops" in result.sentence
