@@ -67,6 +67,7 @@ class StreamKind(Kind):
     word: ClassVar[KindWord] = "stream"
     schedule: ClassVar[Schedule] = Rounds(0)
     noise_from: ClassVar[Literal["original", "pairs"]] = "original"
+    times_original_alone: ClassVar[bool] = False  # it was timed before the trials, and a process of its own takes long
     samples: ClassVar[bool] = False
 
     facts: StreamFacts

@@ -225,7 +225,8 @@ def no_gain(
         why += f"{best.speedup or 0:.2f}x"
     elif rejected and not any(r.status == "done" for r in records):
         fastest = max(rejected, key=lambda r: r.speedup or 0.0)
-        why = f"nothing that was tried stayed within the limits; the fastest, {fastest.label}: {fastest.reason}"
+        which = "fastest" if fastest.speedup else "first"
+        why = f"nothing that was tried stayed within the limits; the {which}, {fastest.label}: {fastest.reason}"
     elif too_large:
         first = too_large[0]
         why = f"{first.label} is better, but held {num_bytes(first.peak_bytes)} in the finals, more than allowed"
