@@ -23,6 +23,8 @@ from signs_tables import signs_lines
 
 from whet.files import write_whole
 from whet.machine import describe
+from whet.tuner import figures
+from whet.tuner.result import MeasuredVariant, Result
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 _INCONCLUSIVE = 3
@@ -62,10 +64,35 @@ def _tuned(options: list[str], out: Path) -> dict[str, Any]:
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode not in (0, _INCONCLUSIVE):
         sys.exit(f"{' '.join(command)} ended with {ended.returncode}")
-    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    result["num_trials"] = len(result.pop("trials"))
-    result["out"] = ""
-    return result
+    return _published(Result.model_validate_json((out / "result.json").read_text(encoding="utf-8")))
+
+
+def _published(result: Result) -> dict[str, Any]:
+    """Return what the page shows of a result: the verdict, the original and what was found beside it."""
+    found = [point for point in figures.final_points(result)[1:] if point.steps]
+    return {
+        "budget_s": result.within_s,
+        "verdict": result.verdict,
+        "sentence": result.sentence,
+        "seconds": result.seconds,
+        "num_trials": len(result.trials),
+        "original": _point(result, result.baseline),
+        "best": _point(result, result.best),
+        "rejected": [_point(result, point) for point in found if point.label != result.best.label],
+    }
+
+
+def _point(result: Result, point: MeasuredVariant) -> dict[str, Any]:
+    notes = next((trial.notes for trial in result.trials if trial.number == point.number), ())
+    return {
+        "label": point.label,
+        "models": dict(note.split(": ", 1) for note in notes),
+        "fps": point.throughput_per_s or None,
+        "p99_s": None if point.p99_ms is None else point.p99_ms / 1e3,
+        "figures": None if point.stream is None else point.stream.model_dump(),
+        "speedup": point.speedup,
+        "speedup_ci95": point.speedup_ci95,
+    }
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from whet.files import write_whole
 
 FILE = "recipe.toml"
 _APPLY = "whet apply recipe.toml TARGET --out DIR"
+_STREAM = "whet stream DIR, where DIR is the directory of this file"
 _PREPARE = (
     "model, optimizer, loader = whet.prepare(model, optimizer, loader, recipe='recipe.toml'), "
     "or: whet run --recipe recipe.toml -- python train.py"
@@ -73,7 +74,7 @@ class Recipe(BaseModel):
     """Hold ordered techniques, the machine and versions that they were proved on, and the proof.
 
     Attributes:
-        kind: What the techniques are for: calls of a model, or a training loop.
+        kind: What the techniques are for: calls of a model, a training loop, or a stream.
         target: The name of the target; "" where it is not known.
         model: A digest of the names, shapes and dtypes of the model's weights; "" where it is not known.
         fingerprint: The machine's fingerprint.
@@ -86,7 +87,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: int = 1
-    kind: Literal["inference", "training"] = "inference"
+    kind: Literal["inference", "training", "stream"] = "inference"
     target: str = ""
     model: str = ""
     fingerprint: str = ""
@@ -113,10 +114,12 @@ class Recipe(BaseModel):
             kind: The kind that is wanted.
 
         Raises:
-            RecipeError: It is of the other kind.
+            RecipeError: It is of another kind.
         """
         if self.kind == kind or not self.steps:
             return self
+        if self.kind == "stream":
+            raise RecipeError("this recipe is for a stream: run the directory that holds it, as whet stream DIR")
         if kind == "inference":
             raise RecipeError(
                 "this recipe is for a training loop, not for calls of a model: apply it in the loop with "
@@ -132,7 +135,7 @@ class Recipe(BaseModel):
         data: dict[str, Any] = self.model_dump(exclude_none=True, mode="json")
         if self.kind == "inference":
             del data["kind"]  # as earlier versions wrote it, and can read it
-        how = _APPLY if self.kind == "inference" else _PREPARE
+        how = {"inference": _APPLY, "training": _PREPARE, "stream": _STREAM}[self.kind]
         write_whole(path, f"# Written by whet. Apply with: {how}\n{tomli_w.dumps(data)}")
 
     @classmethod

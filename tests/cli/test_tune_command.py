@@ -14,7 +14,7 @@ from whet.cli.tuning_progress import TuningProgress
 from whet.tuner.outlook import Costs, Outlook
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Diagnosed, Result, UntriedTechnique
-from whet.tuner.verdict import TIME_UP
+from whet.tuner.untried import TIME_UP
 
 
 def exit_code(*arguments: str) -> int:

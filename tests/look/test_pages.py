@@ -24,7 +24,9 @@ def room(path: Path) -> str:
 
 
 def test_all_pages_are_found() -> None:
-    assert set(map(room, STYLES)) == set(map(room, PAGES)) == {"tuner", "whet_audit", "monitor", "server", "streamer"}
+    rooms = {"tuner", "whet_audit", "monitor", "server", "streamer"}
+    assert set(map(room, STYLES)) == rooms
+    assert set(map(room, PAGES)) == {*rooms, "stream_tuner"}, "whose page has the style of the tuner's"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{room(path)}-{path.name}")
@@ -33,6 +35,7 @@ def test_a_page_begins_with_the_same_head(path: Path) -> None:
     for parts in re.findall(r'from "(\w+_parts\.html\.j2)"', page):  # the head and the foot that several pages share
         page += next(other for other in TEMPLATES if other.name == parts).read_text(encoding="utf-8")
     command = {"tuner": "tune", "whet_audit": "audit", "monitor": "monitor", "server": "serve", "streamer": "stream"}
+    command["stream_tuner"] = "tune"
     name = command[room(path)]
     assert re.search(rf'class="masthead"><span class="wordmark">whet <span class="command">{name}</span></span>', page)
     assert page.count("<h1") == 1 and "<footer>" in page

@@ -287,7 +287,9 @@ def test_observers_and_stats(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL), Engine(HashModel(), EngineOptions(speculation="off")) as engine:
         engine.listen(Broken())
         engine.listen(told)
-        done = engine.generate([[1, 2, 3, 4, 5]] * 2 + [[9] * 5], GREEDY)
+        done = engine.generate(
+            [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [9] * 5], GREEDY
+        )  # none may find another's beginning
         again = engine.generate([[1, 2, 3, 4, 5]], GREEDY)
         stats = engine.stats()
     assert (len(told.first), len(told.between), len(told.ends)) == (4, 4 * 11, 4)

@@ -1,8 +1,8 @@
 """A stream is tuned from end to end, and what is written is a stream again."""
 
 import json
-import math
 
+import fake_kind
 import pytest
 import torch
 from stream_fakes import made_report, spread
@@ -10,28 +10,32 @@ from written_unets import write_unet
 
 import whet
 from whet.artefact import load, read_manifest
-from whet.comparison.claim import Claim, Verdict
 from whet.models.diffusion.unet import UNetConfig
-from whet.stream_tuner import tuning
+from whet.recipe import Recipe
 from whet.stream_tuner.clips import Clip, Clips
 from whet.stream_tuner.denoiser import JudgedStream, capture, shapes_taken
 from whet.stream_tuner.goal import StreamGoal
-from whet.stream_tuner.outcome import by_budget, by_speed
+from whet.stream_tuner.kind import StreamKind
 from whet.stream_tuner.quality import Change, Figures
-from whet.stream_tuner.result import Point
+from whet.stream_tuner.techniques import step
+from whet.stream_tuner.tuning import tune_stream
 from whet.streamer.replaced import Replacements
 from whet.streamer.report import StreamReport
 from whet.streamer.sources.synthetic import SyntheticClip
 from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.targets import open_target
 from whet.technique import Candidate
+from whet.tuner import finals
+from whet.tuner.asked import Asked
 from whet.tuner.batch import with_free_batch
+from whet.tuner.finals import Finals
+from whet.tuner.goal import Goal
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.verdict import decide
 from whet.workload import examine
 
 CONFIG = UNetConfig(frame_size=16, grey_size=8, widths=(8, 8), embedding=16)
-FIGURES = Figures(30.0, 0.9, 1.0, 0.0, 0.0, ssim_by_frame=(0.9, 0.91))
-COMMON = {"target": "t", "source": "synthetic", "max_drop": 0.01}
-SAME = Change(0.0, (0.0, 0.0), ())
 
 
 @pytest.fixture(scope="module")
@@ -82,84 +86,6 @@ def test_an_artefact_takes_any_batch_where_it_was_saved_so(unet, tmp_path):
     assert shapes_taken(found.shapes, read_manifest(tmp_path / "fixed")) == found.shapes
 
 
-def claim(verdict: Verdict, ratio: float = 2.0) -> Claim:
-    return Claim(
-        verdict=verdict, ratio=ratio, ci95=(ratio * 0.95, ratio * 1.05), p_value=0.01, old_s=(0.8,), new_s=(0.4,)
-    )
-
-
-@pytest.mark.parametrize(
-    ("found", "moved", "verdict", "said"),
-    [
-        (claim(Verdict.PASS), SAME, "gain", "2.00x"),
-        (claim(Verdict.PASS), Change(0.1, (0.0, 0.2), ("it is blurred",)), "no-gain", "it is blurred"),
-        (claim(Verdict.FAIL, 0.9), SAME, "no-gain", "no gain"),
-        (claim(Verdict.INCONCLUSIVE), SAME, "inconclusive", "open"),
-        (None, SAME, "no-gain", "Nothing that was tried"),
-        (Claim(verdict=Verdict.INCONCLUSIVE, failure="it crashed"), SAME, "failed", "it crashed"),
-    ],
-)
-def test_a_gain_needs_a_proof_of_the_speed_and_the_same_quality(found, moved, verdict, said):
-    original, best = Point(label="original", figures=FIGURES), Point(label="best", figures=FIGURES)
-    result = by_speed(original, best, found, moved, None, COMMON)
-    assert result.verdict == verdict and said in result.sentence
-    assert result.best.label == ("best" if verdict == "gain" else "original")
-    if verdict == "gain":
-        assert result.best.fps == pytest.approx(20)  # a call is 8 frames
-
-
-def report(p99: float, *, busy: str = "", late: float = 0.0) -> StreamReport:
-    times = spread(p99, p99 / 2)
-    return made_report(frame=times, model=times, budget_s=0.04, late_share=late, busy=busy)
-
-
-BETTER = Figures(31.0, 0.95, 1.0, 0.0, 0.0, ssim_by_frame=(0.95, 0.96))
-
-
-@pytest.mark.parametrize(
-    ("runs", "figures", "verdict", "said"),
-    [
-        ((report(0.05), report(0.03)), FIGURES, "gain", "the original misses it"),
-        ((report(0.03), report(0.03)), BETTER, "gain", "keeps it too"),
-        ((report(0.03), report(0.03)), FIGURES, "no-gain", "no better"),
-        ((report(0.05), report(0.05)), BETTER, "no-gain", "misses the budget"),
-        ((report(0.03), report(0.03, late=0.01)), BETTER, "no-gain", "misses the budget"),
-        ((report(0.03), report(0.03, busy="cc1plus")), BETTER, "inconclusive", "cc1plus"),
-    ],
-)
-def test_a_budget_has_to_be_held(runs, figures, verdict, said):
-    original, best = Point(label="original", figures=FIGURES), Point(label="best", figures=figures)
-    result = by_budget(original, best, None, runs, 0.04, COMMON)
-    assert result.verdict == verdict and said in result.sentence, result.sentence
-
-
-@pytest.fixture
-def without_processes(monkeypatch):
-    """Leave out the search of the model's recipe, and have the comparison find twice the speed."""
-    monkeypatch.setattr(tuning, "capture", lambda *args: [])
-    monkeypatch.setattr(tuning, "compared", lambda *args, **kwargs: [claim(Verdict.PASS)])
-
-
-def test_what_is_written_streams_again(unet, tmp_path, without_processes):
-    # With the truth being what one step makes, one step is the best, and four are worse.
-    frames = clip().frames
-    one = StreamOptions(steps=1, sampler="lcm")
-    truth = list(whet_answers(unet, frames, one))
-    clips = Clips([Clip(frames, truth)], [Clip(frames, truth)])
-    goal = StreamGoal(budget_s=600.0, max_drop=0.0)
-    result = tuning.tune_stream(
-        str(unet), "synthetic:20", StreamOptions(steps=3), goal, clips=clips, out=tmp_path / "out"
-    )
-    assert result.verdict == "gain" and result.has_truth
-    assert result.best.label.startswith("1 step of lcm")
-    assert result.best.figures.ssim == 1.0 and result.original.figures.ssim < 1.0
-    read = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
-    assert read["kind"] == "stream" and read["best"]["figures"]["ssim"] == 1.0 and len(read["trials"]) > 3
-    assert all(math.isfinite(value) for value in read["best"]["speedup_ci95"])
-    answers = list(whet_answers(tmp_path / "out", frames, StreamOptions()))
-    assert all((a == b).all() for a, b in zip(answers, truth, strict=True))
-
-
 def whet_answers(target, frames, options):
     from whet.streamer.sources.memory import MemoryClip
 
@@ -168,75 +94,167 @@ def whet_answers(target, frames, options):
             yield answer.image
 
 
-def test_without_a_gain_the_stream_that_is_written_is_the_original(unet, tmp_path, without_processes, monkeypatch):
-    monkeypatch.setattr(tuning, "compared", lambda *args, **kwargs: [claim(Verdict.FAIL, 0.9)])
-    options = StreamOptions(steps=2)
-    result = tuning.tune_stream(str(unet), "synthetic:20", options, out=tmp_path / "out")
-    assert result.verdict == "no-gain" and not result.has_truth
+@pytest.fixture
+def quick(monkeypatch, short_children):
+    """Leave out the models' own searches, and let two rounds of forks be the finals."""
+    monkeypatch.setattr("whet.stream_tuner.models.capture", lambda *args: [])
+    monkeypatch.setattr(finals, "ROUNDS", 2)
+    monkeypatch.setattr(finals, "MIN_ROUNDS", 2)
+
+
+def tuned(unet, out, options: StreamOptions, clips: Clips | None = None, **goal) -> Result:
+    goal = StreamGoal(**{"budget_s": 600.0, "on_busy": "go-on", **goal})
+    return tune_stream(str(unet), "synthetic:20", options, goal, clips=clips, out=out)
+
+
+def test_what_is_written_streams_again(unet, tmp_path, quick):
+    # With the truth being what one step makes, one step is the best, and three are worse.
+    frames = clip().frames
+    one = StreamOptions(steps=1, sampler="lcm")
+    truth = list(whet_answers(unet, frames, one))
+    clips = Clips([Clip(frames, truth)], [Clip(frames, truth)])
+    out = tmp_path / "out"
+    result = tuned(unet, out, StreamOptions(steps=3), clips, max_drop=0.0)
+    assert (result.kind, result.source, result.hints) == ("stream", "synthetic:20", [])
+    (found,) = result.finalists
+    assert step("sampling", steps=1, sampler="lcm") in found.steps
+    assert found.throughput_per_s == pytest.approx(1e3 / found.latency_ms)
+    read = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert read["kind"] == "stream" and len(read["trials"]) > 3
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "most frames of the same quality" in page and "sampling" in page
+    kept = one if result.verdict == "gain" else StreamOptions(steps=3)
+    answers = list(whet_answers(out, frames, StreamOptions()))
+    assert all((a == b).all() for a, b in zip(answers, whet_answers(unet, frames, kept), strict=True))
+    assert Recipe.read(out).kind == "stream"
+    with pytest.raises(whet.WhetError, match="this recipe is for a stream"):
+        Recipe(kind="stream", steps=found.steps).checked_for("inference")
+
+
+def test_where_nothing_is_faster_the_stream_that_is_written_is_the_original(unet, tmp_path, quick, monkeypatch):
+    monkeypatch.setattr("whet.stream_tuner.facts._threads", tuple)
+    options = StreamOptions(steps=1)
+    result = tuned(unet, tmp_path / "out", options)
+    assert result.best.steps == () and "the true answers are not known" in result.hints[0]
     frames = clip().frames
     pairs = zip(
         whet_answers(tmp_path / "out", frames, StreamOptions()), whet_answers(unet, frames, options), strict=True
     )
     assert all((a == b).all() for a, b in pairs)
-
-
-def test_a_tuned_stream_is_not_tuned_again(unet, tmp_path, without_processes):
-    tuning.tune_stream(str(unet), "synthetic:20", StreamOptions(steps=1), out=tmp_path / "out")
     with pytest.raises(whet.WhetError, match=r"is a tuned stream already; tune .*unet"):
-        tuning.tune_stream(str(tmp_path / "out"))
+        tune_stream(str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(("rolling", "budget_s"), [(False, 600.0), (True, 600.0), (True, 1e-3)])
-def test_where_unseen_frames_are_worse_the_models_go_on_with_the_original_steps(
-    unet, tmp_path, monkeypatch, rolling, budget_s
-):
+def kind(unet, tmp_path, within_s: float | None = None) -> StreamKind:
+    """A kind after its examination, whose models are never tuned."""
+    asked = Asked(Goal(max_drop=0.01), 600.0)
+    made = StreamKind(asked, str(unet), "synthetic:20", StreamOptions(steps=2), within_s=within_s)
+    made.work = fake_kind.work(budget_s=600.0)
+    made._scratch = tmp_path
+    made.examine()
+    made._own_s = 0.02
+    made.begin_search(tmp_path, [])
+    return made
+
+
+SAME = Change(0.0, (0.0, 0.0), ())
+FIGURES = Figures(30.0, 0.9, 1.0, 0.0, 0.0, ssim_by_frame=(0.9, 0.91))
+BETTER = Figures(31.0, 0.95, 1.0, 0.0, 0.0, ssim_by_frame=(0.95, 0.96))
+FEWER = (step("sampling", steps=1, sampler="lcm"),)
+
+
+def point(label: str = "best", **known) -> MeasuredVariant:
+    fields = {"latency_ms": 10.0, "throughput_per_s": 100.0, "peak_bytes": 0, "size_bytes": 0, "quality": 0.9}
+    return MeasuredVariant(**{**fields, "label": label, "steps": FEWER if label != "original" else (), **known})
+
+
+DONE = TrialRecord(number=1, steps=FEWER, status="done", speedup=2.0, quality=0.9)
+
+
+@pytest.mark.parametrize(
+    ("moved", "word", "said"),
+    [
+        (SAME, "gain", "best: 2.00x (1.90–2.10)"),
+        (Change(0.1, (0.0, 0.2), ("it is blurred",)), "no-gain", "on unseen clips it is blurred"),
+    ],
+)
+def test_a_gain_needs_the_same_quality_on_unseen_frames(unet, tmp_path, moved, word, said):
+    made = kind(unet, tmp_path)
+    fast = point(speedup=2.0, speedup_ci95=(1.9, 2.1), verdict="pass", number=1)
+    made.unseen.moved["best"] = moved
+    found = decide(made, Finals(point("original"), [fast], (), 1), [DONE])
+    assert found.word == word and said in found.sentence, found.sentence
+
+
+def report(p99: float, *, busy: str = "", late: float = 0.0) -> StreamReport:
+    times = spread(p99, p99 / 2)
+    return made_report(frame=times, model=times, budget_s=0.04, late_share=late, busy=busy)
+
+
+@pytest.mark.parametrize(
+    ("runs", "figures", "word", "said"),
+    [
+        ((report(0.05), report(0.03)), FIGURES, "gain", "the original misses it"),
+        ((report(0.03), report(0.03)), BETTER, "gain", "keeps it too"),
+        ((report(0.03), report(0.03)), FIGURES, "no-gain", "no better"),
+        ((report(0.05), report(0.05)), BETTER, "no-gain", "misses 40.0 ms a frame: P99 50.0 ms"),
+        ((report(0.03), report(0.03, late=0.01)), BETTER, "no-gain", "1.0% late"),
+        ((report(0.03), report(0.03, busy="cc1plus")), BETTER, "inconclusive", "cc1plus"),
+    ],
+)
+def test_a_budget_has_to_be_held(unet, tmp_path, monkeypatch, runs, figures, word, said):
+    made = kind(unet, tmp_path, within_s=0.04)
+    made.unseen._own, made.unseen.figures["best"], made.unseen.moved["best"] = FIGURES, figures, SAME
+    asked = iter(runs)
+    monkeypatch.setattr("whet.stream_tuner.unseen.budget_run", lambda *args: next(asked))
+    original, best = point("original"), point(quality=figures.ssim, verdict="pass", number=1)
+    made.unseen.keep_time(best, original)
+    found = decide(made, Finals(original, [best], (), 1), [DONE])
+    assert found.word == word and said in found.sentence, found.sentence
+
+
+def test_where_unseen_frames_are_worse_nothing_is_kept(unet, tmp_path, quick, monkeypatch):
     # On the frames to choose on, one step is right. On the others, what the original makes is.
     frames = clip().frames
-    options = StreamOptions(steps=2, rolling=rolling)
-    one, two = (list(whet_answers(unet, frames, given)) for given in (StreamOptions(steps=1), options))
+    one, two = (list(whet_answers(unet, frames, StreamOptions(steps=n, rolling=False))) for n in (1, 2))
     clips = Clips([Clip(frames, one)], [Clip(frames, two)])
-    module = open_target(str(unet), StreamOptions()).model.step.call_modules["U-Net"]
-    monkeypatch.setattr(tuning._Run, "_claim", lambda *args: claim(Verdict.PASS))
-    monkeypatch.setattr(tuning.search, "choose_batch", lambda bench, start: start)
-    monkeypatch.setattr(tuning.search, "choose_fastest", lambda bench, start, *args: start.changed(steps=1))
-    searches = []
-
-    def tuned_models(self, bench, setting, out, budget_s, max_drop):
-        rows = setting.options.steps if setting.options.rolling and out.name == "again" else 1
-        bench.models["U-Net"] = (module, (("0", (rows, 3, 16, 16)),))
-        searches.append((out.name, budget_s, max_drop))
-        return []
-
-    monkeypatch.setattr(tuning._Run, "_tuned_models", tuned_models)
-    goal = StreamGoal(budget_s=budget_s)
-    result = tuning.tune_stream(str(unet), "synthetic:20", options, goal, clips=clips, out=tmp_path / "out")
-    assert any("is not as good" in note for note in result.notes), result.notes
-    if budget_s < 1:  # the batch is not tuned, and two calls a frame are other sums than the batch's
-        assert any("no time is left to tune the models again" in note for note in result.notes)
-        assert [name for name, *_ in searches] == ["searches"]
-        return
-    assert [name for name, *_ in searches] == (["searches", "again"] if rolling else ["searches"])
-    assert all(0 < given <= 600 for _, given, _ in searches)
-    assert searches[-1][2] == (0.001 if rolling else 0.01)  # a second search allows less error
-    how = "rolling batch" if rolling else "one by one"
-    assert result.verdict == "gain" and result.best.label.startswith(f"2 steps of lcm, {how}")
-    assert result.best.figures.ssim == 1.0
+    monkeypatch.setattr(StreamKind, "improves", lambda self, point, baseline: True)
+    monkeypatch.setattr("whet.stream_tuner.facts._threads", tuple)
+    result = tuned(unet, tmp_path / "out", StreamOptions(steps=2, rolling=False), clips)
+    assert (result.verdict, result.best.steps) == ("no-gain", ())
+    assert "but on unseen clips the structural similarity drops" in result.sentence
 
 
-def test_nothing_is_left_of_a_search_that_came_to_nothing(unet, tmp_path, without_processes):
-    goal = StreamGoal(frame_budget_s=1e-6)
-    with pytest.raises(whet.WhetError, match="no setting keeps the budget"):
-        tuning.tune_stream(str(unet), "synthetic:20", StreamOptions(steps=1), goal, out=tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+def test_the_streams_own_steps_are_compared_where_fewer_are_worse_on_unseen_frames(unet, tmp_path, monkeypatch):
+    made, asked = kind(unet, tmp_path), []
+
+    def attempt(number, recipe, left_s):
+        asked.append(recipe.steps)
+        return TrialRecord(number=number, steps=recipe.steps, status="done", speedup=1.5)
+
+    monkeypatch.setattr(made, "attempt", attempt)
+    models = step("tuned_models")
+    best = TrialRecord(number=3, steps=(*FEWER, models), status="done", speedup=2.0)
+    others = made.instead([best], [best])
+    assert asked == [(models,), (step("tuned_models", drop="tenth"),)]
+    assert [record.number for record in others] == [4, 5]
+    made.work = fake_kind.work(budget_s=600.0, clock=iter([0.0, *[560.0] * 9]).__next__)
+    assert made.instead([best], [best]) == [], "no time is left for another search"
+
+
+def test_a_stream_that_cannot_run_leaves_nothing_behind(unet, tmp_path):
+    with pytest.raises(whet.WhetError, match="steps"):
+        tuned(unet, tmp_path / "out", StreamOptions(steps=60))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_the_model_inside_is_tuned_and_the_whole_proved(unet, tmp_path):
     """Nothing is faked. The verdict depends on the machine; what is written must stream in any case."""
     goal = StreamGoal(budget_s=240.0, on_busy="go-on")
-    result = tuning.tune_stream(str(unet), "synthetic:60", StreamOptions(steps=2), goal, out=tmp_path / "out")
+    result = tune_stream(str(unet), "synthetic:60", StreamOptions(steps=2), goal, out=tmp_path / "out")
     assert result.verdict in ("gain", "no-gain", "inconclusive"), result.sentence
-    assert any(note.startswith("U-Net: ") for note in result.notes), result.notes
+    assert any(note.startswith("U-Net: ") for trial in result.trials for note in trial.notes)
     frames = clip(12).frames
     answers = list(whet_answers(tmp_path / "out", frames, StreamOptions()))
     assert len(answers) == 12 and answers[0].shape == (16, 16, 3)

@@ -29,7 +29,7 @@ from whet.tuner.search import SearchTime
 from whet.tuner.study import Study, default_storage
 from whet.tuner.target_examination import Examination
 from whet.tuner.tuning import tune
-from whet.tuner.verdict import out_of_reach
+from whet.tuner.untried import out_of_reach
 
 MINUTE = 60.0
 

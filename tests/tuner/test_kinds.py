@@ -15,12 +15,16 @@ import test_scripts
 import test_training
 from fake_kind import FakeKind
 from fake_search import applicable
+from written_unets import write_unet
 
 from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError, OutputError, StudyError
 from whet.measure.quiet import Patience
+from whet.models.diffusion.unet import UNetConfig
 from whet.recipe import Recipe, Step
 from whet.scripts.script_command import ScriptCommand
+from whet.stream_tuner.kind import StreamKind
+from whet.streamer.stream import StreamOptions
 from whet.techniques import TABLE
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.loss_proof import LossProof
@@ -43,7 +47,7 @@ Make = Callable[[Asked], Kind]
 
 @dataclass(frozen=True)
 class Case:
-    """A kind with a target, and the only technique that is tried on it."""
+    """A kind with a target, and the only technique that is tried on it; "" for whatever it has."""
 
     make: Make
     technique: str
@@ -56,7 +60,7 @@ class Case:
         return result
 
 
-@pytest.fixture(params=["inference", "training", "script"])
+@pytest.fixture(params=["inference", "training", "script", "stream"])
 def case(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_children: None
 ) -> Iterator[Case]:
@@ -79,11 +83,21 @@ def case(
         (folder / "train.py").write_text(test_scripts.TRAIN)
         return ScriptKind(asked, ScriptCommand.checked([sys.executable, "train.py"]), 8)
 
+    def stream(asked: Asked) -> Kind:
+        monkeypatch.setattr(
+            "whet.stream_tuner.models.capture", lambda *args: []
+        )  # its models' searches are ModelKind's
+        monkeypatch.setattr("whet.stream_tuner.facts._threads", lambda: (1,))
+        if not (folder / "unet").exists():
+            write_unet(folder / "unet", UNetConfig(frame_size=16, grey_size=8, widths=(8, 8), embedding=16))
+        return StreamKind(asked, "unet", "synthetic:20", StreamOptions(steps=2))
+
     of_models, of_trainings = frozenset(TABLE), frozenset(TRAINING_TABLE)
     yield {
         "inference": Case(model, "channels_last", of_models),
         "training": Case(training, "fused_optimizer", of_trainings),
         "script": Case(script, "fused_optimizer", of_trainings),
+        "stream": Case(stream, "", frozenset()),
     }[request.param]
 
 
@@ -91,11 +105,11 @@ def test_each_kind_writes_the_same_files_with_one_page_and_goes_on_from_them(cas
     out = tmp_path / "out"
     result = case.tuned(out)
     assert result.verdict in ("gain", "no-gain", "inconclusive")
-    assert {trial.label.partition("(")[0] for trial in result.trials} <= {case.technique}
+    assert not case.technique or {trial.label.partition("(")[0] for trial in result.trials} <= {case.technique}
     assert {"recipe.toml", "report.html", "result.json", "study.db"} <= {path.name for path in out.iterdir()}
     assert not (out / "trials").exists()
     assert result.kind in (out / "report.html").read_text() or result.kind == "inference"
-    assert Recipe.read(out).kind == ("training" if result.is_of_training else "inference")
+    assert Recipe.read(out).kind == ("training" if result.is_of_training else result.kind)
     assert Result.model_validate_json((out / "result.json").read_text()).sentence == result.sentence
     assert {"examination", "trials", "finals"} <= result.time_s.keys()
     assert "--out" not in result.command and result.command.startswith("whet tune ")
@@ -108,6 +122,7 @@ def test_each_kind_writes_the_same_files_with_one_page_and_goes_on_from_them(cas
         case.tuned(out)
 
 
+@pytest.mark.parametrize("case", ["inference", "training", "script"], indirect=True)
 def test_each_kind_keeps_to_the_memory_that_is_allowed(case: Case, tmp_path: Path) -> None:
     shared = f"sqlite:///{tmp_path / 'shared.db'}"
     goal = Goal("memory", max_memory_bytes=2**31)
@@ -221,7 +236,8 @@ def test_a_function_that_describes_a_training_is_tuned_as_one(
         ("--steps", ["inference", "training", "stream"], ""),
         ("--allow-batch", ["inference"], "--allow-batch goes with a training, and x is a model; whet bench measures"),
         ("--objective size", ["training"], "goes with a model, and x is a training; its objectives are throughput"),
-        ("--resume", ["stream"], "--resume goes with a model, a training or a script, and x is a stream; leave it"),
+        ("--resume", ["stream"], ""),
+        ("--max-memory", ["stream"], "--max-memory goes with a model, a training or a script, and x is a stream; a"),
         ("--frame-budget", ["script"], "--frame-budget goes with a stream, and x is a script; leave it out"),
         ("--exclude", ["stream"], ""),
     ],

@@ -18,7 +18,7 @@ from whet.tuner.space import ApplicableTechnique, Space
 from whet.tuner.training.examination import _variant
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.space import COMPILE, worth_trying
-from whet.tuner.verdict import untried
+from whet.tuner.untried import untried
 
 
 def test_a_technique_that_cannot_win_alone_waits() -> None:

@@ -20,10 +20,12 @@ from whet.training.loss_proof import LossProof
 from whet.tuner import verdict
 from whet.tuner.finals import Finals, is_smaller
 from whet.tuner.goal import Goal
+from whet.tuner.improvement import improves
 from whet.tuner.model_points import gain_sentence, screened_original, screened_point
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
 from whet.tuner.space import Space
+from whet.tuner.untried import STOPPED, out_of_reach, untried
 from whet.tuner.verdict import decide
 
 BASELINE = fake_no_gain().baseline
@@ -110,15 +112,15 @@ def test_what_applies_and_was_not_tried_is_named_with_its_reason() -> None:
     bounds = {"openvino": 9.0, "fuse_qkv": 1.3, "keep_precision": 1.0, "channels_last": 4.5}
     space = Space([applicable(name, bounds=[bound]) for name, bound in bounds.items()])
     records = [TrialRecord(number=0, steps=[Step(technique="openvino")], status="done", speedup=4.0)]
-    found = verdict.untried(Goal(), space, records)
+    found = untried(Goal(), space, records)
     assert [entry.technique for entry in found] == ["channels_last", "fuse_qkv", "keep_precision"]
     up, beaten, restores = (entry.reason for entry in found)
     assert "the time was up" in up
     assert "1.30x at most, and 4.00x was reached" in beaten
     assert "gives quality back" in restores
-    assert {e.reason for e in verdict.untried(Goal("size"), space, records)} == {up, restores}
+    assert {e.reason for e in untried(Goal("size"), space, records)} == {up, restores}
     searched = Space([applicable("openvino", bounds=[9.0])])
-    first = verdict.untried(Goal(), space, [], searched)[1]
+    first = untried(Goal(), space, [], searched)[1]
     assert first.reason == "by itself it could gain 4.50x at most, which a trial could not tell from noise"
 
 
@@ -166,7 +168,7 @@ def test_of_equally_small_ones_the_faster_is_chosen() -> None:
 )
 def test_smaller_by_less_than_a_percent_is_not_smaller(num_bytes: int, is_better: bool) -> None:
     baseline = BASELINE.model_copy(update={"peak_bytes": 1000, "size_bytes": 1000})
-    assert verdict.improves(Goal("size"), baseline, point(peak_bytes=1, size_bytes=num_bytes)) is is_better
+    assert improves(Goal("size"), baseline, point(peak_bytes=1, size_bytes=num_bytes)) is is_better
     pairs = tuple((Run(seconds=1.0, peak_bytes=1000), Run(seconds=1.0, peak_bytes=num_bytes)) for _ in range(6))
     claim = Claim(verdict=Verdict.FAIL, pairs=pairs)
     assert is_smaller(claim, 0.99) is is_better
@@ -177,22 +179,22 @@ def test_smaller_by_less_than_a_percent_is_not_smaller(num_bytes: int, is_better
 @pytest.mark.parametrize("is_it", [True, False])
 def test_memory_is_better_where_each_pair_is_smaller_and_no_slower_than_allowed(is_it: bool) -> None:
     small = point(is_smaller=is_it, speedup_ci95=(0.7, 0.8), verdict="fail")
-    assert verdict.improves(Goal("memory"), BASELINE, small) is is_it
+    assert improves(Goal("memory"), BASELINE, small) is is_it
     of_training = Goal("memory", max_slowdown=1.3).for_training()
-    assert not verdict.improves(of_training, BASELINE, small), "1 / 0.7 is more than 1.3"
-    assert verdict.improves(replace(of_training, max_slowdown=1.5), BASELINE, small) is is_it
+    assert not improves(of_training, BASELINE, small), "1 / 0.7 is more than 1.3"
+    assert improves(replace(of_training, max_slowdown=1.5), BASELINE, small) is is_it
 
 
 def test_only_a_proved_speedup_is_one() -> None:
     for word, is_proved in (("pass", True), ("fail", False), ("inconclusive", False), ("screened", False)):
-        assert verdict.improves(Goal(), BASELINE, point(speedup=3.0, verdict=word)) is is_proved
+        assert improves(Goal(), BASELINE, point(speedup=3.0, verdict=word)) is is_proved
 
 
 def test_what_is_within_the_memory_allowed_may_win() -> None:
     goal = Goal(max_memory_bytes=BASELINE.peak_bytes)
-    assert verdict.improves(goal, BASELINE, point())
-    assert not verdict.improves(goal, BASELINE, point(peak_bytes=BASELINE.peak_bytes + 1))
-    assert not verdict.improves(Goal("size", max_memory_bytes=1), BASELINE, point(peak_bytes=2, size_bytes=1))
+    assert improves(goal, BASELINE, point())
+    assert not improves(goal, BASELINE, point(peak_bytes=BASELINE.peak_bytes + 1))
+    assert not improves(Goal("size", max_memory_bytes=1), BASELINE, point(peak_bytes=2, size_bytes=1))
 
 
 def test_the_noise_in_words() -> None:
@@ -469,13 +471,13 @@ def test_a_stopped_trial_tried_nothing() -> None:
         trial(1, "stopped", steps=steps["openvino"]),
         trial(2, "failed", steps=steps["openvino"], speedup=9.0),
     ]
-    found = verdict.untried(Goal(), space, records)
+    found = untried(Goal(), space, records)
     assert [(entry.technique, entry.bound) for entry in found] == [("bf16", 5.0), ("fuse_qkv", 1.0)]
     stopped, beaten = (entry.reason for entry in found)
-    assert stopped == verdict.STOPPED
+    assert stopped == STOPPED
     assert beaten == "by itself it could gain 1.00x at most, and 1.00x was reached without it"
-    assert verdict.out_of_reach(found) == 1
-    assert verdict.out_of_reach(verdict.untried(Goal("size"), space, [])) == 3
+    assert out_of_reach(found) == 1
+    assert out_of_reach(untried(Goal("size"), space, [])) == 3
 
 
 def test_what_nothing_else_beats() -> None:

@@ -42,9 +42,14 @@ class ForStreams:
 
     def given(self) -> list[str]:
         """Return the options that were given and go with streams, but for those that every kind has."""
+        return list(self.options())
+
+    def options(self) -> dict[str, str]:
+        """Return the options that were given, with their values, as the command line takes them."""
         empty = ForStreams()
-        names = [one.name for one in dataclasses.fields(self) if one.name != "budget"]
-        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(empty, name)]
+        found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "budget"}
+        given = {name: value for name, value in found.items() if value != getattr(empty, name)}
+        return {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
 
     def check_options(self, target: str, options: Mapping[str, Any]) -> None:
         """Check the options for a target that is a stream.

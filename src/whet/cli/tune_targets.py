@@ -1,5 +1,6 @@
 """Tune targets of any kind, and show how it goes and what was found: what whet tune does with its targets."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,22 +9,32 @@ from typing import Any
 
 from rich.console import Console
 
-from whet.cli import tables, training_tables
+from whet.cli import stream_tables, tables, training_tables
 from whet.cli.for_streams import ForStreams
-from whet.cli.tune_stream import tune_target
 from whet.cli.tuning_progress import TuningProgress
 from whet.errors import StreamTarget
 from whet.figures import counted
+from whet.stream_tuner.clips import clips_of_signs
+from whet.stream_tuner.tuning import tune_stream
+from whet.streamer.sinks import open_sink
+from whet.streamer.stream import StreamOptions
 from whet.streamer.target_name import names_a_stream
 from whet.tuner.command import command_line
-from whet.tuner.kind_options import check_options
+from whet.tuner.kind_options import KindWord, check_options
 from whet.tuner.listener import Listener
 from whet.tuner.outlook import going_on
 from whet.tuner.result import Result
 from whet.tuner.scripts.tune_script import tune_script
 from whet.tuner.training.words import run_command
 from whet.tuner.tuning import tune
-from whet.tuner.verdict import out_of_reach
+from whet.tuner.untried import out_of_reach
+
+_TABLES: Mapping[KindWord, Callable[[Console, Result], None]] = {
+    "inference": tables.show_result,
+    "training": training_tables.show_result,
+    "script": training_tables.show_result,
+    "stream": stream_tables.show_result,
+}
 
 Target = str | Sequence[str]
 """A target's name, or the words of a script's command."""
@@ -51,22 +62,11 @@ def tune_targets(
         as_json: Whether each result is also printed as one JSON object.
     """
     console = Console(stderr=as_json)
-    verdicts = set()
+    verdicts = set[str]()
     for target, directory in targets:
-        steps = {} if isinstance(target, str) or streams.steps is None else {"--steps": str(streams.steps)}
-        again = partial(command_line, target, **busy, as_json=as_json, resume=True, more=steps)
-        try:
-            if isinstance(target, str) and names_a_stream(target):
-                raise StreamTarget(target)
-            result = _tuned(console, target, streams, options, again, given, out=directory, resume=resume, **busy)
-        except StreamTarget:
-            check_options(given, str(target), ["stream"])
-            verdicts.add(tune_target(console, str(target), streams, options, busy, out=directory, as_json=as_json))
-            continue
-        if result.is_of_training:
-            training_tables.show_result(console, result)
-        else:
-            tables.show_result(console, result)
+        again = partial(command_line, target, **busy, as_json=as_json, resume=True, more=streams.options())
+        result = _tuned(console, target, streams, options, again, given, out=directory, resume=resume, **busy)
+        _TABLES[result.kind](console, result)
         _show_rest(console, result, options, again)
         if as_json:
             print(json.dumps(result.summary()))
@@ -100,10 +100,11 @@ def _tuned(
         busy: The options of `whet.tune` for a busy machine.
     """
     name = target if isinstance(target, str) else " ".join(target)
-    with TuningProgress(console, name, options["budget_s"], given) as listener:
-        run = _run_of(target, streams, options, out=out, resume=resume, listener=listener, **busy)
+    is_stream = isinstance(target, str) and names_a_stream(target)
+    budget_s = streams.goal(options, {}).budget_s if is_stream else options["budget_s"]
+    with TuningProgress(console, name, budget_s, given) as listener:
         try:
-            return run()
+            return _run(target, streams, options, given, out=out, resume=resume, listener=listener, **busy)
         except KeyboardInterrupt:
             if listener.num_trials:
                 kept = "is kept" if listener.num_trials == 1 else "are kept"
@@ -112,14 +113,39 @@ def _tuned(
             raise
 
 
-def _run_of(
-    target: Target, streams: ForStreams, options: Mapping[str, Any], *, listener: Listener, **more: Any
-) -> Callable[[], Result]:
-    """Return the function that tunes a target, by what it is called."""
-    if isinstance(target, str):
-        return partial(tune, target, **options, **more, listener=listener)
-    of_script = {name: value for name, value in options.items() if name != "allow_batch"}
-    return partial(tune_script, target, num_steps=streams.steps, **of_script, **more, listener=listener)
+def _run(
+    target: Target,
+    streams: ForStreams,
+    options: Mapping[str, Any],
+    given: Sequence[str],
+    *,
+    listener: Listener,
+    **more: Any,
+) -> Result:
+    """Tune a target of any kind, by what it is called, or by what it turns out to be."""
+    if not isinstance(target, str):
+        of_script = {name: value for name, value in options.items() if name != "allow_batch"}
+        return tune_script(target, num_steps=streams.steps, **of_script, **more, listener=listener)
+    if not names_a_stream(target):
+        with contextlib.suppress(StreamTarget):
+            return tune(target, **options, **more, listener=listener)
+        check_options(given, target, ["stream"])
+    busy = {name: more.pop(name) for name in ("on_busy", "busy_wait_s")}
+    sink = "" if streams.sink == "null" else streams.sink
+    if sink:
+        open_sink(f"whet-stream{sink}", overwrite=True).close()  # without a frame there is no file
+    return tune_stream(
+        target,
+        streams.source,
+        StreamOptions(steps=streams.steps, sampler=streams.sampler, prompt=streams.prompt),
+        streams.goal(options, busy),
+        clips=None if streams.data is None else clips_of_signs(streams.data),
+        sink_suffix=sink,
+        storage=options["storage"],
+        clips_name="" if streams.data is None else str(streams.data),
+        listener=listener,
+        **more,
+    )
 
 
 def _show_rest(console: Console, result: Result, options: dict[str, Any], again: Callable[..., str]) -> None:
@@ -134,7 +160,7 @@ def _show_rest(console: Console, result: Result, options: dict[str, Any], again:
         return
     if not num_untried and result.needed_s is None:
         return
-    budget_s = max(options["budget_s"], result.needed_s or 0.0)
+    budget_s = max(result.budget_s, result.needed_s or 0.0)
     command = again(**{**options, "budget_s": budget_s}, out=Path(result.out))
     line = going_on(num_untried, command, was_busy=bool(result.busy)) if num_untried else f"For a verdict: {command}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)

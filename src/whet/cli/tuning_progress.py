@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from whet.cli import tables, training_tables
 from whet.cli.busy import show_waiting
 from whet.figures import counted
+from whet.stream_tuner.facts import StreamFacts
 from whet.tuner.facts import Facts, TargetFacts
 from whet.tuner.figures import one_line
 from whet.tuner.kind_options import KindWord, check_options
@@ -31,7 +32,7 @@ class TuningProgress(Listener):
         """Begin to watch a search for a target, for which the user gave these options."""
         self._given = given
         self.num_trials = 0
-        self._console = console
+        self._console = self.console = console
         self._budget_s = budget_s
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -66,7 +67,11 @@ class TuningProgress(Listener):
         Raises:
             OptionError: An option that was given has no meaning for what the target turned out to be.
         """
-        kinds: dict[type[Facts], KindWord] = {TrainingFacts: "training", ScriptFacts: "script"}
+        kinds: dict[type[Facts], KindWord] = {
+            TrainingFacts: "training",
+            ScriptFacts: "script",
+            StreamFacts: "stream",
+        }
         check_options(self._given, self._target, [kinds.get(type(facts), "inference")])
         if facts.busy:
             self._console.print(f"what bounds the model is not known, as {facts.busy}", markup=False)
@@ -111,8 +116,28 @@ class TuningProgress(Listener):
         """Show how far the final comparison is."""
         self._advance(f"finals, round {rounds_done} of {rounds}")
 
+    def tuning(self, name: str, budget_s: float) -> Listener:
+        """Say that a model of a stream is tuned; its trials are shown as the stream's own are."""
+        self._console.print(f"tuning the stream's {name}, {budget_s:.0f} s at most", markup=False, highlight=False)
+        return _Inner(self)
+
     def _advance(self, description: str) -> None:
         self._progress.update(self._task, completed=time.monotonic() - self._began, description=description)
+
+
+class _Inner(Listener):
+    """Show the trials of a search within another one."""
+
+    def __init__(self, outer: TuningProgress) -> None:
+        self._outer = outer
+
+    def tried(self, record: TrialRecord) -> None:
+        """Show a line for a trial, which is none of the stream's own."""
+        tables.show_trial(self._outer.console, record)
+
+    def waiting(self, text: str) -> None:
+        """Say that the machine is busy."""
+        self._outer.waiting(text)
 
 
 def _gpu_hint(target: str, facts: Facts) -> str:

@@ -1,6 +1,7 @@
 """Tune the models inside a stream: their calls are captured, and each variant is judged by the whole stream."""
 
 import copy
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.artefact import Manifest, read_manifest
-from whet.artefact.runtime import MODEL
+from whet.artefact.runtime import MODEL, RESULT
 from whet.errors import WhetError
 from whet.measure.frames import ssim
 from whet.stream_tuner.clips import Clip
@@ -23,6 +24,7 @@ from whet.streamer.stream import StreamOptions
 from whet.streamer.targets import Opened
 from whet.tuner.listener import Listener
 from whet.tuner.result import Result
+from whet.tuner.study import FILE as STUDY
 from whet.tuner.tuning import tune
 from whet.workload import InferenceWorkload, Quality
 
@@ -143,7 +145,7 @@ def tune_call(
     Args:
         captured: The model and its inputs.
         judged: The stream that the quality is measured with.
-        out: A new directory for the search's results.
+        out: The directory for the search's results. A search that lies there goes on.
         budget_s: Seconds for all of it.
         max_drop: The allowed drop of the structural similarity, as a fraction.
         exclude: Techniques that are not tried.
@@ -151,6 +153,12 @@ def tune_call(
         busy_wait_s: Seconds to wait for a quiet machine.
         listener: Is told of the progress.
     """
+    # A stream's search that was stopped goes on, and so do those within it; one that ended is not made twice.
+    if (out / RESULT).is_file():
+        return _found(captured, Result.model_validate_json((out / RESULT).read_text(encoding="utf-8")))
+    is_begun = (out / STUDY).is_file()
+    if not is_begun:
+        shutil.rmtree(out, ignore_errors=True)
     workload = InferenceWorkload(
         model=copy.deepcopy(captured.module).eval(),
         inputs=[named or args for args, named in captured.inputs],
@@ -164,6 +172,7 @@ def tune_call(
             max_drop=max_drop,
             budget_s=budget_s,
             out=out,
+            resume=is_begun,
             exclude=exclude,
             on_busy=on_busy,
             busy_wait_s=busy_wait_s,
@@ -171,6 +180,11 @@ def tune_call(
         )
     except WhetError as error:
         return TunedCall(captured.name, captured.shapes, None, None, f"it could not be tuned: {error}")
+    return _found(captured, result)
+
+
+def _found(captured: Captured, result: Result) -> TunedCall:
+    """Return what a search that has ended gave."""
     if result.verdict != "gain":
         return TunedCall(captured.name, captured.shapes, result, None, result.sentence)
     if not result.has_model or result.libraries:

@@ -1,39 +1,12 @@
-"""Say what tuning a stream is to reach, and who is told of the progress."""
+"""Say what tuning a stream is to reach."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from whet.errors import OptionError
 from whet.measure.on_busy import WAIT_S, OnBusy
 from whet.tuner.goal import MAX_DROP
 
-if TYPE_CHECKING:  # the command line reads names and limits here before torch is imported
-    from whet.stream_tuner.search import Trial
-    from whet.tuner.listener import Listener
-
 DEFAULT_BUDGET_S = 900.0
-
-
-class StreamListener:
-    """Watch the progress. Each method does nothing here; the command line overrides them."""
-
-    def says(self, sentence: str) -> None:
-        """Note what was found or decided."""
-
-    def tried(self, trial: "Trial") -> None:
-        """Note that a setting was judged or timed."""
-
-    def tuning(self, name: str, budget_s: float) -> "Listener":
-        """Note that the search for one model begins, and return who watches it."""
-        from whet.tuner.listener import Listener
-
-        return Listener()
-
-    def waiting(self, text: str) -> None:
-        """Note that the machine is busy and whet waits for quiet. The text is "" once it goes on."""
-
-    def measured(self, rounds_done: int, rounds: int) -> None:
-        """Note that a round of the final comparison has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)

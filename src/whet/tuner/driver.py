@@ -5,7 +5,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from whet.files import write_whole
@@ -14,6 +14,7 @@ from whet.measure.quiet import Patience
 from whet.recipe import FILE as RECIPE
 from whet.tuner.budget import Budget
 from whet.tuner.finals import Finals, compare_finalists
+from whet.tuner.improvement import best_first
 from whet.tuner.kind import Kind, OtherKind, Work
 from whet.tuner.listener import Listener
 from whet.tuner.preparation import open_study
@@ -23,7 +24,7 @@ from whet.tuner.result import FILE, Result
 from whet.tuner.search import search_space
 from whet.tuner.study import Study
 from whet.tuner.time_account import EXAMINATION, FINALS, LOSSES, TRIALS, TimeAccount
-from whet.tuner.verdict import best_first, decide, improves, pareto, untried
+from whet.tuner.verdict import decide, pareto
 
 
 def run(kind: Kind, patience: Patience, listener: Listener) -> Result | OtherKind:
@@ -80,30 +81,44 @@ def _searched(kind: Kind, study: Study, directory: Path) -> Result:
             kind.goal,
             limit,
             kind.attempt,
+            propose=kind.next_recipe,
+            samples=kind.samples,
             tidy=kind.tidy,
             patience=kind.work.patience,
             report=kind.work.listener.tried,
         )
-    with account.part(FINALS):
         finalists = kind.finalists(records)
-        if finalists and kind.goal.asks_for_speed:
-            told = f"{finalists[0].label}: {finalists[0].speedup or 1:.2f}x in the screening, not proved yet"
-            kind.work.listener.known(told)
+    finals = _compared(kind, finalists, records)
+    if any(kind.improves(point, finals.baseline) and not kind.is_proved(point) for point in finals.points):
+        with account.part(TRIALS):
+            others = kind.instead(records, finalists)
+        if others:
+            records = [*records, *(record for record in others if record not in records)]
+            again = _compared(kind, others, records)
+            finals = replace(again, points=[*finals.points, *again.points], num_finalists=len(finalists) + len(others))
+    return _concluded(kind, finals, records)
+
+
+def _compared(kind: Kind, finalists: Sequence[TrialRecord], records: Sequence[TrialRecord]) -> Finals:
+    """Compare finalists with the original, and prove what the better ones owe."""
+    account, listener = kind.work.account, kind.work.listener
+    if finalists and kind.goal.asks_for_speed:
+        listener.known(f"{finalists[0].label}: {finalists[0].speedup or 1:.2f}x in the screening, not proved yet")
+    with account.part(FINALS):
         finals = compare_finalists(kind, finalists, records)
     with account.part(LOSSES):
         _prove(kind, finals)
-    return _concluded(kind, finals, records)
+    return finals
 
 
 def _prove(kind: Kind, finals: Finals) -> None:
     """Prove what the points owe that the finals showed to be better, the best first, until one is known to be."""
     for point in best_first(kind.goal, finals.points):
-        if not improves(kind.goal, finals.baseline, point):
+        if not kind.improves(point, finals.baseline):
             continue
-        if kind.is_owed(point.steps):
+        if kind.is_owed(point.steps) and kind.is_unfinished(point):
             if kind.goal.asks_for_speed:
-                told = f"{point.label}: {point.speedup:.2f}x in the finals, its loss is not proved yet"
-                kind.work.listener.known(told)
+                kind.work.listener.known(f"{point.label}: {point.speedup:.2f}x in the finals, its proof is still owed")
             kind.prove(point, finals.baseline)
         if kind.is_proved(point):
             return
@@ -137,7 +152,7 @@ def _concluded(kind: Kind, finals: Finals, records: Sequence[TrialRecord]) -> Re
         trials=list(records),
         refused=list(facts.refused),
         hints=list(facts.hints),
-        untried=untried(goal, kind.space, records, kind.space_to_search()),
+        untried=kind.untried(records),
         pareto=pareto(records),
         diagnosis=facts.diagnosis if patience.goes_on or not facts.busy else None,
         machine=facts.machine.facts(),

@@ -24,7 +24,7 @@ class Goal:
     """Hold what the user wants from a search. `value` is minimised; a variant beyond a limit is rejected.
 
     Attributes:
-        objective: "latency", "throughput", "memory" or "size".
+        objective: "latency", "throughput", "memory" or "size"; for a stream also "quality" within a time of a frame.
         max_drop: The allowed drop in quality, as a fraction of the original's.
         max_memory_bytes: The allowed peak memory of the process, or of a training's step; None for any.
         max_slowdown: For memory in training: how many times the original's time a step may take.
@@ -33,7 +33,7 @@ class Goal:
         limits_slowdown: Whether what saves memory may take `max_slowdown` times as long at most, as in a training.
     """
 
-    objective: Objective = "latency"
+    objective: Objective | Literal["quality"] = "latency"
     max_drop: float = MAX_DROP
     max_memory_bytes: int | None = None
     max_slowdown: float = MAX_SLOWDOWN
@@ -91,7 +91,7 @@ class Goal:
         """
         if self.objective == "size":
             raise OptionError("a training has no size to improve: objective must be throughput or memory")
-        objective: Objective = "throughput" if self.asks_for_speed else self.objective
+        objective: Objective | Literal["quality"] = "throughput" if self.asks_for_speed else self.objective
         max_drop = MAX_DROP_TRAINING if self.is_default_drop else self.max_drop
         return replace(self, objective=objective, max_drop=max_drop, limits_slowdown=True)
 
@@ -112,6 +112,8 @@ class Goal:
         """
         if self.asks_for_speed:
             return -math.log(record.speedup) if record.speedup else None
+        if self.objective == "quality":
+            return None if record.quality is None else -record.quality
         return (
             float(record.peak_bytes or math.inf) if self.objective == "memory" else float(record.size_bytes or math.inf)
         )

@@ -43,6 +43,8 @@ class Headline:
 
 def headline(result: Result) -> Headline:
     """Say in words what a run found. Only the verdict "gain" is ever called one."""
+    if result.verdict == "gain" and result.objective == "quality":
+        return Headline(result.sentence.removesuffix("."), "")
     if result.verdict == "gain":
         return Headline(", ".join(_gained(result)), _how(result))
     reason = _reason(result.sentence)

@@ -29,14 +29,17 @@ from whet.recipe import Recipe, Step
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
 from whet.tuner.facts import Facts, KnownFacts
-from whet.tuner.goal import Goal
+from whet.tuner.goal import Goal, ranked
+from whet.tuner.improvement import improves
 from whet.tuner.kind_options import KindWord
 from whet.tuner.listener import Listener
+from whet.tuner.plan import next_recipe
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.result import MeasuredVariant, Result, UntriedTechnique
 from whet.tuner.search import SearchTime
 from whet.tuner.space import Space
 from whet.tuner.time_account import TimeAccount
+from whet.tuner.untried import untried
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Kind(ABC):
         schedule: Which side of the finals is measured when.
         noise_from: Where the finals' noise floor comes from; see `stopping.Fixed`.
         times_original_alone: Whether the original is measured without finalists too.
+        samples: Whether a sampler chooses recipes once the plan has ended.
         goal: What the search is to reach.
         facts: What the examination found out.
         work: What the search works with.
@@ -84,6 +88,7 @@ class Kind(ABC):
     schedule: ClassVar[Schedule] = ABBA()
     noise_from: ClassVar[Literal["original", "pairs"]] = "pairs"
     times_original_alone: ClassVar[bool] = True
+    samples: ClassVar[bool] = True
 
     facts: Facts
     work: Work
@@ -147,6 +152,15 @@ class Kind(ABC):
         """Return the space without what cannot pay."""
         return self.space
 
+    def next_recipe(self, records: Sequence[TrialRecord], *, with_reference: bool) -> Recipe | None:
+        """Return the next recipe that is worth a trial, as a function of the trials alone; None where the plan ends.
+
+        Args:
+            records: The trials so far.
+            with_reference: Whether there is time for torch.compile alone.
+        """
+        return next_recipe(self.space_to_search(), records, self.goal, with_reference=with_reference)
+
     @abstractmethod
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
         """Try a recipe, judge it, and time it beside the original. A failure there is part of the record.
@@ -159,6 +173,10 @@ class Kind(ABC):
 
     def tidy(self, records: Sequence[TrialRecord]) -> None:
         """Remove what no later step needs of the trials so far."""
+
+    def best_trial(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        """Return the trial that the search ends in; None where none is worth a comparison."""
+        return next(iter(ranked(self.goal, records)), None)
 
     # What a side of the final comparison is
 
@@ -200,6 +218,31 @@ class Kind(ABC):
         """Return whether a point owes nothing, or its proof holds."""
         return not self.is_owed(point.steps) or (point.losses is not None and point.losses.is_same is True)
 
+    def is_disproved(self, point: MeasuredVariant) -> bool:
+        """Return whether the proof that a point owes was made, and fails."""
+        return point.losses is not None and point.losses.is_same is False
+
+    def is_unfinished(self, point: MeasuredVariant) -> bool:
+        """Return whether more time could bring the proof that a point owes."""
+        return point.losses is None or point.losses.is_unfinished
+
+    def why_open(self, point: MeasuredVariant) -> str:
+        """Return why a point that is better in its times is not proved, as a clause."""
+        return "no pair of runs for its loss fitted into the budget" if point.losses is None else point.losses.words
+
+    def instead(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return what goes to the finals in the place of finalists that are better and not proved; [] leaves it there.
+
+        Args:
+            records: Every trial.
+            finalists: Those that were compared.
+        """
+        return []
+
+    def improves(self, point: MeasuredVariant, baseline: MeasuredVariant) -> bool:
+        """Return whether a point is measured better than the original in the objective, within the limits."""
+        return improves(self.goal, baseline, point)
+
     # What is said of it
 
     @abstractmethod
@@ -211,6 +254,14 @@ class Kind(ABC):
             baseline: The original.
             reference: torch.compile alone; None where it was not measured.
         """
+
+    def stays(self, points: Sequence[MeasuredVariant], baseline: MeasuredVariant) -> str:
+        """Return why the original stays, in a sentence, where this kind can say more than the verdict does; else ""."""
+        return ""
+
+    def untried(self, records: Sequence[TrialRecord]) -> list[UntriedTechnique]:
+        """Return the techniques that apply here and were in no trial, with reasons."""
+        return untried(self.goal, self.space, records, self.space_to_search())
 
     @abstractmethod
     def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:

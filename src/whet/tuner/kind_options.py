@@ -15,6 +15,7 @@ _NAMES: Mapping[KindWord, str] = {
 _TRAINED: frozenset[KindWord] = frozenset({"training", "script"})
 _STREAM: frozenset[KindWord] = frozenset({"stream"})
 _PROVED: frozenset[KindWord] = frozenset({"inference", "training", "script"})
+_ALL: frozenset[KindWord] = frozenset({"inference", "training", "script", "stream"})
 _OF_KINDS: Mapping[str, frozenset[KindWord]] = {
     "--train": frozenset({"training"}),
     "--training": frozenset({"inference"}),
@@ -24,8 +25,8 @@ _OF_KINDS: Mapping[str, frozenset[KindWord]] = {
     "--max-slowdown": _TRAINED,
     "--allow-batch": frozenset({"training"}),
     "--max-memory": _PROVED,
-    "--storage": _PROVED,
-    "--resume": _PROVED,
+    "--storage": _ALL,
+    "--resume": _ALL,
     "--steps": frozenset({"script", "stream"}),
     **dict.fromkeys(("--source", "--sink", "--frame-budget", "--sampler", "--prompt", "--data"), _STREAM),
 }

@@ -26,6 +26,10 @@ class Listener:
     def known(self, text: str) -> None:
         """Note what is known so far, in a sentence, before it is proved."""
 
+    def tuning(self, name: str, budget_s: float) -> "Listener":
+        """Note that a search within this one begins, for a model of a stream, and return who watches it."""
+        return Listener()
+
     def measured(self, rounds_done: int, rounds: int) -> None:
         """Note that a round of the finals has ended."""
 

@@ -8,7 +8,7 @@ def recipe_of(result: Result) -> Recipe:
     """Return the winning recipe with its evidence."""
     best, baseline = result.best, result.baseline
     return Recipe(
-        kind="training" if result.is_of_training else "inference",
+        kind="training" if result.kind == "script" else result.kind,
         target=result.target,
         model=result.model,
         fingerprint=result.fingerprint,

@@ -155,6 +155,30 @@ class TrainingEvidence(BaseModel):
     joules_per_step: float | None = None
 
 
+class StreamFigures(BaseModel):
+    """Hold the quality of a stream's answers over clips, beside their structural similarity.
+
+    Attributes:
+        psnr_db: Peak signal-to-noise ratio to the truth, in dB.
+        ssim: Structural similarity to the truth.
+        sharpness: The variance of the answers' Laplacian over that of the truth.
+        flicker: How much more the answers change from frame to frame than the truth does.
+        warp_error: The error of an answer that the input's flow predicts from the one before, less that of the truth.
+        accuracy: The mean of the clips' own scores; None without any.
+        is_same: Whether the quality is the original's, within what is allowed.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    psnr_db: float
+    ssim: float
+    sharpness: float
+    flicker: float
+    warp_error: float
+    accuracy: float | None = None
+    is_same: bool = True
+
+
 class TrialOutcome(Built, Judgement):
     """Report what the process of a trial found.
 
@@ -165,7 +189,8 @@ class TrialOutcome(Built, Judgement):
         agreement: How closely the outputs agree with the original's.
         latency_ms, baseline_latency_ms, speedup, speedup_ci95, busy: The fields of Timing; None where nothing was
             timed.
-        training: The evidence of a training run; None for inference.
+        training: The evidence of a training run; None for others.
+        stream: The quality of a stream's answers; None for others.
     """
 
     build_s: float | None = None
@@ -176,6 +201,7 @@ class TrialOutcome(Built, Judgement):
     speedup_ci95: tuple[float, float] | None = None
     busy: str = ""
     training: TrainingEvidence | None = None
+    stream: StreamFigures | None = None
 
 
 class TrialRecord(TrialOutcome):

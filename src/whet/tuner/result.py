@@ -17,7 +17,7 @@ from whet.training.loss_proof import LossProof
 from whet.training.step_profile import StepProfile
 from whet.tuner.goal import Objective
 from whet.tuner.kind_options import KindWord
-from whet.tuner.records import Agreement, QualityChange, TrainingEvidence, TrialRecord
+from whet.tuner.records import Agreement, QualityChange, StreamFigures, TrainingEvidence, TrialRecord
 
 FILE = RESULT
 
@@ -56,7 +56,10 @@ class MeasuredVariant(BaseModel):
             finals.
         load: What else the machine did meanwhile, as measure.load.Load.
         doubt: Why its times prove nothing, where the verdict is inconclusive for such a reason.
-        training: The evidence of a training run; None for inference.
+        training: The evidence of a training run; None for others.
+        stream: The quality of a stream's answers on clips that the search has not seen; None for others.
+        p99_ms: The 99th percentile of a frame's time, where a stream has to keep one; None for others.
+        budget: Whether a stream keeps the time of a frame: "held", "missed" or "inconclusive"; "" where none is asked.
         is_smaller: Whether the peak of each pair of the finals is smaller than the original's.
         losses: What pairs of training runs prove of the held-out loss; None where none were made.
     """
@@ -86,6 +89,9 @@ class MeasuredVariant(BaseModel):
     load: dict[str, float] = Field(default_factory=dict)
     doubt: str = ""
     training: TrainingEvidence | None = None
+    stream: StreamFigures | None = None
+    p99_ms: float | None = None
+    budget: str = ""
     losses: LossProof | None = None
     is_smaller: bool = False
 
@@ -189,6 +195,8 @@ class Result(BaseModel):
         needed_s: About the budget that a verdict takes, where this one was too small for it.
         outlook: What was expected to fit into the budget.
         busy: What else ran on the machine, where that disturbed the measurements for good.
+        source: For a stream: the frames that it was measured on.
+        within_s: For a stream: the seconds that a frame may take, where the best quality was looked for.
         hints: What the workload's batches do not show, and so is neither calibrated nor judged.
         pareto: Numbers of the trials that no other one beats in all of time, size and quality.
         limits: The machine's limits: `read_bandwidth` in bytes/s, `gemm` as dtype -> operations/s.
@@ -209,7 +217,7 @@ class Result(BaseModel):
     model_directory: str = ""
     model_type: str = ""
     model: str = ""
-    objective: Objective = "latency"
+    objective: Objective | Literal["quality"] = "latency"
     max_drop: float = 0.01
     max_memory_bytes: int | None = None
     budget_s: float = 300.0
@@ -226,6 +234,8 @@ class Result(BaseModel):
     finalists: list[MeasuredVariant] = Field(default_factory=list)
     trials: list[TrialRecord] = Field(default_factory=list)
     refused: list[RefusedTechnique] = Field(default_factory=list)
+    source: str = ""
+    within_s: float | None = None
     hints: list[str] = Field(default_factory=list)
     untried: list[UntriedTechnique] = Field(default_factory=list)
     pareto: list[int] = Field(default_factory=list)
@@ -342,6 +352,8 @@ class Result(BaseModel):
             "fingerprint": self.fingerprint,
             "num_trials": len(self.trials),
             "needed_s": self.needed_s,
+            "source": self.source,
+            "within_s": self.within_s,
             "time_s": self.time_s,
             "seconds": self.seconds,
         }

@@ -81,6 +81,8 @@ def search_space(
     limit: SearchTime,
     attempt: Callable[[int, Recipe, float], TrialRecord],
     *,
+    propose: Callable[..., Recipe | None] | None = None,
+    samples: bool = True,
     tidy: Callable[[Sequence[TrialRecord]], None] = lambda records: None,
     max_trials: int = 200,
     patience: Patience | None = None,
@@ -100,6 +102,8 @@ def search_space(
         goal: What the search is to reach.
         limit: How long it may take.
         attempt: Tries a recipe, given the trial's number, the recipe and the seconds that are left.
+        propose: Names the next recipe, given the trials and whether torch.compile alone may be it; see next_recipe.
+        samples: Whether the sampler chooses once no recipe is proposed.
         tidy: Is given all records after each trial, to remove what is no longer needed.
         max_trials: How many trials the study may hold.
         patience: How long to wait for a quiet machine.
@@ -109,6 +113,7 @@ def search_space(
         Every record of the study, and those of the trials that were stopped.
     """
     patience = patience or Patience()
+    propose = propose or partial(next_recipe, space, goal=goal)
     records = study.records()
     stopped: list[TrialRecord] = []
     repeats = 0  # how many known recipes the sampler has chosen in a row
@@ -117,8 +122,8 @@ def search_space(
             _LOG.info("the time is used up after %d trials", len(records))
             break
         known = [*records, *stopped]
-        recipe = next_recipe(space, known, goal, with_reference=limit.allows_reference(records))
-        if recipe is None and (not space.techniques or repeats >= _MAX_REPEATS):
+        recipe = propose(records=known, with_reference=limit.allows_reference(records))
+        if recipe is None and (not samples or not space.techniques or repeats >= _MAX_REPEATS):
             break
         number, chosen = study.begin(recipe, space, space.bound(recipe.steps) if recipe else None)
         if recipe is None and (not chosen.steps or any(r.key == chosen.key for r in known)):

@@ -11,16 +11,12 @@ from whet.tuner import figures
 from whet.tuner.budget import enough
 from whet.tuner.finals import Finals
 from whet.tuner.goal import Goal, ranked
+from whet.tuner.improvement import best_first, is_better, is_too_large, is_too_slow
 from whet.tuner.kind import Kind
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import NO_VERDICT, MeasuredVariant, UntriedTechnique, Word
-from whet.tuner.space import Space
+from whet.tuner.result import NO_VERDICT, MeasuredVariant, Word
 
-TIME_UP = "the time was up before its turn"
-STOPPED = "its trial was stopped, as the budget was used up"
-
-_SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not called smaller
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower in any process
 _STAYS = "The original stays."
 
@@ -56,15 +52,16 @@ def decide(
         reference: torch.compile alone; None where it was not measured.
     """
     goal, baseline, patience = kind.goal, finals.baseline, kind.work.patience
-    better = [point for point in best_first(goal, finals.points) if improves(goal, baseline, point)]
+    better = [point for point in best_first(goal, finals.points) if kind.improves(point, baseline)]
     kept = next((point for point in better if kind.is_proved(point)), None)
     if kept is not None:
         needed_s = kind.needed_s(records, finals.points)
-        left_out = _left_out(goal, kept, better, finals.points, needed_s)
+        left_out = _left_out(kind, kept, better, finals.points, needed_s)
         return Decision("gain", kind.gained(kept, baseline, reference) + left_out, kept)
     if better:
         return _unproved(kind, baseline, better, kind.needed_s(records, finals.points))
-    if why := disturbed(finals, patience, counts_noise=kind.noise_from == "original"):
+    counts_noise = kind.noise_from == "original" and goal.objective != "quality"  # which claims no speed
+    if why := disturbed(finals, patience, counts_noise=counts_noise):
         told = f"{NO_VERDICT}{why}. {_STAYS} On a quiet machine, --resume goes on from here."
         return Decision("inconclusive", told, baseline, is_disturbed=True)
     failed = "; ".join(finals.failures)
@@ -77,40 +74,9 @@ def decide(
         told = f"Inconclusive: the time was up before anything was proved; {seen}. {_STAYS}{beside} {enough(needed_s)}."
         return Decision("inconclusive", told, baseline, needed_s)
     word: Word = "failed" if all_failed(records) else "no-gain"
-    return Decision(word, no_gain(goal, baseline, records, finals.points, kind.facts.no_graph) + beside, baseline)
-
-
-def best_first(goal: Goal, points: Sequence[MeasuredVariant]) -> list[MeasuredVariant]:
-    """Return points, those first that are best in the objective."""
-    if goal.asks_for_speed:
-        return sorted(points, key=lambda p: -p.speedup)
-    if goal.objective == "memory":
-        return sorted(points, key=lambda p: p.peak_bytes)
-    return sorted(points, key=lambda p: (p.size_bytes, -p.speedup))
-
-
-def improves(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
-    """Return whether a point is measured better than the original in the objective, within the limits."""
-    return not is_too_large(goal, point) and not is_too_slow(goal, point) and _is_better(goal, baseline, point)
-
-
-def _is_better(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
-    """Return whether a point is better than the original in the objective, whatever its time and memory."""
-    if goal.asks_for_speed:
-        return point.verdict == Verdict.PASS
-    if goal.objective == "memory":
-        return point.is_smaller
-    return point.size_bytes < _SIZE_MARGIN * baseline.size_bytes
-
-
-def is_too_large(goal: Goal, point: MeasuredVariant) -> bool:
-    """Return whether a point takes more memory than allowed."""
-    return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
-
-
-def is_too_slow(goal: Goal, point: MeasuredVariant) -> bool:
-    """Return whether a point that saves memory may take longer than allowed."""
-    return goal.objective == "memory" and 1 / point.speedup_ci95[0] > goal.most_slowdown
+    told = kind.stays(finals.points, baseline) if word == "no-gain" else ""
+    told = told or no_gain(goal, baseline, records, finals.points, kind.facts.no_graph)
+    return Decision(word, told + beside, baseline)
 
 
 def noise_in_words(baseline: MeasuredVariant) -> str:
@@ -130,14 +96,15 @@ def is_beaten(goal: Goal, record: TrialRecord) -> bool:
 
 
 def _left_out(
-    goal: Goal,
+    kind: Kind,
     kept: MeasuredVariant,
     better: Sequence[MeasuredVariant],
     points: Sequence[MeasuredVariant],
     needed_s: float,
 ) -> str:
     """Return why points that are better than what is kept, or smaller, are left out; "" where there are none."""
-    told = [f" {point.label} is left out: {_open(point, needed_s)}." for point in better[: better.index(kept)]]
+    goal = kind.goal
+    told = [f" {point.label} is left out: {_open(kind, point, needed_s)}." for point in better[: better.index(kept)]]
     if goal.objective == "memory":
         told += [
             f" {point.label} is left out: it takes {num_bytes(point.peak_bytes)}, but up to "
@@ -152,18 +119,17 @@ def _unproved(kind: Kind, baseline: MeasuredVariant, better: Sequence[MeasuredVa
     """Return the verdict where what is better has not been proved to be as good."""
     first = better[0]
     gain = f" ({first.speedup:.2f}x)" if kind.goal.asks_for_speed else ""
-    told = f"{first.label} is better{gain}, but {_open(first, needed_s)}. {_STAYS}"
-    if all(point.losses is not None and point.losses.is_same is False for point in better):
+    told = f"{first.label} is better{gain}, but {_open(kind, first, needed_s)}. {_STAYS}"
+    if all(map(kind.is_disproved, better)):
         return Decision("no-gain", told, baseline)
-    is_short = any(point.losses is None or point.losses.is_unfinished for point in better)
+    is_short = any(map(kind.is_unfinished, better))
     return Decision("inconclusive", told, baseline, needed_s if is_short else None)
 
 
-def _open(point: MeasuredVariant, needed_s: float) -> str:
+def _open(kind: Kind, point: MeasuredVariant, needed_s: float) -> str:
     """Return why a point whose times are better is not kept."""
-    if point.losses is None:
-        return f"no pair of runs for its loss fitted into the budget; {enough(needed_s)}"
-    return f"{point.losses.words}; {enough(needed_s)}" if point.losses.is_unfinished else point.losses.words
+    why = kind.why_open(point)
+    return f"{why}; {enough(needed_s)}" if kind.is_unfinished(point) else why
 
 
 def disturbed(finals: Finals, patience: Patience, *, counts_noise: bool = True) -> str:
@@ -204,7 +170,7 @@ def unfinished(kind: Kind, records: Sequence[TrialRecord], points: Sequence[Meas
             return None
         ended = next((record for record in records if record.status == "stopped"), None)
         return "no technique was tried" if ended is None else f"{ended.label} {ended.reason}"
-    best = next(iter(ranked(goal, records)), None)
+    best = kind.best_trial(records)
     if best is None or is_beaten(goal, best):
         return None
     point = next((point for point in points if point.number == best.number), None)
@@ -245,7 +211,7 @@ def no_gain(
         no_graph: Why the model cannot be exported as a graph; "" where it can.
     """
     rejected = [r for r in records if r.status == "rejected"]
-    too_large = [p for p in points if is_too_large(goal, p) and _is_better(goal, baseline, p)]
+    too_large = [p for p in points if is_too_large(goal, p) and is_better(goal, baseline, p)]
     best = next(iter(ranked(goal, records)), None)
     if not records and no_graph:
         return f"No gain: no technique was tried: {no_graph}; the original stays."
@@ -259,7 +225,8 @@ def no_gain(
         why += f"{best.speedup or 0:.2f}x"
     elif rejected and not any(r.status == "done" for r in records):
         fastest = max(rejected, key=lambda r: r.speedup or 0.0)
-        why = f"nothing that was tried stayed within the limits; the fastest, {fastest.label}: {fastest.reason}"
+        which = "fastest" if fastest.speedup else "first"
+        why = f"nothing that was tried stayed within the limits; the {which}, {fastest.label}: {fastest.reason}"
     elif too_large:
         first = too_large[0]
         why = f"{first.label} is better, but held {num_bytes(first.peak_bytes)} in the finals, more than allowed"
@@ -284,47 +251,6 @@ def _original_too_large(goal: Goal, baseline: MeasuredVariant) -> str:
         f" The original takes {num_bytes(baseline.peak_bytes)}, more than the {num_bytes(goal.max_memory_bytes)} "
         "allowed; --objective memory looks for a smaller one."
     )
-
-
-def untried(
-    goal: Goal, space: Space, records: Sequence[TrialRecord], searched: Space | None = None
-) -> list[UntriedTechnique]:
-    """Return the techniques that apply here and were in no trial, with reasons, the largest bound first.
-
-    Args:
-        goal: What the search was to reach.
-        space: Every recipe that can be made.
-        records: Every trial.
-        searched: The space without what cannot pay; the whole one, if not given.
-    """
-    stopped = {step.technique for record in records if record.status == "stopped" for step in record.steps}
-    tried = {step.technique for record in records if record.status != "stopped" for step in record.steps}
-    reached = max((r.speedup for r in records if r.status == "done" and r.speedup), default=1.0)
-    worth = space.techniques if searched is None else searched.techniques
-    found = []
-    for name, technique in space.techniques.items():
-        bound = technique.most
-        if name in tried:
-            continue
-        if name in stopped:
-            reason = STOPPED
-        elif space.table[name].restores_quality:
-            reason = "it gives quality back to a recipe that loses it, and the search came to none"
-        elif goal.asks_for_speed and bound <= reached:
-            reason = f"by itself it could gain {bound:.2f}x at most, and {reached:.2f}x was reached without it"
-        elif goal.asks_for_speed and name not in worth:
-            reason = f"by itself it could gain {bound:.2f}x at most, which a trial could not tell from noise"
-        elif goal.objective == "memory" and space.original_bytes and bound <= 1 and not technique.saves_memory:
-            reason = "it neither saves memory nor makes a step faster"
-        else:
-            reason = TIME_UP
-        found.append(UntriedTechnique(technique=name, bound=bound, reason=reason))
-    return sorted(found, key=lambda entry: -entry.bound)
-
-
-def out_of_reach(entries: Sequence[UntriedTechnique]) -> int:
-    """Return how many techniques were not tried because the time was up."""
-    return sum(entry.reason in (TIME_UP, STOPPED) for entry in entries)
 
 
 def pareto(records: Sequence[TrialRecord]) -> list[int]:
