@@ -1,18 +1,24 @@
 """When the finals are not believed: the machine's noise, and a screening that shows another ratio."""
 
+import contextlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_kind
 import fake_search
 import pytest
 
-from whet.comparison.claim import Claim, Verdict
+from whet.comparison.claim import Claim, Verdict, claim_of
+from whet.comparison.run import Run
 from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.recipe import Step
+from whet.tuner.asked import Asked
 from whet.tuner.doubt import doubt_about
+from whet.tuner.model_kind import ModelKind
 from whet.tuner.records import Timing, TrialRecord
 from whet.tuner.trial import TrialRequest
 from whet.tuner.trial_context import TrialContext
@@ -125,3 +131,19 @@ def test_a_disturbed_screening_is_measured_again(tmp_path: Path) -> None:
     children = Screens(tmp_path, 30.0, 2.0, busy=1)
     assert doubt_about(children.context, screened(30.0), final(2.0), patience()) == ""
     assert len(children.asked) == 2
+
+
+@pytest.mark.parametrize(("doubt", "verdict"), [("it is odd", "inconclusive"), ("", "pass")])
+def test_a_doubt_leaves_open_what_the_pairs_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doubt: str, verdict: str
+) -> None:
+    monkeypatch.setattr("whet.tuner.model_kind.doubt_about", lambda *_: doubt)
+    kind = ModelKind(Asked(), contextlib.nullcontext())  # type: ignore[arg-type]
+    kind.work, kind.facts = fake_kind.work(), fake_search.facts()
+    kind.context = TrialContext("t", kind.facts, tmp_path, lambda *_: Outcome(None, None, 0.0, 0))
+    pairs = tuple((Run(seconds=0.01, p90_s=0.01), Run(seconds=0.005 + i / 1e6, p90_s=0.01)) for i in range(8))
+    made = claim_of([old.seconds for old, _ in pairs], [new.seconds for _, new in pairs], noise=1.01)
+    record = TrialRecord(number=1, steps=[], status="done", size_bytes=1)
+    point = kind.point(record, replace(made, pairs=pairs), kind.baseline([old for old, _ in pairs], []))
+    assert (point.verdict, point.doubt) == (verdict, doubt)
+    assert point.speedup == pytest.approx(2.0, rel=0.01)
