@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from whet.files import write_whole
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.measure.quiet import glance_at_machine
 from whet.tuner.records import TrialRecord
 

@@ -36,7 +36,7 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from whet.files import write_whole
-from whet.training.checkpoints import (
+from whet.trainer.checkpoints import (
     Checkpoints,
     TrainingState,
     generator_state,

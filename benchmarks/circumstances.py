@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from whet.machine import describe, versions
+from whet.measure.machine import describe, versions
 
 
 def circumstances(command: str, other_versions: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:

@@ -23,14 +23,14 @@ from typing import Any
 from circumstances import circumstances
 
 import whet
+from whet.core.recipe import Step
+from whet.core.signature import FlatModel
+from whet.core.workload import ExaminedWorkload, examine, measure_score
 from whet.files import size_bytes, write_whole
-from whet.recipe import Step
-from whet.signature import FlatModel
-from whet.technique import Candidate
+from whet.techniques.mechanisms.pruning.cost import cost_of
 from whet.techniques.pruned import call_of
-from whet.training.pruning.cost import cost_of
+from whet.techniques.technique import Candidate
 from whet.tuner.build import build
-from whet.workload import ExaminedWorkload, examine, measure_score
 from whet.workloads import resolve
 from whet.workloads.target_name import with_training
 

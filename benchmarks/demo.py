@@ -17,8 +17,8 @@ from pathlib import Path
 from circumstances import circumstances
 
 from whet.files import write_whole
-from whet.machine import describe
-from whet.machine.limits import load_limits
+from whet.measure.machine import describe
+from whet.measure.machine.limits import load_limits
 from whet.tuner.result import FILE, Result
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -49,7 +49,7 @@ from serving_peers.selective import SHAPES, make_selective
 from whet.files import write_whole
 from whet.kernels.build import library
 from whet.kernels.linear.packed import Kind
-from whet.machine import describe, versions
+from whet.measure.machine import describe, versions
 from whet.models.selective.config import read_config
 from whet.models.selective.files import read_weights
 from whet.models.selective.native import NativeSelective

@@ -32,23 +32,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmarks.built_in_weights.docs_ssm import CONFIG
 from circumstances import circumstances
 from families_training_table import training_lines
 from kept_pages import keep_pages
 from quietly import quiet_machine
 from torch import Tensor, nn
 
+from whet.core.workload import measure_quality
+from whet.core.workload.plain_parameters import plain_parameters
 from whet.files import write_whole
 from whet.kernels.selective_scan.reference import ScanInputs, outputs_of, scan_states
-from whet.machine import describe, load_limits
+from whet.measure.machine import describe, load_limits
 from whet.measure.stats import paired_ratio
 from whet.models.selective import Selective, SelectiveConfig, mixer
 from whet.models.selective.forms import scan_chunked
 from whet.models.selective.fresh import TRAINABLE, fresh_selective
-from whet.workload import measure_quality
-from whet.workload.plain_parameters import plain_parameters
 from whet.workloads import resolve
-from whet.workloads.train.docs_ssm import CONFIG
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 WHET, AUTOCAST = "whet, float32", "whet, autocast"

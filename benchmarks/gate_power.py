@@ -32,15 +32,15 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from whet.benchmark.against import side_in
-from whet.benchmark.checkout import Tree
-from whet.benchmark.point import measure_point
+from whet.comparison.bench.against import side_in
+from whet.comparison.bench.checkout import Tree
+from whet.comparison.bench.point import measure_point
 from whet.comparison.claim import Verdict
 from whet.comparison.sequential import LOOKS, judge
 from whet.comparison.turns import take_turns
 from whet.files import write_whole
-from whet.machine import describe
 from whet.measure.isolate import run_isolated
+from whet.measure.machine import describe
 from whet.measure.quiet import Patience
 
 HERE = Path(__file__).parent

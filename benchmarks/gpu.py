@@ -131,7 +131,7 @@ def described(device: str) -> dict[str, Any]:
     """The machine and the versions. Ends the program with exit code 2 where there is no GPU."""
     import torch
 
-    from whet.machine import describe, versions
+    from whet.measure.machine import describe, versions
 
     if device == "cuda" and not torch.cuda.is_available():
         _stop("torch finds no CUDA device here; `benchmarks/gpu.py --device cpu --quick` checks the script alone")

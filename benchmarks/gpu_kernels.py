@@ -20,8 +20,8 @@ from whet.kernels.causal_conv import causal_conv
 from whet.kernels.cross_entropy import write_gradients_
 from whet.kernels.selective_scan import selective_scan, ssd
 from whet.kernels.selective_scan.reference import ScanInputs
-from whet.machine import describe, load_limits
 from whet.measure.clock import measure_calls
+from whet.measure.machine import describe, load_limits
 from whet.models.selective.forms import scan_chunked, ssd_chunked
 
 _INF = float("inf")

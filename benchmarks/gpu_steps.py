@@ -57,7 +57,7 @@ def run_tests(selection: list[str]) -> dict[str, Any]:
 
 def measure_limits(device: str) -> dict[str, Any]:
     """The machine's limits on the device."""
-    from whet.machine import describe, load_limits
+    from whet.measure.machine import describe, load_limits
 
     limits = load_limits(describe(), refresh=True, device=device)
     products = ", ".join(f"{dtype} {rate / 1e12:.3g}" for dtype, rate in limits.gemm.items())
@@ -84,7 +84,7 @@ def tune(target: str, budget_s: float) -> dict[str, Any]:
 
 def bench(target: str, batches: list[int], budget_s: float) -> dict[str, Any]:
     """Measure a target at several batch sizes, with memory and energy."""
-    from whet.benchmark.sweep import bench as run_bench
+    from whet.comparison.bench.sweep import bench as run_bench
 
     sweep = run_bench([target], batch=batches, budget_s=budget_s, with_memory=True, with_energy=True)
     figures = [point.model_dump(mode="json", exclude={"samples_ms"}) for point in sweep.points]
@@ -100,8 +100,8 @@ def bench(target: str, batches: list[int], budget_s: float) -> dict[str, Any]:
 
 def gate(target: str, processes: int, budget_s: float) -> dict[str, Any]:
     """Hold a target against a sweep of the same code, in which nothing is slower."""
-    from whet.benchmark.against import against_baseline
-    from whet.benchmark.sweep import bench as run_bench
+    from whet.comparison.bench.against import against_baseline
+    from whet.comparison.bench.sweep import bench as run_bench
 
     options: dict[str, Any] = {"processes": processes, "budget_s": budget_s}
     first, second = run_bench([target], **options), run_bench([target], **options)
@@ -114,7 +114,7 @@ def gate(target: str, processes: int, budget_s: float) -> dict[str, Any]:
 
 def gate_against(target: str, reference: str, budget_s: float) -> dict[str, Any]:
     """Hold the work tree against a git reference of the same code, in pairs of processes."""
-    from whet.benchmark.against import compare_with
+    from whet.comparison.bench.against import compare_with
 
     known = ["git", "rev-parse", "--verify", reference]
     if shutil.which("git") is None or subprocess.run(known, cwd=ROOT, capture_output=True, check=False).returncode:
@@ -134,8 +134,8 @@ def _gated(outcome: str, verdict: dict[str, Any]) -> dict[str, Any]:
 
 def profile(target: str, device: str) -> dict[str, Any]:
     """Profile a target; on a GPU its timeline, its memory and NVTX ranges must be there."""
-    from whet.machine import describe, load_limits
-    from whet.profiler.workload_profile import profile_workload, run_for_nsight
+    from whet.measure.machine import describe, load_limits
+    from whet.profiling.model.workload_profile import profile_workload, run_for_nsight
     from whet.workloads import resolve
 
     workload = resolve(target)
@@ -277,7 +277,7 @@ def _bursts_of(techniques: list[str], device: str, is_small: bool) -> Callable[[
     from gpu_targets import TRAINING, training
 
     import whet
-    from whet.recipe import Recipe, Step
+    from whet.core.recipe import Recipe, Step
 
     width, layers, batch, tokens = TRAINING[is_small]
     model, optimizer, batches = training(device, width, _BURST_STEPS, num_layers=layers, batch=batch, tokens=tokens)

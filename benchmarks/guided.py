@@ -34,9 +34,9 @@ from whet.server.admission import Admission
 from whet.server.assembly import Models, assemble
 from whet.server.masks import Masking
 from whet.server.options import EngineOptions
+from whet.server.output_constraint import Structure
 from whet.server.sampling_params import SamplingParams
 from whet.server.stepper import Stepper
-from whet.server.structure import Structure
 from whet.server.text import Tokenizer
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "guided.json"

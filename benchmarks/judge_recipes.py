@@ -21,13 +21,13 @@ from typing import Any
 from circumstances import circumstances
 from peers import make_hf_directories
 
+from whet.core.recipe import Recipe, Step
+from whet.core.workload import examine
 from whet.files import write_whole
-from whet.recipe import Recipe, Step
 from whet.tuner.agreement import agree
 from whet.tuner.batch import with_free_batch
 from whet.tuner.goal import MAX_DROP
 from whet.tuner.trial import judge, make_variant
-from whet.workload import examine
 from whet.workloads import BUILTIN, resolve
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

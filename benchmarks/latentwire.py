@@ -27,12 +27,12 @@ from whet.comparison.claim import Claim
 from whet.comparison.compare import compare_all
 from whet.comparison.schedules import ABBA
 from whet.comparison.stopping import Fixed
+from whet.core.recipe import Recipe
 from whet.files import write_whole
-from whet.fix_trials.child import run_script
-from whet.fix_trials.version import ScriptVersion
 from whet.measure.isolate import Outcome, run_isolated
 from whet.measure.quiet import OnBusy, Patience
-from whet.recipe import Recipe
+from whet.scripts.audit_measure.child import run_script
+from whet.scripts.audit_measure.version import ScriptVersion
 from whet.tuner.result import FILE, Result
 
 ROOT = Path(__file__).parents[1]

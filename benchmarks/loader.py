@@ -44,14 +44,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from whet.comparison.claim import claim_of
+from whet.core.recipe import Step
+from whet.core.workload import TrainingWorkload
+from whet.core.workload.training import Trainer
 from whet.files import write_whole
-from whet.machine import describe
-from whet.recipe import Step
+from whet.measure.machine import describe
+from whet.techniques.applied import applied, refusals
+from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.applied import applied, refusals
-from whet.training.parts import Parts
-from whet.workload import TrainingWorkload
-from whet.workload.training import Trainer
 
 ARCHIVE = Path(__file__).parents[2] / "shared" / "data" / "images" / "sign_digits.tar"
 SIZE, BATCH, NUM_PHOTOGRAPHS = 64, 32, 1024

@@ -26,7 +26,7 @@ from context_tables import context_lines
 
 import whet
 from whet.files import write_whole
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.measure.memory import peak_rss_bytes, reset_peak_rss
 from whet.models.families import FAMILIES
 

@@ -35,9 +35,9 @@ from torch import Tensor
 
 from whet.comparison.claim import claim_of
 from whet.files import write_whole
-from whet.machine import describe, load_limits
+from whet.measure.machine import describe, load_limits
 from whet.measure.memory import ResidentMemory, peak_rss_bytes, reset_peak_rss
-from whet.training.deferred_logits import DeferredLogits
+from whet.techniques.mechanisms.deferred_logits import DeferredLogits
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CASES = [f"{dtype}-{V}-{D}" for dtype in ("bfloat16", "float32") for V in (32_000, 128_000) for D in (512, 2048)]

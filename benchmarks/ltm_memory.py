@@ -26,7 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from whet.models.memory_bank import Ltm, LtmConfig
-from whet.training.chunked_cross_entropy import chunked_cross_entropy
+from whet.techniques.mechanisms.chunked_cross_entropy import chunked_cross_entropy
 
 SIZES = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 BANK = {"num_attention_heads": 4, "memory_slots": 32, "min_memory_slots": 2}

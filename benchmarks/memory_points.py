@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from whet.measure.memory import ResidentMemory, peak_rss_bytes, reset_peak_rss
 from whet.models.memory_bank import Ltm, LtmConfig, LtmState
 from whet.models.memory_bank.attention import SegmentAttention
-from whet.training.deferred_logits import DeferredLogits
+from whet.techniques.mechanisms.deferred_logits import DeferredLogits
 
 NAIVE, SDPA, BANK, BLOCKS = "naive attention", "SDPA", "window and bank", "bank, √n segments computed again"
 ARMS = (NAIVE, SDPA, BANK, BLOCKS)

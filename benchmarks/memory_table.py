@@ -50,7 +50,7 @@ from quietly import quiet_machine
 from recall_tables import memory_lines, remembered_at
 
 from whet.files import write_whole
-from whet.machine import describe
+from whet.measure.machine import describe
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CLAIMED = {2048: 2.0, 8192: 16.0, 32768: 128.0}  # tokens: the standard's memory over that with a bank, in the guide

@@ -26,7 +26,7 @@ from torch import Tensor
 from whet.files import write_whole
 from whet.kernels.build import library
 from whet.kernels.linear.packed import Kind
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.models.selective import Selective, SelectiveConfig, SelectiveState
 from whet.models.selective.native import NativeSelective
 from whet.models.step import Allocation, StepBatch

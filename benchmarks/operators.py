@@ -38,7 +38,7 @@ from whet.kernels.gated_mlp import gated_mlp, pack_mlp
 from whet.kernels.linear import linear, pack_weights
 from whet.kernels.linear.layout import Kind
 from whet.kernels.sample import sample
-from whet.machine import Limits, describe, measure_limits
+from whet.measure.machine import Limits, describe, measure_limits
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "operators.json"
 OURS = ("whet", "kernel")

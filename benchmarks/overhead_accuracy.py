@@ -10,9 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import whet
-from whet.machine import describe, load_limits
-from whet.profiler.workload_profile import profile_workload
-from whet.signature import split
+from whet.core.signature import split
+from whet.measure.machine import describe, load_limits
+from whet.profiling.model.workload_profile import profile_workload
 from whet.workloads import resolve
 
 TARGETS = ("digits-cnn", "docs-encoder", "docs-gpt")

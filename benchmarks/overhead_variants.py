@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import whet
-from whet.monitor.steps import StepTotals, phases_of
-from whet.step_profiler.log import StepRecord, Sums
-from whet.step_profiler.phases import Phase
-from whet.step_profiler.watch import watch_everything
+from whet.profiling.step.log import StepRecord, Sums
+from whet.profiling.step.phases import Phase
+from whet.profiling.step.watch import watch_everything
+from whet.scripts.monitor.steps import StepTotals, phases_of
 
 WARM_UP, STEPS_PER_BLOCK = 4, 24
 NUM_CLASSES = 10

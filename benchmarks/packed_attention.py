@@ -34,11 +34,11 @@ from torch import Tensor, nn
 
 from whet.comparison.claim import claim_of
 from whet.files import write_whole
-from whet.machine import describe
-from whet.training.module_class import extend
-from whet.training.packed_attention import Documents
-from whet.training.product_attention import AttentionByProducts
-from whet.training.within_documents import AttentionWithinDocuments
+from whet.measure.machine import describe
+from whet.techniques.mechanisms.module_class import extend
+from whet.techniques.mechanisms.packing.document_masking import AttentionWithinDocuments
+from whet.techniques.mechanisms.packing.packed_attention import Documents
+from whet.techniques.mechanisms.packing.unfused_attention import AttentionByProducts
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 CASES = [f"{dtype}-{T}-{n}" for dtype in ("float32", "bfloat16") for T in (1024, 2048) for n in (4, 16)]

@@ -64,7 +64,7 @@ def openvino_f32(model: nn.Module, inputs: Inputs) -> Call:
 
 def openvino_int8(model: nn.Module, inputs: Inputs) -> Call:
     """OpenVINO's guide "Quantizing Models Post-training": nncf.quantize as it comes, transformers named as such."""
-    from whet.quantisation.openvino_int8 import import_nncf
+    from whet.techniques.quantisation.openvino_int8 import import_nncf
 
     openvino, nncf = _import_openvino(), import_nncf()
     nncf.set_log_level(logging.ERROR)
@@ -157,7 +157,7 @@ def _openvino_call(openvino: Any, model: Any, inputs: Inputs, config: dict[str, 
 
 
 def _import_openvino() -> Any:
-    from whet.artefact.openvino import import_openvino
+    from whet.core.artefact.openvino import import_openvino
 
     warnings.filterwarnings("ignore", module=r"transformers|torch\.jit|openvino")
     return import_openvino()  # without telemetry

@@ -34,9 +34,9 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 
 import whet
+from whet.core.recipe import Recipe, Step
 from whet.files import write_whole
-from whet.recipe import Recipe, Step
-from whet.training.module_class import AddedForward, extend
+from whet.techniques.mechanisms.module_class import AddedForward, extend
 
 AIM_US = 50.0
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "prepare_overhead.json"

@@ -35,8 +35,8 @@ from recall_tables import recall_lines
 from recall_training import TASKS, TOKENS, Run, train_and_test
 
 from whet.files import write_whole
-from whet.machine import describe
 from whet.measure.cores import allowed_cores
+from whet.measure.machine import describe
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 LEARNING_RATES = (1e-3, 3e-3, 1e-2)

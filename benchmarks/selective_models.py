@@ -29,7 +29,7 @@ from scan_tables import model_lines
 from whet.files import write_whole
 from whet.kernels.build import library
 from whet.kernels.linear.packed import Kind
-from whet.machine import describe, load_limits
+from whet.measure.machine import describe, load_limits
 from whet.models.selective import SelectiveConfig
 from whet.models.selective.files import weight_shapes
 from whet.models.selective.native import NativeSelective

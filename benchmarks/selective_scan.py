@@ -38,7 +38,7 @@ from whet.kernels.build import library
 from whet.kernels.causal_conv import causal_conv
 from whet.kernels.selective_scan import selective_scan, ssd
 from whet.kernels.selective_scan.reference import ScanInputs, outputs_of, scan_reference
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.models.selective.forms import scan_chunked, scan_parallel, ssd_chunked
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

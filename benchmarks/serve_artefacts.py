@@ -34,13 +34,13 @@ from circumstances import circumstances
 from quietly import quiet_machine
 from torch import Tensor
 
-from whet.artefact import load
+from whet.core.artefact import load
+from whet.core.signature import read_signature
+from whet.core.workload import examine
 from whet.files import write_whole
 from whet.server.artefacts.served_artefact import ServedArtefact
-from whet.signature import read_signature
-from whet.technique import Candidate
+from whet.techniques.technique import Candidate
 from whet.tuner.batch import with_free_batch
-from whet.workload import examine
 from whet.workloads import resolve
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "serve_artefacts.json"

@@ -46,7 +46,7 @@ from serving_peers.model import make_model
 from serving_peers.tasks import TASKS
 
 from whet.files import write_whole
-from whet.machine import describe, versions
+from whet.measure.machine import describe, versions
 
 CONTENDERS = {  # name -> the file in serving_peers/, and which model it loads
     "transformers bf16": ("transformers_peer", "bfloat16"),

@@ -2,10 +2,11 @@
 
     python benchmarks/signs_stream.py --run DIR --data sign_digits.tar [--budget 15m] [--frame-budget 40ms]
 
---run is the directory of the training's state, whose quality.json holds the table of `python -m whet.workloads.train
-signs-stream`. With --data, `whet tune signs-stream` runs twice: for the most frames of the same quality, from 4 steps
-of lcm, and for the best quality within --frame-budget. The machine must be quiet. --searches names one of them: fps or
-quality. Writes docs/results/signs_stream.MACHINE.json; `benchmarks/results.py` makes the table.
+--run is the directory of the training's state, whose quality.json holds the table of
+`python -m benchmarks.built_in_weights signs-stream`. With --data, `whet tune signs-stream` runs twice: for the most
+frames of the same quality, from 4 steps of lcm, and for the best quality within --frame-budget. The machine must be
+quiet. --searches names one of them: fps or quality. Writes docs/results/signs_stream.MACHINE.json;
+`benchmarks/results.py` makes the table.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from circumstances import circumstances
 from signs_tables import signs_lines
 
 from whet.files import write_whole
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.tuner import figures
 from whet.tuner.result import MeasuredVariant, Result
 

@@ -42,8 +42,8 @@ from stream_variants import SIDES, TUNED, TUNED_DIRECTORY, write_int8, write_ran
 from stream_worker import started
 
 from whet.files import write_whole
-from whet.machine import describe, versions
 from whet.measure.load import environment
+from whet.measure.machine import describe, versions
 from whet.models.diffusion.unet import UNetConfig
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

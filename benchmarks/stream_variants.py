@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whet.models.diffusion.colour import seen_in_grey
 from whet.models.diffusion.unet import FrameUNet, UNetConfig, load_unet
-from whet.samplers import Schedule, lcm_spaced
+from whet.models.samplers import Schedule, lcm_spaced
 from whet.streamer.frames import Image
 from whet.streamer.loop import Answer
 from whet.streamer.sinks.sink import NullSink
@@ -236,8 +236,8 @@ def write_int8(directory: Path) -> Path:
 
     It is calibrated on what the U-Net sees while it makes frames of the synthetic clip.
     """
-    from whet.artefact.openvino import import_openvino
-    from whet.quantisation import openvino_int8
+    from whet.core.artefact.openvino import import_openvino
+    from whet.techniques.quantisation import openvino_int8
 
     openvino = import_openvino()  # without telemetry
     unet = load_unet(directory)
@@ -264,7 +264,7 @@ def _diffusers_loop(directory: Path) -> Side:
 
 
 def _openvino_loop(directory: Path) -> Side:
-    from whet.artefact.openvino import core
+    from whet.core.artefact.openvino import core
 
     config = load_unet(directory).config
     compiled = core().compile_model(directory / INT8, "CPU", {"PERFORMANCE_HINT": "LATENCY"})

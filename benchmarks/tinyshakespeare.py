@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE))
 from circumstances import circumstances
 
 from whet.files import write_whole
-from whet.machine import describe
+from whet.measure.machine import describe
 
 GOAL = 1.60
 EXAMPLE = HERE.parent / "examples" / "tinyshakespeare.toml"

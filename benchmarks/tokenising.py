@@ -34,8 +34,8 @@ from quietly import quiet_machine
 
 from whet.comparison.claim import claim_of
 from whet.files import write_whole
-from whet.training.tokens.tokenise import tokenised
-from whet.training.tokens.tokenizer import LoadedTokenizer, completed, load_tokenizer
+from whet.trainer.tokens.tokenise import tokenised
+from whet.trainer.tokens.tokenizer import LoadedTokenizer, completed, load_tokenizer
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 BLOCK, PIECE = 1 << 20, 1 << 15
@@ -43,8 +43,8 @@ GOAL = 0.9
 AGAIN = """
 import sys, time
 from pathlib import Path
-from whet.training.tokens.tokenise import tokenised
-from whet.training.tokens.tokenizer import load_tokenizer
+from whet.trainer.tokens.tokenise import tokenised
+from whet.trainer.tokens.tokenizer import load_tokenizer
 loaded = load_tokenizer("bytes")
 began = time.perf_counter()
 store = tokenised(Path(sys.argv[1]), loaded, cache=Path(sys.argv[2]))

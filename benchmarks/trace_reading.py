@@ -36,8 +36,8 @@ TARGET_S = 3.0  # for 100,000 events
 _WHET = """
 import sys, time
 from whet.measure.memory import peak_rss_bytes, reset_peak_rss
-from whet.trace_profiler.trace import read_trace
-from whet.trace_profiler.report import analyse
+from whet.profiling.trace.trace import read_trace
+from whet.profiling.trace.report import analyse
 reset_peak_rss()
 before = peak_rss_bytes()
 start = time.perf_counter()

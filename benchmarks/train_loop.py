@@ -32,10 +32,10 @@ from quietly import quiet_machine
 from train_peers_model import LEARNING_RATE, NUM_BATCHES, SHAPE, TINY, VARIABLE, WEIGHT_DECAY, make_model, make_rows
 from train_peers_worker import Ended, by_whet
 
+from whet.core.recipe import Recipe
 from whet.files import write_whole
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.measure.stats import paired_ratio
-from whet.recipe import Recipe
 
 AIM = 0.98
 WARM_UP = 20

@@ -44,11 +44,11 @@ from rich.table import Table
 from train_peers_model import SHAPE, TINY, VARIABLE
 from train_peers_worker import BY_HAND, LIGHTNING, TRAINER
 
+from whet.core.recipe import Recipe, Step
 from whet.errors import WhetError
 from whet.files import write_whole
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.measure.stats import paired_ratio
-from whet.recipe import Recipe, Step
 from whet.tuner.tuning import tune
 
 WHET, SMALL = "whet", "whet, for memory"

@@ -4,9 +4,9 @@
     python benchmarks/training_gate.py --minutes 0        # only writes the page anew
 
 Small training runs (training_gate_targets.py), whose weights and data are drawn anew for each seed, are changed by
-techniques that are harmless, and by faults (tests/training/planted_faults.py). The whole proof of `whet tune` judges
-each change: gradients, updates, data, and for what rounds the held-out loss. No time is measured, so the machine may
-be busy.
+techniques that are harmless, and by faults (tests/techniques/training/planted_faults.py). The whole proof of
+`whet tune` judges each change: gradients, updates, data, and for what rounds the held-out loss. No time is measured, so
+the machine may be busy.
 
 Seeds are added to docs/results/training_gate.json as they are judged. A run cut off loses nothing, and the next one
 goes on. Then docs/training-gate.md is written whole.
@@ -36,15 +36,15 @@ from circumstances import circumstances
 from planted_faults import FAULTS, Fault
 from training_gate_page import page
 
+from whet.core.recipe import Step
 from whet.files import write_whole
-from whet.machine import describe
 from whet.measure.isolate import Outcome
-from whet.recipe import Step
-from whet.technique import Applies
+from whet.measure.machine import describe
+from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, refusal
+from whet.techniques.technique import Applies
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.parts import Parts
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 from whet.tuner.goal import MAX_DROP_TRAINING
 from whet.tuner.training import trial
 from whet.tuner.training.context import TrainingContext

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from whet import Quality, TrainingWorkload
+from whet.core.workload.training import OutputLoss
 from whet.models.decoder import Decoder
 from whet.models.decoder.config import read_config
 from whet.models.decoder.fresh import initialise
 from whet.models.resnet import ResNet
-from whet.workload.training import OutputLoss
 from whet.workloads import WEIGHTS, digits_cnn_training, docs_gpt, docs_gpt_training
 from whet.workloads.shuffled import Shuffled
 

@@ -36,8 +36,8 @@ from quietly import quiet_machine
 
 from whet.comparison.claim import claim_of
 from whet.files import write_whole
-from whet.machine import describe
 from whet.measure.clock import measure_calls
+from whet.measure.machine import describe
 from whet.tuner.tuning import tune
 from whet.workloads import BUILTIN
 
@@ -197,7 +197,7 @@ def _serve(contender: str, addresses: str) -> None:
 
 
 def _contender_call(contender: str, address: str, target: str) -> Any:
-    from whet.signature import split
+    from whet.core.signature import split
     from whet.workloads import resolve
 
     workload = resolve(target)

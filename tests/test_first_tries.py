@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import whet
-from whet import units
-from whet.benchmark.report import Gate, Point, Sweep
+from whet.comparison.bench.report import Gate, Point, Sweep
 from whet.comparison.sequential import judge
 from whet.errors import OptionError, WhetError
+from whet.ui import units
 
 MODEL, X = torch.nn.Linear(8, 8).eval(), torch.randn(4, 8)
 WORKLOAD = whet.Workload(model=MODEL, inputs=[X])

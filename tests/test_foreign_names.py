@@ -12,7 +12,7 @@ import torch
 
 import whet
 from whet.foreign_names import PATCHED, PRIVATE
-from whet.step_profiler.patches import Patches, patch_all_loops, patch_optimizer, patch_torch
+from whet.profiling.step.patches import Patches, patch_all_loops, patch_optimizer, patch_torch
 
 SOURCES = Path(whet.__file__).parent
 
@@ -66,7 +66,7 @@ def dotted(owner: Any) -> str:
 
 def test_the_watcher_patches_nothing_else() -> None:
     import_module("torch.distributed._functional_collectives")
-    from whet.step_profiler.log import StepLog
+    from whet.profiling.step.log import StepLog
 
     patches, log = Recorded(), StepLog(None, "cpu")
     patch_torch(patches, log, None)

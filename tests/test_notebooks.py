@@ -14,22 +14,22 @@ import torch
 from rich.console import Console
 
 import whet
-from whet import html_tables
-from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep
-from whet.benchmark.rows import cells
 from whet.cli.tables import show_result
+from whet.comparison.bench.report import BenchmarkVerdict, Gate, Point, Sweep
+from whet.comparison.bench.rows import cells
 from whet.comparison.claim import claim_of
+from whet.core.recipe import Step
 from whet.installation.checkup import Advice, Checkup
-from whet.load_test.bench_serve import LoadTest
-from whet.load_test.figures import figures_of
-from whet.load_test.record import Record
-from whet.load_test.report import Report
-from whet.load_test.terminal import show_report
-from whet.machine import Limits
-from whet.machine.measured_limits import LimitsByDevice
-from whet.recipe import Step
+from whet.measure.machine import Limits
+from whet.measure.machine.measured_limits import LimitsByDevice
+from whet.server.load_test.bench_serve import LoadTest
+from whet.server.load_test.figures import figures_of
+from whet.server.load_test.record import Record
+from whet.server.load_test.report import Report
+from whet.server.load_test.terminal import show_report
 from whet.tuner.apply import Applied
 from whet.tuner.records import Agreement
+from whet.ui import html_tables
 
 EVIL = "<script>alert('&')</script>"
 VOID = {"br"}

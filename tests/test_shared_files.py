@@ -7,8 +7,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WHET, AUDIT = ROOT / "src/whet", ROOT / "packages/whet-audit/src/whet_audit"
 SHARED = {
-    "look/tokens.css": "formats/tokens.css",
-    "look/base.css": "formats/base.css",
+    "ui/page_style/tokens.css": "formats/tokens.css",
+    "ui/page_style/base.css": "formats/base.css",
     "html_tables.py": "html_tables.py",
     "card_sections.py": "card_sections.py",
     "workflow_commands.py": "workflow_commands.py",

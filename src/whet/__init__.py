@@ -20,6 +20,8 @@ from typing import Any
 
 import lazy_loader
 
+from whet.moved import keep_old_places
+
 __version__ = "0.1.0"
 
 MEANT = {
@@ -40,6 +42,7 @@ MEANT = {
 
 _load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]
+keep_old_places()
 
 
 def __getattr__(name: str) -> Any:

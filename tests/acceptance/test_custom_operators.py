@@ -9,10 +9,10 @@ import torch
 from small_models import Branching
 
 import whet
-from whet.artefact.inductor import missing_tools
 from whet.cli import main
+from whet.core.artefact.inductor import missing_tools
+from whet.core.recipe import Recipe, Step
 from whet.errors import OptionError
-from whet.recipe import Recipe, Step
 from whet.techniques import TABLE
 from whet.tuner.apply import apply_recipe
 from whet.tuner.tuning import tune

@@ -19,9 +19,9 @@ from fake_search import facts, techniques
 import whet
 from processors import NEEDS_BFLOAT16
 from whet.cli import main
+from whet.core.signature import read_signature
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
-from whet.machine import describe
-from whet.signature import read_signature
+from whet.measure.machine import describe
 from whet.techniques import TABLE
 from whet.tuner.apply import apply_recipe
 from whet.tuner.asked import Asked

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep
 from whet.cli import main
+from whet.comparison.bench.report import BenchmarkVerdict, Gate, Point, Sweep
 
 
 def _exit_code(arguments: list[str]) -> int:

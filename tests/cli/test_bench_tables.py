@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console
 
-from whet.benchmark.report import Point, Sweep
 from whet.cli.bench_tables import show_notes
+from whet.comparison.bench.report import Point, Sweep
 
 
 def notes(capsys: pytest.CaptureFixture[str], **facts: object) -> str:

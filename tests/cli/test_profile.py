@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from whet import cli
-from whet.bounds import Bound
 from whet.cli import profile_target
 from whet.errors import InputsError, ModelError, OptionError, OutputError
 from whet.measure.isolate import Failure, FailureKind, Outcome
-from whet.profiler.report import Report, as_json
-from whet.profiler.verdict import ProfileVerdict
-from whet.target_profiler import model, profiled_process
+from whet.profiling.bounds import Bound
+from whet.profiling.model.report import Report, as_json
+from whet.profiling.model.verdict import ProfileVerdict
+from whet.tuner.target_profile import model, profiled_process
 
 TARGETS = """
 import os, signal

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from whet.bounds import Bound
 from whet.cli.profile_step import run_step
 from whet.errors import ModelError, OptionError, TargetError
-from whet.step_profiler.report import StepReport
-from whet.target_profiler.training import profile_step
+from whet.profiling.bounds import Bound
+from whet.profiling.step.report import StepReport
+from whet.tuner.target_profile.training import profile_step
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -115,7 +115,7 @@ def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch, caps
         (directory / "partial.json").write_text(json.dumps(report.as_json()), encoding="utf-8")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whet.target_profiler.profiled_process.run_isolated", interrupted)
+    monkeypatch.setattr("whet.tuner.target_profile.profiled_process.run_isolated", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_step("train.py:train", limit_s=7.0, **OPTIONS, as_json=False)
     shown = capsys.readouterr().out

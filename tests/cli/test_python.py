@@ -11,7 +11,7 @@ from completion_server import FakeServer, tokens
 
 import whet
 from whet.cli import COMMANDS, main
-from whet.load_test.options import Options
+from whet.server.load_test.options import Options
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "python.md"
 NET = "import torch\n\ndef net():\n    torch.manual_seed(0)\n    return torch.nn.Linear(8, 8), torch.randn(4, 8)\n"

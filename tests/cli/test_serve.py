@@ -17,8 +17,8 @@ import torch
 
 from refusals import refusal
 from whet.cli import main
+from whet.core.recipe import Recipe, Step
 from whet.errors import OptionError
-from whet.recipe import Recipe, Step
 from whet.server.options import EngineOptions
 
 MODEL = Path(__file__).parents[2] / "src/whet/workloads/weights/docs-gpt"

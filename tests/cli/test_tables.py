@@ -5,7 +5,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from whet.cli.tables import show_result, show_trial
-from whet.recipe import Step
+from whet.core.recipe import Step
 from whet.tuner.records import Agreement, TrialRecord
 from whet.tuner.result import MeasuredVariant, Result
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from whet.cli import INTERRUPTED, main
 from whet.cli.tune import _directory
 from whet.cli.tuning_progress import TuningProgress
-from whet.tuner.outlook import Costs, Outlook
+from whet.tuner.budget_plan import Costs, Outlook
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Diagnosed, Result, UntriedTechnique
 from whet.tuner.untried import TIME_UP

@@ -8,7 +8,7 @@ from fake_search import facts
 from rich.console import Console
 
 from whet.cli.tuning_progress import TuningProgress
-from whet.machine import Limits, describe
+from whet.measure.machine import Limits, describe
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from written_unets import write_unet
 from whet.cli import main
 from whet.cli.stream_tables import show_result
 from whet.models.diffusion.unet import UNetConfig
-from whet.stream_tuner.report import render
-from whet.stream_tuner.techniques import step
 from whet.tuner.records import StreamFigures
 from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.streams.report import render
+from whet.tuner.streams.techniques import step
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.benchmark.point import first_calls
 from whet.comparison import child
+from whet.comparison.bench.point import first_calls
 from whet.comparison.child import NUM_BLOCKS
 from whet.comparison.run import Run
 from whet.comparison.turns import held_together, take_turns

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from whet.recipe import Recipe, Step
-from whet.training import gradients
-from whet.training.technique import Exactness
+from whet.core.recipe import Recipe, Step
+from whet.core.workload import TrainingWorkload
+from whet.techniques.proof import gradients
+from whet.techniques.training_technique import Exactness
 from whet.tuner.training.opening import first_batches
-from whet.workload import TrainingWorkload
 from whet.workloads.target import resolve_any
 from whet_audit.collect import SourceFile
 from whet_audit.engine import inspect_files

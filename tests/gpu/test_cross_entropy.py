@@ -57,7 +57,7 @@ def test_what_is_no_number_is_not_hidden(device: str) -> None:
 def test_the_whole_loss_on_a_gpu(device: str) -> None:
     if device == "cpu":
         pytest.skip("needs a GPU")
-    from whet.training.deferred_logits import DeferredLogits
+    from whet.techniques.mechanisms.deferred_logits import DeferredLogits
 
     x, weight = torch.randn(300, 64, device=device), torch.randn(5000, 64, device=device) / 8
     target = torch.randint(0, 5000, (300,), device=device)

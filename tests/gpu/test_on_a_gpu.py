@@ -10,18 +10,18 @@ from torch import nn
 import whet
 import whet.errors
 import whet.techniques
-from whet.benchmark.point import measure_point
+from whet.comparison.bench.point import measure_point
+from whet.core.recipe import Step
+from whet.core.workload import Workload, examine
 from whet.errors import MissingExtra
-from whet.machine import EnergyMeter, describe, load_limits
 from whet.measure.clock import measure_calls
-from whet.profiler.workload_profile import profile_workload, run_for_nsight
-from whet.recipe import Step
-from whet.technique import Candidate, NotApplicable
+from whet.measure.machine import EnergyMeter, describe, load_limits
+from whet.profiling.model.workload_profile import profile_workload, run_for_nsight
 from whet.techniques import TABLE
+from whet.techniques.technique import Candidate, NotApplicable
 from whet.tuner.known_target import INPUTS, KnownTarget, read_inputs, write_inputs
 from whet.tuner.trial import TrialRequest, run_trial
 from whet.tuner.variant_process import VariantRequest, measure_variant
-from whet.workload import Workload, examine
 from whet.workloads import BUILTIN, resolve
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import whet
-from whet.artefact import load
-from whet.artefact.inductor import missing_tools
-from whet.artefact.operators import libraries_of, load_libraries
+from whet.core.artefact import load
+from whet.core.artefact.inductor import missing_tools
+from whet.core.artefact.operators import libraries_of, load_libraries
+from whet.core.workload import Workload, examine
 from whet.errors import OperatorError, OptionError
-from whet.technique import Candidate
-from whet.workload import Workload, examine
+from whet.techniques.technique import Candidate
 
 pytestmark = pytest.mark.thorough
 

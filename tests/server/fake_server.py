@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import whet
-from whet import charts, look
+from whet.ui import charts, page_style
 
 PAGE = Path(whet.__file__).parent / "server" / "page"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, counts.encode(), "text/plain")
             return
         name = "index.html" if path == "/" else path.removeprefix("/static/")
-        shared = next((room for room in (charts, look) if name in room.FILES), None)
+        shared = next((room for room in (charts, page_style) if name in room.FILES), None)
         file = PAGE / name
         if not shared and not file.is_file():
             self._send(404, b"", "text/plain")

@@ -9,10 +9,10 @@ import torch
 from asking import Answer, ask, serving
 from torch import Tensor
 
+from whet.core.signature import output_tensors, read_signature
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.http.models import Models
 from whet.server.http.run import HttpServer
-from whet.signature import output_tensors, read_signature
 
 
 def artefact_of(function: Callable[..., Any], *batches: Any) -> Any:

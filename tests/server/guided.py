@@ -9,11 +9,11 @@ from hash_model import HashModel
 from whet.server.admission import Admission
 from whet.server.engine import Engine
 from whet.server.options import EngineOptions
+from whet.server.output_constraint import Structure
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.speculative import Speculation
 from whet.server.stepper import Stepper
-from whet.server.structure import Structure
 from whet.server.text import Tokenizer
 from whet.workloads import WEIGHTS
 

@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 
 from whet.server.grammars import Grammars, Guide
-from whet.server.structure import Structure
+from whet.server.output_constraint import Structure
 
 _ENDS = np.isin(np.arange(257), [*b'"}],:', 256])
 _MOST_BYTES = 400

@@ -11,7 +11,7 @@ from whet.server import compiling
 from whet.server.compiling import Trials
 from whet.server.grammars import Grammars
 from whet.server.isolated_process import ChildEnded, IsolatedProcess
-from whet.server.structure import Structure
+from whet.server.output_constraint import Structure
 
 DESCRIBED: dict[str, object] = {"size": 300, "special": {"299": b"<call>".hex()}}
 NAMED = Structure.grammar('start: <call> <[299]> "a"')

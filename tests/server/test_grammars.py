@@ -15,7 +15,7 @@ from whet.errors import RequestError
 from whet.server import grammars
 from whet.server.detokenizer import MarkedDetokenizer
 from whet.server.grammars import Grammars
-from whet.server.structure import MAX_CHARACTERS, Structure
+from whet.server.output_constraint import MAX_CHARACTERS, Structure
 from whet.server.text import Tokenizer
 
 

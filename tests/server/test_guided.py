@@ -23,10 +23,10 @@ from whet.models.step import Allocation
 from whet.server.completion import Completion, join
 from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.engine import Engine
+from whet.server.output_constraint import Structure
 from whet.server.randomness import uniform
 from whet.server.request import Request
 from whet.server.speculative import Speculation
-from whet.server.structure import Structure
 
 PERSON_STRUCTURE = Structure.json_schema(PERSON, DENSE)
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 5}

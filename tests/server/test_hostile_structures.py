@@ -14,8 +14,8 @@ from guided import TOKENIZER, VOCAB
 from whet.errors import RequestError
 from whet.server.expression_size import MOST_PLAIN, MOST_STARTS, expression_size
 from whet.server.grammars import Grammars
+from whet.server.output_constraint import Structure
 from whet.server.schema_size import MOST_MULTIPLES, why_schema_expensive
-from whet.server.structure import Structure
 from whet.server.structure_size import why_too_large
 
 GRAMMARS = Grammars(TOKENIZER, VOCAB)

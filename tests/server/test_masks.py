@@ -14,10 +14,10 @@ from whet.kernels.sample import UNUSABLE
 from whet.server import masks
 from whet.server import sampler as sampler_module
 from whet.server.masks import MaskFiller, Masks
+from whet.server.output_constraint import Structure
 from whet.server.randomness import uniform
 from whet.server.sampler import Row, Sampler
 from whet.server.sampling_params import SamplingParams
-from whet.server.structure import Structure
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -8,12 +8,12 @@ from talking import figures, say, wait_for_tile
 from torch import Tensor
 
 from whet.models.step import StepBatch
-from whet.network import bind
 from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
+from whet.ui.network import bind
 from whet.workloads import WEIGHTS
 
 Page = Any

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from whet.recipe import Recipe, Step
+from whet.core.recipe import Recipe, Step
 from whet.server.recipe_options import from_recipe
 
 

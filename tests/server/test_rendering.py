@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from whet.core.tokenizer_files.chat_template import ChatTemplate
 from whet.errors import RequestError, TargetError
 from whet.server.rendering import Renderings
 from whet.server.text import Tokenizer
-from whet.tokenizer_files.chat_template import ChatTemplate
 from whet.workloads import WEIGHTS
 
 RENDERINGS = Renderings()

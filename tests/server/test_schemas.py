@@ -14,10 +14,10 @@ import pytest
 from schema_drawing import allows, byte_grammars, check_valid, drawn_root, drawn_text
 
 from whet.errors import RequestError
+from whet.server.output_constraint import Structure
 from whet.server.schemas.forms import Number
 from whet.server.schemas.numbers import integer_range
 from whet.server.schemas.patterns import whole
-from whet.server.structure import Structure
 
 GRAMMARS = byte_grammars()
 LOW, HIGH = -(2**63), 2**63 - 1

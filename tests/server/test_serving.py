@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from whet.core.recipe import Recipe, Step
 from whet.errors import OptionError, TargetError
-from whet.recipe import Recipe, Step
 from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings

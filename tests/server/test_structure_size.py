@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from whet.errors import RequestError
 from whet.server import compiling
-from whet.server.structure import Structure
+from whet.server.output_constraint import Structure
 from whet.server.structure_size import MOST_LINKS, num_levels, why_too_large
 
 

@@ -9,7 +9,7 @@ from chat_models import FAMILIES, Family
 
 from whet.errors import OptionError
 from whet.server.grammars import Grammars
-from whet.server.structure import Structure
+from whet.server.output_constraint import Structure
 from whet.server.text import Tokenizer
 from whet.server.tool_formats import FORMATS, find_format
 from whet.server.tool_parser import Arguments, CallBegins, Content, ToolParser

@@ -10,7 +10,7 @@ from small_programs import save
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
-from whet.workload import examine
+from whet.core.workload import examine
 from whet.workloads import resolve
 from whet.workloads.text_encoder import save_text_use
 

@@ -11,7 +11,6 @@ from websockets.sync.client import connect
 
 from whet.errors import OptionError
 from whet.models.diffusion.guidance import Guidance
-from whet.network import LOOPBACK, bind
 from whet.streamer.http.header import Header, parse
 from whet.streamer.http.server import PageServer
 from whet.streamer.http.session import Served
@@ -20,6 +19,7 @@ from whet.streamer.model import FrameModel
 from whet.streamer.sources import open_source
 from whet.streamer.stream import StreamOptions
 from whet.streamer.targets import Opened
+from whet.ui.network import LOOPBACK, bind
 
 SIZE = (16, 24)
 

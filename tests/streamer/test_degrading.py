@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.errors import OptionError
-from whet.streamer.degrading import WINDOW, Controller, Level, levels_of
+from whet.streamer.quality_controller import WINDOW, Controller, Level, levels_of
 
 BUDGET = 0.040
 

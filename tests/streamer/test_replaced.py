@@ -2,7 +2,7 @@
 
 import torch
 
-from whet.streamer.replaced import Replacements, fits, shapes_of
+from whet.streamer.module_swaps import Replacements, fits, shapes_of
 
 
 class Doubling:

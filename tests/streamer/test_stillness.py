@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.errors import OptionError
-from whet.streamer.stillness import StillnessFilter
+from whet.streamer.frame_skip_filter import StillnessFilter
 
 
 def noise(seed: int, shape=(48, 64, 3)):

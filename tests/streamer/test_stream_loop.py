@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from stream_fakes import Delayed, Listed, negative
 
 from whet.errors import ModelError, TargetError
+from whet.streamer.frame_skip_filter import StillnessFilter
 from whet.streamer.loop import Loop, LoopOptions
 from whet.streamer.model import FrameModel, as_image
-from whet.streamer.stillness import StillnessFilter
 from whet.streamer.timings import Timings
 
 

@@ -9,19 +9,19 @@ import torch
 from written_unets import write_unet
 
 import whet
-from whet.artefact import load
+from whet.core.artefact import load
+from whet.core.workload import examine
 from whet.errors import OptionError, TargetError
 from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.unet import UNetConfig, load_unet
 from whet.models.diffusion.unet_frames import UNetFrames
-from whet.streamer.replaced import Replacements, shapes_of
+from whet.streamer.module_swaps import Replacements, shapes_of
 from whet.streamer.sources.memory import MemoryClip
 from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.target_name import names_a_stream
 from whet.streamer.targets import Opened, open_target
 from whet.streamer.tuned import FILE, TunedModel, TunedStream, read_tuned, settings_of, threads_of_codec, write_tuned
-from whet.technique import Candidate
-from whet.workload import examine
+from whet.techniques.technique import Candidate
 
 CONFIG = UNetConfig(frame_size=16, grey_size=8, widths=(8, 8), embedding=16)
 OPTIONS = StreamOptions(steps=2, sampler="tcd", rolling=False, guidance=Guidance("self", 1.5, 0.9), threads=1)

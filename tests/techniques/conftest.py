@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from torch import nn
 
-from whet.machine import Machine
-from whet.workload import ExaminedWorkload, Workload, examine
+from whet.core.workload import ExaminedWorkload, Workload, examine
+from whet.measure.machine import Machine
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.core.workload import ExaminedWorkload, TrainingWorkload, Workload, examine
+from whet.core.workload.training import Loss, OutputLoss
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder
 from whet.models.selective import Selective, SelectiveConfig
-from whet.workload import ExaminedWorkload, TrainingWorkload, Workload, examine
-from whet.workload.training import Loss, OutputLoss
 
 
 class ConvNet(nn.Module):

@@ -9,11 +9,11 @@ import pytest
 
 import whet
 from whet.errors import OptionError
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.techniques import TABLE
 from whet.techniques import catalogue as told
+from whet.techniques.mechanisms.uses import Use
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.uses import Use
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = {"What", "When it helps", "When it hurts", "Numerics", "Composes", "Source"}

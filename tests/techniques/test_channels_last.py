@@ -4,9 +4,9 @@ import torch
 from small_models import EXAMINED
 from torch import nn
 
-from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.layout import channels_last
+from whet.techniques.rewriting.graph import relative_error
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 
 def test_turns_weights_and_inputs(machine) -> None:

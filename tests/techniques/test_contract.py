@@ -27,15 +27,15 @@ from small_models import EXAMINED, TRAINED, branching, state_space
 from torch import Tensor
 
 import whet.techniques
+from whet.core.workload import ExaminedWorkload, examine
 from whet.errors import MissingExtra
 from whet.files import size_bytes
-from whet.machine import Limits, Machine, describe
-from whet.profiler import LayerCost, Profile
-from whet.rewriting.graph import relative_error
-from whet.technique import STAGES, Candidate, NotApplicable, Technique
+from whet.measure.machine import Limits, Machine, describe
+from whet.profiling.model import LayerCost, Profile
 from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.precision import fp16
-from whet.workload import ExaminedWorkload, examine
+from whet.techniques.rewriting.graph import relative_error
+from whet.techniques.technique import STAGES, Candidate, NotApplicable, Technique
 from whet.workloads.device import on_device, training_on_device
 
 HEADINGS = ("What", "When it helps", "When it hurts", "Numerics", "Composes", "Source")

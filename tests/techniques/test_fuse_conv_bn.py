@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, NotApplicable
+from whet.techniques.rewriting.graph import relative_error
 from whet.techniques.structure import fuse_conv_bn
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 OPTIONS = fuse_conv_bn.Options()
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.rewriting.graph import trace_original, without_tf32
-from whet.workload import Workload, examine
+from whet.core.workload import Workload, examine
+from whet.techniques.rewriting.graph import trace_original, without_tf32
 
 
 def test_products_are_compared_without_tf32_and_the_settings_come_back() -> None:

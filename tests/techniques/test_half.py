@@ -8,12 +8,12 @@ from small_models import EXAMINED
 from torch import Tensor, nn
 
 from whet.errors import TargetError
-from whet.machine import Gpu
-from whet.rewriting import low_precision as half
-from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, NotApplicable
+from whet.measure.machine import Gpu
 from whet.techniques.precision import autocast, bf16, fp16
+from whet.techniques.rewriting import low_precision as half
+from whet.techniques.rewriting.graph import relative_error
 from whet.techniques.structure import fuse_qkv, sdpa_attention
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 
 @pytest.mark.parametrize("technique", [bf16.TECHNIQUE, autocast.TECHNIQUE], ids=lambda t: t.name)

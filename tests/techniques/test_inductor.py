@@ -4,10 +4,10 @@ import pytest
 import torch
 from small_models import EXAMINED
 
-from whet.artefact import inductor as runtimes
+from whet.core.artefact import inductor as runtimes
 from whet.errors import OptionError
-from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.backend import inductor
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whet.artefact import load
+from whet.core.artefact import load
+from whet.core.workload import ExaminedWorkload, Workload, examine
 from whet.errors import InputsError
-from whet.technique import Candidate
 from whet.techniques import TABLE
+from whet.techniques.technique import Candidate
 from whet.tuner.agreement import agree
-from whet.workload import ExaminedWorkload, Workload, examine
 
 pytestmark = pytest.mark.thorough
 

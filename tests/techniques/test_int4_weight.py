@@ -8,18 +8,18 @@ from safetensors.torch import save_file
 from small_models import EXAMINED
 from torch import nn
 
-from whet.artefact import MANIFEST, load
-from whet.artefact import inductor as runtimes
+from whet.core.artefact import MANIFEST, load
+from whet.core.artefact import inductor as runtimes
 from whet.errors import ArtefactError, OptionError
 from whet.files import size_bytes
 from whet.kernels.linear.layout import Kind
 from whet.kernels.linear.quantise import quantise_int4
-from whet.quantisation import quantised_linear
-from whet.quantisation.quantised_linear import Int4Linear, PackedLinear
-from whet.rewriting.graph import relative_error
-from whet.technique import Candidate, NotApplicable
 from whet.techniques.backend import inductor
 from whet.techniques.precision import int4_weight
+from whet.techniques.quantisation import quantised_linear
+from whet.techniques.quantisation.quantised_linear import Int4Linear, PackedLinear
+from whet.techniques.rewriting.graph import relative_error
+from whet.techniques.technique import Candidate, NotApplicable
 
 
 def applied(examined, group_size=32, rest="float32") -> Candidate:

@@ -9,11 +9,11 @@ from small_models import EXAMINED
 from test_int8_static import Mixed, operators, rounded_linear
 from torch import nn
 
-from whet.artefact import inductor as runtimes
-from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, NotApplicable
+from whet.core.artefact import inductor as runtimes
 from whet.techniques.backend import inductor
 from whet.techniques.precision import int8_dynamic
+from whet.techniques.rewriting.graph import relative_error
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 PLAIN = int8_dynamic.Options(rest="float32")
 

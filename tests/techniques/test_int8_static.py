@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from small_models import EXAMINED
 from torch import nn
 
-from whet.artefact import inductor as runtimes
+from whet.core.artefact import inductor as runtimes
 from whet.errors import OptionError, TargetError
-from whet.machine import describe
-from whet.quantisation.pt2e import shield_residuals
-from whet.quantisation.quantisable import has_int8_products
-from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, NotApplicable
+from whet.measure.machine import describe
 from whet.techniques.backend import inductor
 from whet.techniques.precision import int8_static
+from whet.techniques.quantisation.pt2e import shield_residuals
+from whet.techniques.quantisation.quantisable import has_int8_products
+from whet.techniques.rewriting.graph import relative_error
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 PLAIN = int8_static.Options(rest="float32")
 
@@ -193,7 +193,7 @@ def test_scalars_added_to_a_layer(examined_of) -> None:
 
 
 def test_what_torchao_cannot_do_is_a_user_error(examined_of, monkeypatch) -> None:
-    monkeypatch.setattr("whet.quantisation.pt2e._convert", lambda *args: 1 / 0)
+    monkeypatch.setattr("whet.techniques.quantisation.pt2e._convert", lambda *args: 1 / 0)
     with pytest.raises(TargetError, match="torchao cannot quantise the model: division by zero"):
         quantised(examined_of(nn.Linear(4, 4), torch.randn(2, 4)))
 

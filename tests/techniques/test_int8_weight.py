@@ -13,21 +13,21 @@ from small_models import EXAMINED
 from torch import nn
 
 from processors import HAS_BFLOAT16
-from whet.artefact import inductor as runtimes
-from whet.artefact import load
-from whet.artefact.operators import libraries_of
+from whet.core.artefact import inductor as runtimes
+from whet.core.artefact import load
+from whet.core.artefact.operators import libraries_of
 from whet.errors import TargetError
 from whet.files import size_bytes
 from whet.kernels import dispatch
 from whet.kernels.build import Isa, Library
 from whet.kernels.linear.layout import Kind
 from whet.kernels.linear.quantise import quantise_int8
-from whet.quantisation import quantised_linear
-from whet.quantisation.quantised_linear import FEW_ROWS, Int8Embedding, Int8Linear, PackedLinear
-from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate
 from whet.techniques.backend import inductor
 from whet.techniques.precision import int8_weight
+from whet.techniques.quantisation import quantised_linear
+from whet.techniques.quantisation.quantised_linear import FEW_ROWS, Int8Embedding, Int8Linear, PackedLinear
+from whet.techniques.rewriting.graph import relative_error
+from whet.techniques.technique import Applies, Candidate
 
 PLAIN = int8_weight.Options(rest="float32")
 

@@ -7,10 +7,10 @@ from small_models import EXAMINED
 from torch import nn
 
 from whet.errors import OptionError
-from whet.quantisation.sensitivity import rank_layers, round_activation, round_weight
-from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.precision import int8_dynamic, int8_static, keep_precision
+from whet.techniques.quantisation.sensitivity import rank_layers, round_activation, round_weight
+from whet.techniques.rewriting.graph import relative_error
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 
 class Planted(nn.Module):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from whet.quantisation.observers import (
+from whet.techniques.quantisation.observers import (
     NUM_LEVELS,
     OBSERVERS,
     EntropyObserver,

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from whet.artefact.onnxruntime import DATA
+from whet.core.artefact.onnxruntime import DATA
+from whet.core.workload import ExaminedWorkload, Workload, examine
 from whet.errors import MissingExtra, OptionError, TargetError, how_to_install
-from whet.machine import Limits
-from whet.profiler import LayerCost, Profile
-from whet.rewriting import onnx_graph
-from whet.technique import Applies, Candidate, NotApplicable
+from whet.measure.machine import Limits
+from whet.profiling.model import LayerCost, Profile
 from whet.techniques.backend import onnxruntime
 from whet.techniques.backend.onnxruntime import Options
+from whet.techniques.rewriting import onnx_graph
 from whet.techniques.structure import fuse_conv_bn
-from whet.workload import ExaminedWorkload, Workload, examine
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 
 def cosine(found: Tensor, wanted: Tensor) -> float:
@@ -102,7 +102,7 @@ def test_large_weights_get_a_file_of_their_own(subjects, options, monkeypatch, t
     examined = subjects["conv_net"]
     directory = onnxruntime.apply(Candidate.original(examined), options).save(tmp_path / "artefact")
     assert (directory / DATA).stat().st_size > 30_000
-    from whet.artefact import load
+    from whet.core.artefact import load
 
     (y,) = load(directory).run(*examined.flat_inputs[0])
     assert relative(y, examined.outputs[0][0]) < 5e-2

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 pytest.importorskip("nncf")
 
-from whet.artefact.openvino import core, import_openvino
+from whet.core.artefact.openvino import core, import_openvino
+from whet.core.workload import ExaminedWorkload, Workload, examine
 from whet.errors import MissingExtra, OptionError, TargetError, how_to_install
-from whet.machine import Limits
-from whet.profiler import LayerCost, Profile
-from whet.technique import Applies, Candidate, NotApplicable
+from whet.measure.machine import Limits
+from whet.profiling.model import LayerCost, Profile
 from whet.techniques.backend import openvino
 from whet.techniques.backend.openvino import Options
 from whet.techniques.structure import fuse_conv_bn
-from whet.workload import ExaminedWorkload, Workload, examine
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 
 def cosine(found: Tensor, wanted: Tensor) -> float:

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.errors import TargetError
-from whet.machine import Limits
-from whet.profiler import Profile
-from whet.profiler.layers import LayerCost
-from whet.rewriting.attention_pattern import count_fused, find_attention
-from whet.rewriting.graph import relative_error, trace, trace_original
-from whet.technique import Applies, Candidate, NotApplicable
+from whet.measure.machine import Limits
+from whet.profiling.model import Profile
+from whet.profiling.model.layers import LayerCost
+from whet.techniques.rewriting.attention_pattern import count_fused, find_attention
+from whet.techniques.rewriting.graph import relative_error, trace, trace_original
 from whet.techniques.structure import sdpa_attention
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 B, N, T, S, H = 2, 3, 5, 7, 8
 OPTIONS = sdpa_attention.Options()

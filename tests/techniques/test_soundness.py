@@ -20,15 +20,15 @@ from test_contract import TOLERANCES
 from torch import Tensor
 from traits import REFUSED, TRAITS, WIDTH, TraitModel, positive
 
-from whet.artefact import Artefact, load
+from whet.core.artefact import Artefact, load
+from whet.core.signature import output_tensors
+from whet.core.workload import ExaminedWorkload, Workload, examine
 from whet.errors import WhetError
-from whet.machine import Machine
-from whet.signature import output_tensors
-from whet.technique import Applies, Candidate
+from whet.measure.machine import Machine
 from whet.techniques import TABLE
 from whet.techniques.precision import fp16
+from whet.techniques.technique import Applies, Candidate
 from whet.tuner.build import graph_refusal
-from whet.workload import ExaminedWorkload, Workload, examine
 
 pytestmark = pytest.mark.usefixtures("all_precisions")
 
@@ -74,7 +74,7 @@ def test_every_technique_is_the_model_or_is_refused(variant: Any, traits: list[s
 
 
 def _machine() -> Machine:
-    from whet.machine import describe
+    from whet.measure.machine import describe
 
     return describe()
 

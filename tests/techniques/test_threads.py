@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-import whet.artefact
+import whet.core.artefact
 from whet.errors import OptionError
-from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques import TABLE
 from whet.techniques.runtime import threads
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 
 def testthread_counts_are_descending_and_end_with_one() -> None:
@@ -46,7 +46,7 @@ def test_load_sets_them(examined_of, tmp_path) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        loaded = whet.artefact.load(tuned.save(tmp_path / "artefact"))
+        loaded = whet.core.artefact.load(tuned.save(tmp_path / "artefact"))
         assert torch.get_num_threads() == 1
         assert loaded.manifest.num_threads == 1
     finally:

@@ -5,12 +5,12 @@ import torch
 from small_models import branching, conv_net
 from torch import Tensor
 
-from whet.artefact.in_process import InProcessRuntime
+from whet.core.artefact.in_process import InProcessRuntime
+from whet.core.recipe import Step
 from whet.errors import ArtefactError, TargetError
-from whet.recipe import Step
-from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques import TABLE
+from whet.techniques.rewriting.graph import relative_error
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 from whet.tuner.build import build, is_in_process, refusals
 from whet.tuner.in_process import as_artefact
 

@@ -20,7 +20,7 @@ from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.labelled import LabelledOrder
 from whet.trainer.loop import TrainResult
 from whet.trainer.setup import SetUp, set_up
-from whet.training.tokens.tokenizer import load_tokenizer, save_tokenizer
+from whet.trainer.tokens.tokenizer import load_tokenizer, save_tokenizer
 
 TEXTS = Path(__file__).parents[3] / "shared" / "data" / "text"
 WORDS = {"tool": "saw axe file plane chisel".split(), "fruit": "apple pear plum fig lime".split()}

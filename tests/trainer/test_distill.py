@@ -12,11 +12,11 @@ from test_distillation import expected
 from tiny_run import config, gpt2, tables, teacher_model, trained
 
 from processors import NEEDS_BFLOAT16
+from whet.core.recipe import Recipe, Step
 from whet.errors import OptionError, RecipeError
 from whet.models.decoder import load_decoder
-from whet.recipe import Recipe, Step
+from whet.techniques.mechanisms.distillation import MAPS, even_layers, hidden_loss
 from whet.trainer.setup import set_up
-from whet.training.distillation import MAPS, even_layers, hidden_loss
 
 HIDDEN = {"hidden_weight": 0.5}
 

@@ -17,21 +17,21 @@ from test_loop import trained, weights
 from tiny_run import config, tables
 
 from whet.cli import main
+from whet.core.recipe import Step
+from whet.core.workload.training import Trainer
 from whet.errors import ModelError, OptionError, OutputError, TargetError
 from whet.models.decoder import load_decoder
-from whet.recipe import Step
 from whet.techniques.prepared_trainer import PreparedTrainer
 from whet.trainer import free_memory, memory_parts
+from whet.trainer.checkpoints import Checkpoints
 from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.export import write_model
-from whet.trainer.journal import Journal, Line
 from whet.trainer.loop import run
+from whet.trainer.metrics_log import Journal, Line
 from whet.trainer.model import TrainedModel
 from whet.trainer.setup import set_up
 from whet.trainer.state import state_of
-from whet.training.checkpoints import Checkpoints
-from whet.training.tokens import file_digests
-from whet.workload.training import Trainer
+from whet.trainer.tokens import file_digests
 
 
 def of_tokens(place: Path, **changes: Any) -> TrainConfig:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from processors import NEEDS_BFLOAT16
 from whet.cli import main
+from whet.core.recipe import Recipe, Step
 from whet.errors import ModelError, OptionError, TargetError
 from whet.models.decoder import load_decoder
-from whet.recipe import Recipe, Step
 from whet.trainer.config import checked_config
 from whet.trainer.loop import TrainResult, run
 from whet.trainer.setup import set_up

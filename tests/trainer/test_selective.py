@@ -10,9 +10,9 @@ from tiny_run import base_model, config, gpt2, tables, trained
 
 from whet.errors import OptionError, TargetError
 from whet.models.selective import load_selective
+from whet.techniques.mechanisms.pruning.masks import prunable
 from whet.trainer.config import checked_config
 from whet.trainer.setup import set_up
-from whet.training.pruning.masks import prunable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's
 
@@ -122,7 +122,7 @@ def test_only_what_products_multiply_decays_and_is_pruned(tmp_path: Path, kind: 
 
 
 def test_rates_stay_in_float32_beside_matrices_in_bfloat16(tmp_path: Path) -> None:
-    from whet.recipe import Recipe, Step
+    from whet.core.recipe import Recipe, Step
     from whet.techniques.prepared_trainer import PreparedTrainer
 
     Recipe(kind="training", steps=(Step(technique="bf16_parameters"),)).write(tmp_path / "recipe.toml")

@@ -13,14 +13,14 @@ from tiny_run import tables
 
 import whet.trainer.tuned
 from processors import NEEDS_BFLOAT16
+from whet.core.recipe import Recipe, Step
+from whet.core.workload import TrainingWorkload
 from whet.errors import OptionError
-from whet.recipe import Recipe, Step
 from whet.trainer.train import train
 from whet.trainer.tuned import TUNED, is_tuned
 from whet.tuner.listener import Listener
 from whet.tuner.study import FILE as STUDY
 from whet.tuner.tuning import tune
-from whet.workload import TrainingWorkload
 
 FOUND = Step(technique="autocast")
 

@@ -10,7 +10,7 @@ from typing import Any
 from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.loop import TrainResult, run
 from whet.trainer.setup import set_up
-from whet.training.tokens.tokenizer import load_tokenizer
+from whet.trainer.tokens.tokenizer import load_tokenizer
 
 WORDS = "the sharp stone whets a blade and every edge holds until night falls over hills".split()
 

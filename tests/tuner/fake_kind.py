@@ -12,9 +12,9 @@ import fake_search
 from whet.comparison.claim import Claim
 from whet.comparison.run import Run
 from whet.comparison.schedules import Rounds
+from whet.core.recipe import Recipe, Step
 from whet.measure.quiet import Patience
-from whet.recipe import Recipe, Step
-from whet.training.loss_proof import LossProof
+from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
 from whet.tuner.finals import is_smaller, original_point, with_claim

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from whet.recipe import Step
+from whet.core.recipe import Step
 from whet.tuner.records import Agreement, TrialRecord
 from whet.tuner.result import (
     Diagnosed,

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from whet.machine import Limits, describe
+from whet.core.recipe import Recipe, Step
+from whet.core.signature import read_signature
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
-from whet.profiler import Profile
-from whet.recipe import Recipe, Step
-from whet.signature import read_signature
+from whet.measure.machine import Limits, describe
+from whet.profiling.model import Profile
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
 from whet.tuner.records import TrialRecord

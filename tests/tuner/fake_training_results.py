@@ -4,12 +4,12 @@ import math
 
 from fake_results import LIMITS, MACHINE, VERSIONS
 
-from whet.recipe import Step
-from whet.training.gradients import GradientProof
-from whet.training.loss_proof import LossPair, LossProof, judge
-from whet.training.memory import StepMemory
-from whet.training.step_profile import StepProfile
-from whet.training.updates import UpdateProof
+from whet.core.recipe import Step
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.proof.gradients import GradientProof
+from whet.techniques.proof.loss_proof import LossPair, LossProof, judge
+from whet.techniques.proof.updates import UpdateProof
 from whet.tuner.records import TrainingEvidence, TrialRecord
 from whet.tuner.result import LayerRow, MeasuredVariant, RefusedTechnique, Result, UntriedTechnique
 from whet.tuner.training.examination import diagnosed

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from whet.core.workload import Workload, examine
 from whet.errors import TargetError
 from whet.tuner.agreement import agree
 from whet.tuner.result import Agreement
-from whet.workload import Workload, examine
 
 
 def compared(original: list[Tensor], variant: list[Tensor]) -> Agreement:

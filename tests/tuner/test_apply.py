@@ -9,8 +9,8 @@ import torch
 import whet
 from processors import NEEDS_BFLOAT16
 from whet.cli import main
+from whet.core.recipe import Step
 from whet.errors import RecipeError, RecipeRefused
-from whet.recipe import Step
 from whet.tuner import recipe_replay
 from whet.tuner.apply import Applied
 from whet.tuner.recipe_replay import Replayed, ReplayRequest, replay_recipe

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from whet import Quality
+from whet.core.recipe import Step
+from whet.core.workload import ExaminedWorkload, Workload, examine
 from whet.errors import ArtefactError, InputsError, TargetError
-from whet.recipe import Step
 from whet.techniques import TABLE
 from whet.tuner import batch as module
 from whet.tuner.batch import make, with_free_batch
-from whet.workload import ExaminedWorkload, Workload, examine
 
 RECIPES = {
     "program": [],

@@ -8,10 +8,10 @@ from fake_training_results import gain
 from pydantic import BaseModel
 
 from whet.comparison.run import Run
+from whet.core.recipe import Step
 from whet.errors import OptionError
 from whet.measure.isolate import Outcome
 from whet.measure.quiet import Patience
-from whet.recipe import Step
 from whet.tuner.result import LargerBatch
 from whet.tuner.training.batch_sizes import try_batches
 from whet.tuner.training.context import TrainingContext

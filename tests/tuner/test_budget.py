@@ -13,16 +13,16 @@ import fake_search
 import pytest
 from fake_search import FakeRunner, context, techniques
 
-from whet.artefact.runtime import MANIFEST
+from whet.core.artefact.runtime import MANIFEST
 from whet.errors import OptionError
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.tuner.budget import Budget, BudgetEnded, needed_for, run_within
+from whet.tuner.budget_plan import Costs, Outlook, going_on
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
 from whet.tuner.known_target import INPUTS, OUTPUTS
 from whet.tuner.listener import Listener
 from whet.tuner.model_kind import examined
-from whet.tuner.outlook import Costs, Outlook, going_on
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Result
 from whet.tuner.search import SearchTime

@@ -12,10 +12,10 @@ import pytest
 
 from whet.comparison.claim import Claim, Verdict, claim_of
 from whet.comparison.run import Run
+from whet.core.recipe import Step
 from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
-from whet.recipe import Step
 from whet.tuner.asked import Asked
 from whet.tuner.doubt import doubt_about
 from whet.tuner.model_kind import ModelKind

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.recipe import Step
+from whet.core.recipe import Step
 from whet.tuner.headline import CANNOT_BE_SAVED, UNFAIR_MEMORY, headline, share_words, times
 from whet.tuner.records import Agreement, QualityChange, TrialRecord
 from whet.tuner.result import MeasuredVariant, Result

@@ -18,16 +18,15 @@ from fake_search import applicable
 from written_unets import write_unet
 
 from whet.comparison.run import Run
+from whet.core.recipe import Recipe, Step
 from whet.errors import ModelError, OptionError, OutputError, StudyError
 from whet.measure.quiet import Patience
 from whet.models.diffusion.unet import UNetConfig
-from whet.recipe import Recipe, Step
-from whet.scripts.script_command import ScriptCommand
-from whet.stream_tuner.kind import StreamKind
+from whet.scripts.injection.script_command import ScriptCommand
 from whet.streamer.stream import StreamOptions
 from whet.techniques import TABLE
+from whet.techniques.proof.loss_proof import LossProof
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.loss_proof import LossProof
 from whet.tuner import finals
 from whet.tuner.asked import Asked
 from whet.tuner.driver import run
@@ -39,6 +38,7 @@ from whet.tuner.model_kind import ModelKind
 from whet.tuner.prepared_target import prepared
 from whet.tuner.result import Result
 from whet.tuner.scripts.kind import ScriptKind
+from whet.tuner.streams.kind import StreamKind
 from whet.tuner.training.kind import TrainingKind
 from whet.tuner.tuning import tune
 
@@ -85,9 +85,9 @@ def case(
 
     def stream(asked: Asked) -> Kind:
         monkeypatch.setattr(
-            "whet.stream_tuner.models.capture", lambda *args: []
+            "whet.tuner.streams.models.capture", lambda *args: []
         )  # its models' searches are ModelKind's
-        monkeypatch.setattr("whet.stream_tuner.facts._threads", lambda: (1,))
+        monkeypatch.setattr("whet.tuner.streams.facts._threads", lambda: (1,))
         if not (folder / "unet").exists():
             write_unet(folder / "unet", UNetConfig(frame_size=16, grey_size=8, widths=(8, 8), embedding=16))
         return StreamKind(asked, "unet", "synthetic:20", StreamOptions(steps=2))

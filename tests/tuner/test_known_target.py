@@ -7,11 +7,11 @@ import torch
 from fake_search import context
 from torch import Tensor, nn
 
-from whet.machine import Limits
+from whet.core.workload import Quality, Workload, examine
+from whet.measure.machine import Limits
 from whet.tuner import known_target, target_examination
 from whet.tuner.known_target import KnownTarget, digest_of_content, read_outputs, write_outputs
 from whet.tuner.target_examination import ExaminationRequest, examine_target
-from whet.workload import Quality, Workload, examine
 
 LIMITS = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "int8": 8e12})
 

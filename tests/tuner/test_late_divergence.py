@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from whet.core.recipe import Recipe, Step
 from whet.measure.isolate import Failure, FailureKind, Outcome
-from whet.recipe import Recipe, Step
 from whet.tuner.records import TrialOutcome
 from whet.tuner.training.context import Neighbours, TrainingContext, record_of
 from whet.tuner.training.finals import prove_losses

@@ -6,11 +6,11 @@ import pytest
 from fake_results import LIMITS
 from fake_search import applicable, techniques
 
-from whet.recipe import Step
+from whet.core.recipe import Step
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.saved_activations import SavedActivations
+from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.memory import StepMemory
-from whet.training.saved_activations import SavedActivations
-from whet.training.step_profile import StepProfile
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
 from whet.tuner.records import TrialRecord

@@ -13,20 +13,20 @@ from torch.nn import functional
 
 import whet
 from whet import Quality, TrainingWorkload, Workload
-from whet.artefact import load
+from whet.core.artefact import load
+from whet.core.recipe import Step
+from whet.core.workload import ExaminedWorkload, examine
 from whet.errors import OptionError, TargetError
 from whet.files import size_bytes
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder
-from whet.recipe import Step
-from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques import TABLE, pruned
+from whet.techniques.technique import Applies, Candidate, NotApplicable
 from whet.tuner.batch import make, with_free_batch
 from whet.tuner.build import build
 from whet.tuner.least_time import recipe_time_s
 from whet.tuner.recipe_replay import ReplayRequest, replay_recipe
-from whet.workload import ExaminedWorkload, examine
 from whet.workloads import resolve
 from whet.workloads.target import resolve_any
 from whet.workloads.target_name import split_training, with_training
@@ -160,9 +160,9 @@ def test_a_target_names_its_training() -> None:
 
 
 def test_fewer_operations_take_less_time_at_the_limits() -> None:
-    from whet.machine import Limits
-    from whet.profiler import Profile
-    from whet.profiler.layers import LayerCost
+    from whet.measure.machine import Limits
+    from whet.profiling.model import Profile
+    from whet.profiling.model.layers import LayerCost
 
     layer = LayerCost("linear", "Linear", 1, 1.0, flops=10**9, weight_bytes=4, activation_bytes=4, num_operators=1)
     limits = Limits(read_bandwidth=1e12, gemm={"float32": 1e9, "int8": 8e9})

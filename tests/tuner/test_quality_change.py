@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from whet import Quality
+from whet.core.workload import Workload, examine
 from whet.tuner import figures
 from whet.tuner.goal import Goal
 from whet.tuner.model_points import gain_sentence
 from whet.tuner.quality_change import quality_change, tango_interval
 from whet.tuner.result import MeasuredVariant, QualityChange
 from whet.tuner.trial import agree, judge
-from whet.workload import Workload, examine
 
 
 def change(

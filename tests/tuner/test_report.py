@@ -7,8 +7,8 @@ from pathlib import Path
 import fake_results
 import pytest
 
+from whet.core.recipe import Step
 from whet.errors import OutputError, how_to_install
-from whet.recipe import Step
 from whet.tuner import plots
 from whet.tuner.figures import final_points, over_compile_only
 from whet.tuner.report import render, write_report

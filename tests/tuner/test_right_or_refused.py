@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import whet
+from whet.core.recipe import Recipe, Step
 from whet.errors import WhetError
-from whet.recipe import Recipe, Step
 
 Operator = Callable[[Tensor, Tensor, Tensor], Tensor]
 

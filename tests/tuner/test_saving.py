@@ -12,11 +12,12 @@ from fake_search import facts
 from rich.console import Console
 from torch import Tensor
 
-from whet.artefact import load
 from whet.cli.tables import show_result
+from whet.core.artefact import load
+from whet.core.recipe import Step
+from whet.core.workload import Workload, examine
 from whet.errors import ArtefactError
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
-from whet.recipe import Step
 from whet.tuner.goal import Goal
 from whet.tuner.model_points import gain_sentence
 from whet.tuner.reloading import ANSWERS, check_answers, write_answers
@@ -25,7 +26,6 @@ from whet.tuner.result import MODEL, Result
 from whet.tuner.saving import save_model, saved_original
 from whet.tuner.search import reloaded
 from whet.tuner.trial_context import TrialContext
-from whet.workload import Workload, examine
 
 FACTS = facts(sys_path=["/places"])
 

@@ -15,18 +15,18 @@ import script_process
 import torch
 
 from whet.cli import main
+from whet.core.recipe import Recipe, Step
 from whet.errors import ModelError, OptionError, StudyError, TargetError
 from whet.measure.quiet import Patience
-from whet.recipe import Recipe, Step
-from whet.scripts.command import ScriptCommand, ScriptOutcome
-from whet.scripts.messages import GRADIENTS, ScriptRecord
+from whet.scripts.injection.command import ScriptCommand, ScriptOutcome
+from whet.scripts.injection.messages import GRADIENTS, ScriptRecord
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.proof import gradients
+from whet.techniques.proof.loss_proof import LossProof
+from whet.techniques.proof.loss_proof import judge as judge_pairs
+from whet.techniques.proof.sensitivity import BFLOAT16, SUMS
 from whet.techniques.training import TRAINING_TABLE
-from whet.training import gradients
-from whet.training.loss_proof import LossProof
-from whet.training.loss_proof import judge as judge_pairs
-from whet.training.memory import StepMemory
-from whet.training.sensitivity import BFLOAT16, SUMS
-from whet.training.technique import Exactness
+from whet.techniques.training_technique import Exactness
 from whet.tuner import finals
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from fake_search import FakeRunner, applicable, context, search, techniques
 
+from whet.core.recipe import Recipe, Step
 from whet.errors import StudyError
 from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
-from whet.recipe import Recipe, Step
-from whet.technique import Applies, NotApplicable
 from whet.techniques import TABLE
 from whet.techniques.applicability import options_that_apply
+from whet.techniques.technique import Applies, NotApplicable
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
 from whet.tuner.records import TrialRecord

@@ -16,12 +16,13 @@ from tiny_training import trainer_with
 import whet
 from whet.cli import main
 from whet.comparison.run import Run
+from whet.core.recipe import Recipe, Step
+from whet.core.workload import TrainingWorkload
 from whet.errors import ModelError, OptionError, TargetError
 from whet.measure.isolate import Failure, FailureKind, Outcome
-from whet.recipe import Recipe, Step
+from whet.techniques.proof import gradients
+from whet.techniques.proof.divergence import divergence
 from whet.techniques.training import TRAINING_TABLE
-from whet.training import gradients
-from whet.training.divergence import divergence
 from whet.tuner import finals
 from whet.tuner.asked import Asked
 from whet.tuner.finals import compare_finalists
@@ -36,7 +37,6 @@ from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, ope
 from whet.tuner.training.steps_process import StepsRequest, time_steps
 from whet.tuner.training.trial import TrainingMeasured, TrainingTrial, run_training_trial
 from whet.tuner.tuning import tune
-from whet.workload import TrainingWorkload
 from whet.workloads.target import resolve, resolve_any
 from whet.workloads.target_name import is_training
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from whet.cli.training_tables import show_result
-from whet.training.loss_proof import judge
+from whet.techniques.proof.loss_proof import judge
 from whet.tuner.headline import headline
 from whet.tuner.result import Result
 from whet.tuner.training.loss_chart import loss_chart

@@ -8,10 +8,11 @@ import torch
 from fake_search import techniques
 
 from processors import HAS_BFLOAT16, NEEDS_BFLOAT16
-from whet.machine import Limits
-from whet.profiler import Profile, profile_sizes
-from whet.profiler.layers import LayerCost
-from whet.recipe import Step
+from whet.core.recipe import Step
+from whet.core.workload import Quality, Workload, examine
+from whet.measure.machine import Limits
+from whet.profiling.model import Profile, profile_sizes
+from whet.profiling.model.layers import LayerCost
 from whet.techniques import TABLE
 from whet.tuner import target_examination
 from whet.tuner.agreement import agree
@@ -21,7 +22,6 @@ from whet.tuner.space import Space
 from whet.tuner.study import Study, default_storage
 from whet.tuner.target_examination import ExaminationRequest, examine_target, weights_digest
 from whet.tuner.trial import judge, time_pair
-from whet.workload import Quality, Workload, examine
 
 
 @pytest.fixture(scope="module")

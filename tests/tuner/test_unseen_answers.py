@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import whet
+from whet.core.recipe import Recipe, Step
 from whet.errors import ArtefactError, RecipeRefused, TargetError
-from whet.recipe import Recipe, Step
 
 F32 = {"precision": "f32"}
 

@@ -11,8 +11,9 @@ from fake_search import facts
 from safetensors.torch import save_file
 
 from whet.comparison.run import Run
+from whet.core.workload import Workload, examine
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome, run_isolated
-from whet.technique import Candidate
+from whet.techniques.technique import Candidate
 from whet.tuner.goal import Goal
 from whet.tuner.known_target import INPUTS, read_inputs, write_inputs
 from whet.tuner.model_kind import hold_only_the_model
@@ -21,7 +22,6 @@ from whet.tuner.result import MeasuredVariant
 from whet.tuner.trial_context import TrialContext
 from whet.tuner.variant_process import VariantRequest, measure_variant
 from whet.tuner.verdict import is_beaten
-from whet.workload import Workload, examine
 from whet.workloads.handover import PICKLED, hand_over, open_target
 
 

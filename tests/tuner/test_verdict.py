@@ -12,11 +12,11 @@ from fake_search import applicable
 
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.run import Run
+from whet.core.recipe import Step
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
-from whet.profiler import Profile
-from whet.recipe import Step
-from whet.training.loss_proof import LossProof
+from whet.profiling.model import Profile
+from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner import verdict
 from whet.tuner.finals import Finals, is_smaller
 from whet.tuner.goal import Goal

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.artefact import load
+from whet.core.artefact import load
+from whet.core.workload import examine
 from whet.errors import TargetError
-from whet.technique import Candidate
-from whet.workload import examine
+from whet.techniques.technique import Candidate
 from whet.workloads import resolve
 
 transformers = pytest.importorskip("transformers")

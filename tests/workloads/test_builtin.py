@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from whet.core.signature import output_tensors, split
+from whet.core.workload import examine
 from whet.errors import MissingExtra
-from whet.signature import output_tensors, split
-from whet.workload import examine
 from whet.workloads import BUILTIN, WEIGHTS, digits_cnn, docs_encoder, docs_gpt, docs_ssm, resolve
 from whet.workloads.handover import PICKLED, hand_over, open_target
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from whet.core.signature import Outputs
+from whet.core.workload import Quality, TrainingWorkload, Workload
+from whet.core.workload.training import Trainer
 from whet.errors import TargetError
-from whet.signature import Outputs
-from whet.workload import Quality, TrainingWorkload, Workload
-from whet.workload.training import Trainer
 from whet.workloads import resolve, target_name
 from whet.workloads.device import on_device, split_device
 from whet.workloads.target import resolve_any
@@ -102,7 +102,7 @@ TRAINING = """
 import torch
 import torch.nn.functional as F
 from whet import Quality, TrainingWorkload
-from whet.workload.training import OutputLoss
+from whet.core.workload.training import OutputLoss
 
 def build():
     data = [(torch.ones(2, 4), torch.zeros(2, dtype=torch.long))] * 3

@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
+from whet.core.workload import examine
 from whet.errors import InputsError, MissingExtra, TargetError
-from whet.workload import examine
 from whet.workloads import resolve
 
 transformers = pytest.importorskip("transformers")

@@ -9,13 +9,13 @@ import torch
 from tiny_training import trainer_with
 
 from whet.cli import main
+from whet.core.recipe import Step
+from whet.core.workload import TrainingWorkload
+from whet.core.workload.quality import measure_quality
 from whet.errors import TargetError
-from whet.recipe import Step
-from whet.training import gradients
-from whet.training.technique import Exactness
+from whet.techniques.proof import gradients
+from whet.techniques.training_technique import Exactness
 from whet.tuner.training.opening import first_batches
-from whet.workload import TrainingWorkload
-from whet.workload.quality import measure_quality
 from whet.workloads.target import resolve_any
 
 transformers = pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from whet.errors import OptionError
-from whet.stream_tuner.clips import clips_of_signs
+from whet.tuner.streams.clips import clips_of_signs
 from whet.workloads.signs_clip import recognised, sign_clips
 from whet.workloads.signs_data import read_photos, split_photos
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.built_in_weights.signs_stream import _by
 
 import whet
 from whet.errors import OptionError, StreamTarget, TargetError
@@ -18,7 +19,6 @@ from whet.workloads.signs_noise import student_steps
 from whet.workloads.signs_quality import UnseenClips, bicubic, drawn, measured
 from whet.workloads.target import resolve, resolve_any
 from whet.workloads.target_name import check_name
-from whet.workloads.train.signs_stream import _by
 
 ARCHIVE = Path(__file__).parents[3] / "shared" / "data" / "images" / "sign_digits.tar"
 
@@ -114,5 +114,7 @@ def test_one_step_draws_unseen_people_as_the_student_and_not_as_its_teacher():
 
 
 def test_missing_weights_say_how_they_are_made(tmp_path):
-    with pytest.raises(TargetError, match=r"train it with python -m whet.workloads.train signs-stream --data FILE"):
+    with pytest.raises(
+        TargetError, match=r"train it with python -m benchmarks.built_in_weights signs-stream --data FILE"
+    ):
         signs_stream.build(tmp_path)

@@ -5,6 +5,15 @@ import math
 
 import pytest
 import torch
+from benchmarks.built_in_weights.__main__ import main
+from benchmarks.built_in_weights.resumable import Limit, Stage, average, fit
+from benchmarks.built_in_weights.signs_stages import (
+    classifier_stage,
+    draw_samples,
+    regression_stage,
+    student_stage,
+    teacher_stage,
+)
 from sign_photos import archive, ramps
 from torch import nn
 
@@ -12,15 +21,6 @@ from whet.errors import CheckpointError, OptionError
 from whet.models.diffusion.unet import FrameUNet, UNetConfig, load_unet
 from whet.workloads.signs_classifier import load_classifier, new_classifier
 from whet.workloads.signs_data import ClipMaker
-from whet.workloads.train.__main__ import main
-from whet.workloads.train.resumable import Limit, Stage, average, fit
-from whet.workloads.train.signs_stages import (
-    classifier_stage,
-    draw_samples,
-    regression_stage,
-    student_stage,
-    teacher_stage,
-)
 
 SMALL = UNetConfig(widths=(8, 16), embedding=16, groups=4)
 
@@ -178,7 +178,7 @@ def test_a_stage_that_ended_goes_on_with_a_larger_limit(tmp_path, capsys):
 def test_time_ends_a_stage_and_lowers_the_rate(tmp_path, monkeypatch):
     """Each step takes a second on this clock. The rate rises for two steps, and then falls as a cosine of the time."""
     clock = iter(range(1000))
-    monkeypatch.setattr("whet.workloads.train.resumable.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("benchmarks.built_in_weights.resumable.time.perf_counter", lambda: float(next(clock)))
     model, rates = nn.Linear(1, 1), []
 
     def after(step):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from whet.core.workload import Workload
 from whet.errors import OptionError
-from whet.workload import Workload
 from whet.workloads.sizes import checked_sizes, resized
 from whet.workloads.target import resolve
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from whet.core.workload import examine
 from whet.errors import MissingExtra, OptionError, TargetError
-from whet.workload import examine
 from whet.workloads import BUILTIN, resolve
 from whet.workloads.target_name import check_name
 

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from tiny_encoders import tuned, write_embedder, write_object, write_reranker
 
-from whet.artefact.text_use import read_text_use
+from whet.core.artefact.text_use import read_text_use
 from whet.workloads import resolve
 from whet.workloads.text_encoder import identity_of, save_text_use, text_use_of
 

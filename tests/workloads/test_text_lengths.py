@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whet.core.workload import examine, unseen_inputs
 from whet.errors import TargetError
-from whet.workload import examine, unseen_inputs
 from whet.workloads import resolve
 from whet.workloads.text_lengths import padding_side, with_lengths
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from benchmarks.built_in_weights.__main__ import TRAINERS, WITH_OWN_OPTIONS, main
+from benchmarks.built_in_weights.loop import Schedule, fit
 
 from whet.workloads import BUILTIN, BUILTIN_STREAMS, digits_cnn, docs_encoder, docs_gpt, docs_ssm
-from whet.workloads.train.__main__ import TRAINERS, WITH_OWN_OPTIONS, main
-from whet.workloads.train.loop import Schedule, fit
 
 pytestmark = pytest.mark.thorough
 

@@ -12,7 +12,7 @@ from models import PromptEncoder, load_decoder
 from torch import nn
 
 from whet import Quality, TrainingWorkload
-from whet.workload.training import OutputLoss
+from whet.core.workload.training import OutputLoss
 
 BATCH, CONTEXT_TOKENS, TARGET_TOKENS = 16, 96, 8
 LEARNING_RATE = 1e-3

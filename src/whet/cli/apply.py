@@ -42,7 +42,7 @@ def apply(
     The exit code is 3, and nothing is written, where the recipe was made for another model or costs more quality than
     it allows.
     """
-    from whet.recipe import Recipe  # pydantic, which help does without
+    from whet.core.recipe import Recipe  # pydantic, which help does without
 
     plan = Recipe.read(recipe).checked_for("inference")
     check_name(target)

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from importlib import import_module
 
-from whet.auditing import PROGRAM, errors_of_whet
 from whet.cli.examples import EXAMPLES
 from whet.errors import OptionError
+from whet.scripts.auditing import PROGRAM, errors_of_whet
 from whet_audit import cli
 
 _RUN = "whet.cli.audit_run"  # imported once the arguments are right

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 
-from whet.auditing import PROGRAM
 from whet.cli.audit_table import table
+from whet.scripts.auditing import PROGRAM
 from whet_audit.command import FAILED, explain, found, output_format, say, show, split
 from whet_audit.report import MachineFacts
 from whet_audit.run import Outcome
@@ -34,8 +34,8 @@ def _measured(given: argparse.Namespace) -> Outcome:
     """Measure the fixes of a script. The imports are here because they need torch."""
     patience_of = import_module("whet.measure.quiet").Patience
     on_busy = import_module("whet.measure.quiet").OnBusy.checked(given.on_busy)
-    seconds = import_module("whet.units").seconds
-    outcome: Outcome = import_module("whet.fix_trials.measure_fixes").measure_fixes(
+    seconds = import_module("whet.ui.units").seconds
+    outcome: Outcome = import_module("whet.scripts.audit_measure.measure_fixes").measure_fixes(
         given.paths[0],
         given.arguments,
         num_steps=given.steps,
@@ -56,5 +56,5 @@ def _measured(given: argparse.Namespace) -> Outcome:
 
 def _machine() -> MachineFacts:
     """Describe the machine. The import is here because it needs torch, which takes seconds."""
-    facts: Callable[[], MachineFacts] = import_module("whet.machine.audit_facts").machine_facts
+    facts: Callable[[], MachineFacts] = import_module("whet.measure.machine.audit_facts").machine_facts
     return facts()

@@ -11,7 +11,7 @@ from whet.comparison.tolerance import BASELINE_PROCESSES, TOLERANCE
 from whet.errors import OptionError
 from whet.fast_import import large_imports
 from whet.measure.on_busy import OnBusy
-from whet.units import fraction, num_bytes, seconds
+from whet.ui.units import fraction, num_bytes, seconds
 from whet.workloads.target_name import check_name
 
 _Targets = Annotated[
@@ -85,7 +85,7 @@ def bench(
     memory_limit_bytes = None if memory_limit is None else num_bytes("--memory-limit", memory_limit)
     for target in targets:
         check_name(target)
-    from whet.benchmark.report import read_sweep  # pydantic, which help does without
+    from whet.comparison.bench.report import read_sweep  # pydantic, which help does without
 
     baseline = None if compare is None else read_sweep(compare)
     with large_imports():

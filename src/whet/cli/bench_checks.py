@@ -55,6 +55,6 @@ def check_bench(
                     f"{name} writes verdicts, and there are none without --compare or --against; give one of them"
                 )
     if plot is not None:
-        from whet.benchmark.plot import check_plot  # pydantic, which help does without
+        from whet.comparison.bench.plot import check_plot  # pydantic, which help does without
 
         check_plot(plot, sizes)

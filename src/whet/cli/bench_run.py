@@ -7,13 +7,13 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from whet.benchmark.against import against_baseline, check_baseline, compare_with
-from whet.benchmark.formats import github_annotations, junit_xml, sweep_csv
-from whet.benchmark.plot import plot_sweep
-from whet.benchmark.report import Gate, Sweep
-from whet.benchmark.sweep import bench
 from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
 from whet.cli.busy import INCONCLUSIVE
+from whet.comparison.bench.against import against_baseline, check_baseline, compare_with
+from whet.comparison.bench.formats import github_annotations, junit_xml, sweep_csv
+from whet.comparison.bench.plot import plot_sweep
+from whet.comparison.bench.report import Gate, Sweep
+from whet.comparison.bench.sweep import bench
 from whet.comparison.claim import Verdict
 from whet.files import write_whole
 from whet.measure.quiet import Patience

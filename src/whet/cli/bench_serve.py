@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
+from whet.core.slo import Slo
 from whet.errors import OptionError
 from whet.files import usable_directory
-from whet.load_test.options import Options
-from whet.load_test.trace import read_trace
 from whet.measure.on_busy import OnBusy
-from whet.slo import Slo
-from whet.units import fraction, seconds
+from whet.server.load_test.options import Options
+from whet.server.load_test.trace import read_trace
+from whet.ui.units import fraction, seconds
 from whet.workloads.model_directory import model_directory
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from whet.load_test.bench_serve import LoadTest
-    from whet.load_test.report import Report
     from whet.measure.quiet import Patience
+    from whet.server.load_test.bench_serve import LoadTest
+    from whet.server.load_test.report import Report
 
 _FAILED, _INTERRUPTED = 2, 130
 
@@ -174,7 +174,7 @@ def _measured(
 ) -> "LoadTest":
     """Measure, with a bar of how many requests have ended; redrawn seldom, as that takes time from the generator."""
     from whet.cli.counted_progress import counted_progress
-    from whet.load_test.bench_serve import bench_serve as run_bench
+    from whet.server.load_test.bench_serve import bench_serve as run_bench
 
     if "://" not in target:  # a server of our own has to be ended where this process is asked to end, as on Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -194,7 +194,7 @@ def _measured(
 def _show(console: "Console", test: "LoadTest", directory: Path | None, *, as_json: bool) -> None:
     from rich.console import Console as Output
 
-    from whet.load_test.terminal import show_report
+    from whet.server.load_test.terminal import show_report
 
     show_report(console if as_json else Output(), test.report)
     if as_json:

@@ -5,9 +5,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.benchmark.formats import sentence
-from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep
-from whet.benchmark.rows import COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, cells
+from whet.comparison.bench.formats import sentence
+from whet.comparison.bench.report import BenchmarkVerdict, Gate, Point, Sweep
+from whet.comparison.bench.rows import COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, cells
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.measure.on_busy import OnBusy
-from whet.units import seconds
+from whet.ui.units import seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

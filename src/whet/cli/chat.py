@@ -11,8 +11,8 @@ import typer
 from whet.cli.engine_options import DEFAULTS, DtypeOption, WeightsOption
 from whet.errors import RequestError
 from whet.fast_import import large_imports
-from whet.figures import DASH, digits, duration
 from whet.server.options import EngineOptions
+from whet.ui.figures import DASH, digits, duration
 from whet.workloads import model_directory
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from whet.figures import digits
+from whet.ui.figures import digits
 
 _FIRST_S, _LONGEST_S = 5.0, 60.0  # the pause before the second line, which doubles after each line, up to the longest
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from whet.errors import OptionError, TargetError
 from whet.models.diffusion.names import check_sampler
-from whet.stream_tuner.goal import DEFAULT_BUDGET_S, StreamGoal
 from whet.streamer.target_name import source_kind
-from whet.units import seconds
+from whet.tuner.streams.goal import DEFAULT_BUDGET_S, StreamGoal
+from whet.ui.units import seconds
 from whet.workloads import BUILTIN_STREAMS
 
 BUDGET = f"{DEFAULT_BUDGET_S / 60:g}m"

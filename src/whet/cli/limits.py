@@ -20,8 +20,8 @@ def limits(
         from rich.console import Console
 
         from whet.cli.limits_tables import facts_table, parts_table, rates_table
-        from whet.machine import describe, find_topology
-        from whet.machine.measured_limits import limits as measured_limits
+        from whet.measure.machine import describe, find_topology
+        from whet.measure.machine.measured_limits import limits as measured_limits
     console = Console(stderr=as_json)
     machine = describe()
     topology = find_topology()

@@ -3,8 +3,8 @@
 from rich.markup import escape
 from rich.table import Table
 
-from whet.machine import Limits, Machine, Topology
-from whet.machine.notebook import COLUMNS, rate_rows
+from whet.measure.machine import Limits, Machine, Topology
+from whet.measure.machine.notebook import COLUMNS, rate_rows
 
 
 def facts_table(machine: Machine) -> Table:

@@ -9,12 +9,12 @@ import typer
 
 from whet.errors import TargetError
 from whet.fast_import import large_imports
-from whet.monitor.settings import DEFAULT_PORT, check_interval
-from whet.network import LOOPBACK, checked_port
-from whet.units import seconds
+from whet.scripts.monitor.settings import DEFAULT_PORT, check_interval
+from whet.ui.network import LOOPBACK, checked_port
+from whet.ui.units import seconds
 
 if TYPE_CHECKING:
-    from whet.monitor.summary import Summary
+    from whet.scripts.monitor.summary import Summary
 
 _Command = Annotated[
     list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
@@ -61,8 +61,8 @@ def monitor(
     with large_imports():
         from rich.console import Console
 
-        from whet.monitor.monitor_command import monitor_command
-        from whet.monitor.terminal import show_summary
+        from whet.scripts.monitor.monitor_command import monitor_command
+        from whet.scripts.monitor.terminal import show_summary
     console = Console(stderr=True)
 
     def show(summary: "Summary") -> None:

@@ -10,7 +10,7 @@ from whet.cli.busy import BusyWaitOption, OnBusyOption
 from whet.errors import OptionError, TraceError, TrainingTarget
 from whet.fast_import import import_large
 from whet.measure.on_busy import OnBusy
-from whet.units import seconds
+from whet.ui.units import seconds
 from whet.workloads.target_name import check_name, is_training
 
 _Target = Annotated[
@@ -91,7 +91,7 @@ def profile(
     if step:
         _run("profile_step", "run_step", target, **options)
     elif nvtx:
-        import_large("whet.target_profiler.model").profile_nvtx(target)
+        import_large("whet.tuner.target_profile.model").profile_nvtx(target)
     else:
         _profile_target(target, {"out": out, "rows": rows, **options}, depth)
 

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.bounds import Bound
 from whet.cli.busy import INCONCLUSIVE, patience_of
 from whet.errors import WhetError
-from whet.figures import count, digits, percent
-from whet.step_profiler.report import PhaseTime, StepReport
-from whet.target_profiler.training import NUM_STEPS, profile_step
+from whet.profiling.bounds import Bound
+from whet.profiling.step.report import PhaseTime, StepReport
+from whet.tuner.target_profile.training import NUM_STEPS, profile_step
+from whet.ui.figures import count, digits, percent
 
 _WIDTH = 100  # of a sentence
 

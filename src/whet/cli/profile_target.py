@@ -12,10 +12,10 @@ from rich.text import Text
 from whet.cli.busy import INCONCLUSIVE, patience_of
 from whet.errors import WhetError
 from whet.files import names_in
-from whet.profiler.report import Report
-from whet.profiler.report import as_json as report_json
-from whet.profiler.show import show_report
-from whet.target_profiler.model import profile_target
+from whet.profiling.model.report import Report
+from whet.profiling.model.report import as_json as report_json
+from whet.profiling.model.show import show_report
+from whet.tuner.target_profile.model import profile_target
 
 
 def run_target(

@@ -12,16 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.errors import OptionError
-from whet.figures import nanoseconds as time
-from whet.figures import num_bytes, percent
-from whet.trace_profiler.changes import Change, Changed, Figure, TraceChanges
-from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
-from whet.trace_profiler.launches import Launches
-from whet.trace_profiler.notebook import counted
-from whet.trace_profiler.operators import OperatorTime
-from whet.trace_profiler.profile_trace import profile_trace
-from whet.trace_profiler.report import TraceReport
-from whet.trace_profiler.steps import StepTime
+from whet.profiling.trace.changes import Change, Changed, Figure, TraceChanges
+from whet.profiling.trace.gpu import DeviceTime, DeviceUse, Use, short_name
+from whet.profiling.trace.launches import Launches
+from whet.profiling.trace.notebook import counted
+from whet.profiling.trace.operators import OperatorTime
+from whet.profiling.trace.profile_trace import profile_trace
+from whet.profiling.trace.report import TraceReport
+from whet.profiling.trace.steps import StepTime
+from whet.ui.figures import nanoseconds as time
+from whet.ui.figures import num_bytes, percent
 
 DASH = "—"
 _KERNELS, _OPERATORS, _CALLS, _STEPS, _THREADS, _CHANGES = 10, 12, 5, 8, 4, 12  # rows shown; --json holds all

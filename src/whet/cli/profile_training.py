@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.cli.busy import INCONCLUSIVE, patience_of
-from whet.figures import DASH, duration, num_bytes, one_line, operations, percent
-from whet.target_profiler.training_layers import TrainingProfile, profile_training
-from whet.training.layer_profile import TrainingLayer
+from whet.techniques.costs.layer_profile import TrainingLayer
+from whet.tuner.target_profile.training_layers import TrainingProfile, profile_training
+from whet.ui.figures import DASH, duration, num_bytes, one_line, operations, percent
 
 
 def run_training(

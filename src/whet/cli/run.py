@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from whet.fast_import import large_imports
-from whet.scripts.script_command import ScriptCommand
+from whet.scripts.injection.script_command import ScriptCommand
 
 _Command = Annotated[
     list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
@@ -22,10 +22,10 @@ def run(command: _Command, recipe: _RecipeFile) -> None:
 
     What is applied is said on standard error. The exit code is the script's; 2 if the recipe cannot be applied.
     """
-    from whet.recipe import Recipe  # pydantic, which help does without
+    from whet.core.recipe import Recipe  # pydantic, which help does without
 
     ScriptCommand.checked(command)
     plan = Recipe.read(recipe).checked_for("training")
     with large_imports():
-        from whet.scripts.command import run_script
+        from whet.scripts.injection.command import run_script
     sys.exit(run_script(command, plan))

@@ -24,10 +24,10 @@ from whet.cli.engine_options import (
 )
 from whet.errors import OptionError
 from whet.fast_import import large_imports
-from whet.network import ANY_ORIGIN, LOOPBACK, checked_port, is_loopback
 from whet.server.options import DEFAULT_PORT, EngineOptions
 from whet.server.tool_formats import FORMATS, find_format
-from whet.units import num_bytes, seconds
+from whet.ui.network import ANY_ORIGIN, LOOPBACK, checked_port, is_loopback
+from whet.ui.units import num_bytes, seconds
 from whet.workloads import model_directory
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def _check_files(draft: str | None, recipe: Path | None, certificates: Mapping[s
     if draft is not None:
         model_directory.model_directory(draft)
     if recipe is not None:
-        from whet.recipe import Recipe
+        from whet.core.recipe import Recipe
 
         Recipe.read(recipe)
     for option, file in certificates.items():

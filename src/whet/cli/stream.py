@@ -58,10 +58,10 @@ from whet.models.diffusion.names import (
     check_sampler,
     check_strength,
 )
-from whet.network import LOOPBACK, checked_port
 from whet.streamer.frames import MAX_SIDE, Fit, Size, check_size
 from whet.streamer.target_name import check_sink, check_stream, source_kind
-from whet.units import seconds
+from whet.ui.network import LOOPBACK, checked_port
+from whet.ui.units import seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

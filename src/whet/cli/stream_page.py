@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.network import ANY_ORIGIN, LOOPBACK, bind, checked_port, is_loopback
+from whet.ui.network import ANY_ORIGIN, LOOPBACK, bind, checked_port, is_loopback
 
 if TYPE_CHECKING:
     from rich.console import Console

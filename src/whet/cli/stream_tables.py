@@ -6,10 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.cli.tables import VERDICTS, show_headline
-from whet.recipe import FILE as RECIPE
-from whet.stream_tuner.report import QUALITY, quality_figure
+from whet.core.recipe import FILE as RECIPE
 from whet.tuner import figures
 from whet.tuner.result import FILE, MeasuredVariant, Result
+from whet.tuner.streams.report import QUALITY, quality_figure
 from whet.tuner.time_account import time_sentence
 
 

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.artefact.runtime import MODEL
-from whet.recipe import FILE as RECIPE
-from whet.recipe import Step
+from whet.core.artefact.runtime import MODEL
+from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe import Step
 from whet.tuner import figures
 from whet.tuner.headline import headline
 from whet.tuner.records import TrialRecord

@@ -12,9 +12,9 @@ import typer
 from whet.cli import INTERRUPTED
 from whet.errors import OptionError
 from whet.fast_import import large_imports
-from whet.figures import duration
 from whet.trainer.toml_file import read_toml
-from whet.units import seconds
+from whet.ui.figures import duration
+from whet.ui.units import seconds
 
 if TYPE_CHECKING:
     from whet.trainer.loop import TrainResult

@@ -6,13 +6,13 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.cli.tables import VERDICTS, names_of, show_headline
-from whet.figures import num_bytes
-from whet.recipe import FILE as RECIPE
-from whet.training.memory import StepMemory
+from whet.core.recipe import FILE as RECIPE
+from whet.techniques.costs.memory import StepMemory
 from whet.tuner import figures
 from whet.tuner.result import FILE, MeasuredVariant, Result
 from whet.tuner.time_account import time_sentence
 from whet.tuner.training.words import batch_sentences, proof_of
+from whet.ui.figures import num_bytes
 
 
 def memory_line(memory: StepMemory) -> str:

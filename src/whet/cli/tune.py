@@ -14,13 +14,13 @@ from whet.cli.for_streams import ForStreams
 from whet.errors import OptionError
 from whet.fast_import import large_imports
 from whet.measure.on_busy import OnBusy
-from whet.scripts.launching import name_of, runs_python
-from whet.scripts.script_command import ScriptCommand
+from whet.scripts.injection.launching import name_of, runs_python
+from whet.scripts.injection.script_command import ScriptCommand
 from whet.streamer.target_name import names_a_stream
 from whet.techniques.names import check_excluded, technique_names, training_technique_names
 from whet.tuner.goal import MAX_SLOWDOWN, SCRIPT_STEPS, Goal, Objective
 from whet.tuner.kind_options import KindWord, check_options
-from whet.units import fraction, num_bytes, seconds
+from whet.ui.units import fraction, num_bytes, seconds
 from whet.workloads.target_name import check_name, is_training, with_training
 
 _EXIT_CODES = {"failed": 1, "inconclusive": INCONCLUSIVE}

@@ -13,21 +13,21 @@ from whet.cli import stream_tables, tables, training_tables
 from whet.cli.for_streams import ForStreams
 from whet.cli.tuning_progress import TuningProgress
 from whet.errors import StreamTarget
-from whet.figures import counted
-from whet.stream_tuner.clips import clips_of_signs
-from whet.stream_tuner.tuning import tune_stream
 from whet.streamer.sinks import open_sink
 from whet.streamer.stream import StreamOptions
 from whet.streamer.target_name import names_a_stream
+from whet.tuner.budget_plan import going_on
 from whet.tuner.command import command_line
 from whet.tuner.kind_options import KindWord, check_options
 from whet.tuner.listener import Listener
-from whet.tuner.outlook import going_on
 from whet.tuner.result import Result
 from whet.tuner.scripts.tune_script import tune_script
+from whet.tuner.streams.clips import clips_of_signs
+from whet.tuner.streams.tuning import tune_stream
 from whet.tuner.training.words import run_command
 from whet.tuner.tuning import tune
 from whet.tuner.untried import out_of_reach
+from whet.ui.figures import counted
 
 _TABLES: Mapping[KindWord, Callable[[Console, Result], None]] = {
     "inference": tables.show_result,

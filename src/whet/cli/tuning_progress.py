@@ -9,16 +9,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli import tables, training_tables
 from whet.cli.busy import show_waiting
-from whet.figures import counted
-from whet.stream_tuner.facts import StreamFacts
+from whet.tuner.budget_plan import Outlook
 from whet.tuner.facts import Facts, TargetFacts
 from whet.tuner.figures import one_line
 from whet.tuner.kind_options import KindWord, check_options
 from whet.tuner.listener import Listener
-from whet.tuner.outlook import Outlook
 from whet.tuner.records import TrialRecord
 from whet.tuner.scripts.facts import ScriptFacts
+from whet.tuner.streams.facts import StreamFacts
 from whet.tuner.training.facts import TrainingFacts
+from whet.ui.figures import counted
 
 
 class TuningProgress(Listener):

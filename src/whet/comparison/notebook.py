@@ -2,9 +2,9 @@
 
 import statistics
 
-from whet import html_tables
 from whet.comparison.claim import Claim
-from whet.figures import DASH, digits, duration
+from whet.ui import html_tables
+from whet.ui.figures import DASH, digits, duration
 
 
 def claim_html(claim: Claim) -> str:

@@ -13,12 +13,12 @@ from whet.comparison.schedules import ABBA, Rounds, Schedule, Turns
 from whet.comparison.stopping import Fixed, Sequential, Stop, UntilClear
 from whet.comparison.turns import take_turns
 from whet.comparison.variant import Variant
+from whet.core.workload.measurables import AnyWorkload, measurable_of
+from whet.core.workload.training import seed_everything
 from whet.errors import OptionError, StreamTarget, TargetError, type_name
 from whet.measure.measurable import Measurable
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
-from whet.units import duration_s
-from whet.workload.measurables import AnyWorkload, measurable_of
-from whet.workload.training import seed_everything
+from whet.ui.units import duration_s
 from whet.workloads.handover import hand_over, open_any
 from whet.workloads.target_name import check_name
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel
 
-from whet import html_tables
-from whet.figures import DASH, num_bytes
 from whet.installation.packages import Extra, Package
+from whet.ui import html_tables
+from whet.ui.figures import DASH, num_bytes
 
 _WIDTH = 24  # of the names on the page
 

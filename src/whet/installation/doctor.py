@@ -90,7 +90,7 @@ def _surroundings(advice: list[Advice]) -> dict[str, Any]:
     """Return what the machine, compilers, load and directories are. What cannot be read becomes an entry of advice."""
     try:
         surroundings = import_large("whet.installation.surroundings")
-        describe = import_module("whet.machine").describe
+        describe = import_module("whet.measure.machine").describe
     except Exception as error:  # noqa: BLE001 - a package that is broken raises whatever it stumbles over
         problem = f"the machine cannot be looked at: {named_reason(error)}"
         remedy = "mend the packages that are named here, then run whet doctor again"

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import psutil
 
-from whet.artefact import inductor
+from whet.core.artefact import inductor
 from whet.errors import WhetError, reason
 from whet.files import is_writable, size_bytes
 from whet.installation.checkup import Compiler, Hardware, MeasuredLimits, Place, State
 from whet.kernels import build
-from whet.machine import Machine, find_topology, known_limits
-from whet.machine.cache import cache_dir, compiler_directory
-from whet.machine.topology import Gpu
 from whet.measure.cgroup import cpu_quota, memory_limit
 from whet.measure.clocks import power_state
+from whet.measure.machine import Machine, find_topology, known_limits
+from whet.measure.machine.cache import cache_dir, compiler_directory
+from whet.measure.machine.topology import Gpu
 from whet.measure.quiet import glance_at_machine
 
 _GLANCE_S = 0.5  # of watching what other processes use

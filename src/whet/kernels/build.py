@@ -30,8 +30,8 @@ import torch
 from whet.errors import KernelsError, OptionError, OutputError
 from whet.files import write_whole
 from whet.kernels.prototypes import declare
-from whet.machine.cache import cache_dir
-from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
+from whet.measure.machine.cache import cache_dir
+from whet.measure.machine.cpuinfo import instruction_sets, read_cpuinfo
 
 _log = logging.getLogger("whet.kernels")
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from whet.errors import named_reason
-from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.measure.clocks import Clocks
 from whet.measure.load import NO_LOAD, Load, Read, cause_of, meter, quiet_blocks, total
 from whet.measure.measurable import Measurable
 from whet.measure.stats import percentile
+from whet.ui.figures import MIN_SAMPLES_FOR_P99
 
 Call = Callable[[], Any]
 

@@ -1,1 +1,1 @@
-"""Run a training script that nobody has changed: start it, see its loop from inside, apply a recipe, keep its files."""
+"""Watch and change programs from outside: training scripts, any command as it runs, fixes that the auditor proposes."""

@@ -9,12 +9,12 @@ from whet.models.step import ServedModel
 from whet.server.beginnings import UNREAD, Beginning, beginning
 from whet.server.detokenizer import MarkedDetokenizer
 from whet.server.grammars import Grammars, Guide
+from whet.server.output_constraint import Structure
 from whet.server.randomness import make_seed
 from whet.server.request import Request
 from whet.server.request_limits import RequestLimits
 from whet.server.sampling_params import SamplingParams
 from whet.server.stopping import OutputText
-from whet.server.structure import Structure
 from whet.server.text import Detokenizer, Tokenizer
 
 Prompt = str | Sequence[int]

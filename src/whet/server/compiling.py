@@ -16,8 +16,8 @@ from typing import Any
 
 from whet.errors import RequestError, reason
 from whet.server.isolated_process import ChildEnded, IsolatedProcess, answer_messages
+from whet.server.output_constraint import Structure
 from whet.server.schemas.writing import grammar as schema_grammar
-from whet.server.structure import Structure
 from whet.server.structure_size import inserted_schemas, why_too_large
 
 _MOST_FUEL = 2_000_000  # for the expressions of one structure: about 40 ms

@@ -5,7 +5,7 @@ import logging
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from whet.batching.loop_mail import LoopMail
+from whet.server.batching.loop_mail import LoopMail
 from whet.server.completion import Delta
 
 Abort = Callable[[str], None]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, cast, overload
 
+from whet.core.tokenizer_files.reading import FILE as TOKENIZER_FILE
 from whet.errors import OptionError, RequestError
 from whet.models.families import open_model
 from whet.models.memory_bank.state import LtmState
@@ -25,13 +26,12 @@ from whet.server.engine_memory import EngineMemory
 from whet.server.grammars import Guide
 from whet.server.loop import EngineLoop, Reservation
 from whet.server.options import EngineOptions
+from whet.server.output_constraint import Structure
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.sizing import explaining_lack_of_memory
 from whet.server.stats import Observer, Stats
-from whet.server.structure import Structure
 from whet.server.text import Tokenizer
-from whet.tokenizer_files.reading import FILE as TOKENIZER_FILE
 from whet.workloads import WEIGHTS
 
 Params = SamplingParams | Sequence[SamplingParams] | None

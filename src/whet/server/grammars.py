@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from whet.errors import MissingExtra, RequestError
 from whet.server.compiling import TRIALS, matcher, on_large_stack, short, vocabulary
-from whet.server.structure import Structure
+from whet.server.output_constraint import Structure
 from whet.server.text import Tokenizer
 
 CANNOT_GO_ON = "the structure cannot go on"  # how the error of a request begins whose structure is at fault

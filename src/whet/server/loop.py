@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
-from whet.batching.worker import Worker
 from whet.errors import EngineClosed, QueueFull, RequestError, reason
+from whet.server.batching.worker import Worker
 from whet.server.completion import Delta
 from whet.server.delivery import AsyncBridge, OnDelta, give
 from whet.server.request import Request, Status

@@ -6,10 +6,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from whet.artefact import read_manifest, set_threads
+from whet.core.artefact import read_manifest, set_threads
+from whet.core.recipe import Recipe
 from whet.errors import OptionError
 from whet.models.options import Dtype, WeightBits
-from whet.recipe import Recipe
 from whet.server.artefacts.directories import ArtefactSource, EngineSource, Source, source_of
 from whet.server.artefacts.served_artefact import MAX_WAITING, ServedArtefact
 from whet.server.artefacts.text_encoder import text_encoder

@@ -7,8 +7,8 @@ int4 weights always has 32 inputs, even if an older recipe states another size.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from whet.core.recipe import Recipe, Step
 from whet.models.options import Dtype, WeightBits
-from whet.recipe import Recipe, Step
 
 _RESTS: Mapping[object, Dtype] = {"bfloat16": "bf16", "float32": "fp32"}
 _WEIGHTS: Mapping[str, WeightBits] = {"int8_weight": "int8", "int4_weight": "int4"}

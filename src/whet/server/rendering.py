@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from whet.core.tokenizer_files.chat_template import ChatTemplate
 from whet.errors import RequestError
 from whet.server.isolated_process import ChildEnded, IsolatedProcess, answer_messages
-from whet.tokenizer_files.chat_template import ChatTemplate
 
 _CPU_S = 5.0  # for one conversation; templates of known models take milliseconds
 _MORE_BYTES = 512 * 2**20  # of the child

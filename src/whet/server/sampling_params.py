@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.errors import RequestError
-from whet.server.structure import Structure
+from whet.server.output_constraint import Structure
 
 MAX_LOGPROBS = 100  # alternatives for each token; each one is an object that is kept and sent
 MAX_STOP_STRINGS = 64

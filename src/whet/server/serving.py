@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from whet.core.recipe import Recipe
 from whet.models.options import Dtype, WeightBits
-from whet.network import LOOPBACK, bind, is_loopback
-from whet.recipe import Recipe
 from whet.server.artefacts.served_artefact import MAX_WAITING
 from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.opening import Given, checked_sources, opened
 from whet.server.options import DEFAULT_PORT, EngineOptions
+from whet.ui.network import LOOPBACK, bind, is_loopback
 from whet.workloads.model_directory import model_directory
 
 

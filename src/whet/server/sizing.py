@@ -8,9 +8,9 @@ from typing import NamedTuple
 import psutil
 
 from whet.errors import OptionError, TargetError, reason
-from whet.figures import num_bytes
 from whet.measure.cgroup import memory_limit
 from whet.models.step import Allocation, ServedModel
+from whet.ui.figures import num_bytes
 
 _SIGNS = ("allocate memory", "not enough memory", "can't start new thread", "out of memory")
 _SNAPSHOTS_OF_SEQUENCE = 4  # for each sequence that may run

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from whet.server.expression_size import MOST_PLAIN, why_expensive, why_too_plain
+from whet.server.output_constraint import Structure
 from whet.server.schema_size import nested, why_schema_expensive
-from whet.server.structure import Structure
 
 MOST_LINKS = 500  # rules of a grammar; references and levels of a schema
 MOST_LEVELS = 200  # of brackets in a grammar

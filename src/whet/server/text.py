@@ -8,14 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.errors import RequestError, TargetError
-from whet.files import read_object
-from whet.server.compression import bytes_per_token
-from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from whet.server.rendering import RENDERINGS
-from whet.tokenizer_files.byte_alphabet import BYTE_OF
-from whet.tokenizer_files.chat_template import ChatTemplate
-from whet.tokenizer_files.reading import (
+from whet.core.tokenizer_files.byte_alphabet import BYTE_OF
+from whet.core.tokenizer_files.chat_template import ChatTemplate
+from whet.core.tokenizer_files.reading import (
     CONFIG,
     FILE,
     SPECIAL_TOKENS,
@@ -24,6 +19,11 @@ from whet.tokenizer_files.reading import (
     read_tokenizer,
     special_tokens,
 )
+from whet.errors import RequestError, TargetError
+from whet.files import read_object
+from whet.server.compression import bytes_per_token
+from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from whet.server.rendering import RENDERINGS
 
 __all__ = ["Detokenizer", "Tokenizer"]
 

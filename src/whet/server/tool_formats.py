@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.errors import OptionError
-from whet.server.structure import Structure
+from whet.server.output_constraint import Structure
 
 _MOST_CALLS = 32  # in one answer that must call
 _WHITESPACE = r"\x20"  # as models were shown calls, written by json.dumps

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from whet.errors import OptionError, TargetError
-from whet.figures import percent
+from whet.ui.figures import percent
 
 if TYPE_CHECKING:  # the command line reads names and limits here, and needs no NumPy for them
     import numpy as np

@@ -12,12 +12,12 @@ import numpy as np
 from torch import Tensor
 
 from whet.errors import ModelError
-from whet.streamer.degrading import Controller, Level, levels_of
+from whet.streamer.frame_skip_filter import StillnessFilter
 from whet.streamer.frames import Frame, Image
 from whet.streamer.model import FrameModel
+from whet.streamer.quality_controller import Controller, Level, levels_of
 from whet.streamer.queues import Closed, FrameQueue
 from whet.streamer.sources import Source
-from whet.streamer.stillness import StillnessFilter
 from whet.streamer.timings import Timings
 from whet.streamer.transfers import Staged
 
@@ -66,7 +66,7 @@ class LoopOptions:
 
     Attributes:
         budget_s: Seconds that a frame may take; None for no limit.
-        degrades: Whether a stream that misses its budget does less for each frame; see `whet.streamer.degrading`.
+        degrades: Whether a stream that misses its budget does less for each frame; see quality_controller.py.
         num_waiting: Frames that may wait for the model. A live source's oldest frame makes room for its newest.
         size: Height and width of the answers; None for those that the model returns.
         stillness: Skips frames of a still scene; None computes all.

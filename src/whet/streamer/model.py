@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.core.workload.stream import Step
 from whet.errors import ModelError, type_name
 from whet.models.diffusion.colour import luma
 from whet.streamer.frames import Image, Size
 from whet.streamer.transfers import Staged, TorchCopyStreams, Transfers
-from whet.workload.stream import Step
 
 _WARM_UP_CALLS = 3  # after a rolling batch is full
 
@@ -20,7 +20,7 @@ class FrameModel:
     """Turn images into images with a step, and tell which of the optional parts the step has.
 
     Args:
-        step: The step. It may have `in_flight` and `advance()` (see `whet.workload.stream.Step`); `reset()`, which
+        step: The step. It may have `in_flight` and `advance()` (see `whet.core.workload.stream.Step`); `reset()`, which
             forgets all frames; `steps` with `change(steps)`, which discards what is in flight and goes on with so many
             steps of the sampler; and `scales`, the sizes that it can run at as shares of the full one, from 1 down.
         channels: The channels of the frames that the step takes, 1 or 3.

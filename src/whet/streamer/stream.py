@@ -9,21 +9,21 @@ from typing import Self
 
 import torch
 
+from whet.core.workload import StreamWorkload
 from whet.errors import OptionError, TargetError, WhetError
 from whet.measure.load import Observed
 from whet.models.diffusion.guidance import Guidance
-from whet.streamer.degrading import Level
+from whet.streamer.frame_skip_filter import StillnessFilter
 from whet.streamer.frames import Fit, Frame, Size
 from whet.streamer.interrupts import uninterrupted
 from whet.streamer.loop import Answer, Loop, LoopOptions
+from whet.streamer.quality_controller import Level
 from whet.streamer.report import StreamReport, times_of
 from whet.streamer.sinks import Sink
 from whet.streamer.sources import Source, open_source
-from whet.streamer.stillness import StillnessFilter
 from whet.streamer.targets import ModelOptions, Opened, open_target
 from whet.streamer.timings import Timings
 from whet.streamer.writing import NUM_WAITING, Outlet, SinkOutlet, Writer
-from whet.workload import StreamWorkload
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.core.workload import StreamWorkload
 from whet.errors import OptionError, TargetError, foreign
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
 from whet.models.diffusion.directory import Parts, read_parts, unread_settings
@@ -24,10 +25,9 @@ from whet.models.diffusion.unet import load_unet
 from whet.models.diffusion.unet_frames import UNetFrames
 from whet.streamer.frames import Size
 from whet.streamer.model import FrameModel
-from whet.streamer.replaced import Replacements
+from whet.streamer.module_swaps import Replacements
 from whet.streamer.target_name import is_tuned, refuse_directory, reject
 from whet.streamer.tuned import load_model, read_tuned, with_settings
-from whet.workload import StreamWorkload
 from whet.workloads import BUILTIN_STREAMS, signs_stream
 from whet.workloads.target import resolve_any
 

@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.figures import DASH, digits, duration, percent
 from whet.streamer.report import MOST_LATE, Spread, StreamReport
+from whet.ui.figures import DASH, digits, duration, percent
 
 _WORDS = {
     "still": "of a still scene, repeated",

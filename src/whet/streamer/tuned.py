@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from whet.artefact import load
+from whet.core.artefact import load
 from whet.errors import OptionError, TargetError, WhetError, reason
 from whet.files import write_whole
 from whet.models.diffusion.guidance import Guidance
-from whet.streamer.replaced import Shapes
+from whet.streamer.module_swaps import Shapes
 from whet.streamer.target_name import TUNED_FILE, is_tuned
 
 FILE = TUNED_FILE

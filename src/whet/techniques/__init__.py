@@ -1,8 +1,8 @@
 """Find every optimisation that whet knows.
 
 One technique is one file in the folder of its stage. No other list names it. A file defines a frozen `Options`, the
-functions `check`, `predict` and `apply`, and ends with `TECHNIQUE = Technique(...)`. whet.technique.Technique describes
-what these functions take and return.
+functions `check`, `predict` and `apply`, and ends with `TECHNIQUE = Technique(...)`. `Technique` (technique.py)
+describes what these functions take and return.
 """
 
 import pkgutil
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whet.technique import Technique
+    from whet.techniques.technique import Technique
 
     TABLE: dict[str, Technique]
 
@@ -19,7 +19,7 @@ __all__ = ["FOLLOWING", "TABLE"]
 
 def _found() -> "dict[str, Technique]":
     """Import every file in the folders of the stages, and return the techniques in the order in which they compose."""
-    from whet.technique import STAGES
+    from whet.techniques.technique import STAGES
 
     found: list[Technique] = []
     for stage in STAGES:

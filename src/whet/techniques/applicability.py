@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from whet.machine import Machine
-from whet.technique import AnyTechnique, Applies
+from whet.measure.machine import Machine
+from whet.techniques.technique import AnyTechnique, Applies
 
 
 def options_that_apply(

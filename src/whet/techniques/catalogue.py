@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.card_sections import read_sections
-from whet.machine import describe
+from whet.core.workload import ExaminedWorkload, InferenceWorkload, TrainingWorkload, examine
+from whet.measure.machine import describe
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.fresh import fresh_decoder
-from whet.technique import AnyTechnique, Technique
 from whet.techniques import TABLE
 from whet.techniques.applicability import options_that_apply
 from whet.techniques.names import check_technique
+from whet.techniques.technique import AnyTechnique, Technique
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_catalogue import loops_of, runs_here
-from whet.training.technique import TrainingTechnique
-from whet.workload import ExaminedWorkload, InferenceWorkload, TrainingWorkload, examine
+from whet.techniques.training_technique import TrainingTechnique
+from whet.ui.card_sections import read_sections
 
 MEASURED = Path(__file__).with_name("measured.json")  # written by benchmarks/results.py
 _NUM_LINEAR = 16  # with fewer, keep_precision could not leave 16 layers in floating point and still quantise one

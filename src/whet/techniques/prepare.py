@@ -9,17 +9,17 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from whet.core.recipe import Recipe, Step
 from whet.errors import RecipeError
-from whet.machine import describe
-from whet.recipe import Recipe, Step
-from whet.technique import named
+from whet.measure.machine import describe
+from whet.techniques.applied import applied, still_to_apply
+from whet.techniques.mechanisms.later_notes import tell_later
+from whet.techniques.mechanisms.optimizers import guard_state
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.prepared import current, is_prepared, remember
+from whet.techniques.technique import named
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.applied import applied, still_to_apply
-from whet.training.later_notes import tell_later
-from whet.training.optimizers import guard_state
-from whet.training.parts import Parts
-from whet.training.prepared import current, is_prepared, remember
-from whet.training.technique import TrainingStage
+from whet.techniques.training_technique import TrainingStage
 
 _LOG = logging.getLogger("whet")
 _WRAPPERS = {  # modules of classes that wrap a model or an optimiser, and the call that does

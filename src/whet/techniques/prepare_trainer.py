@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from whet.core.recipe import Recipe
 from whet.errors import OptionError, RecipeError
-from whet.recipe import Recipe
-from whet.technique import named
+from whet.techniques.mechanisms.uses import Use
 from whet.techniques.prepare import prepare
+from whet.techniques.technique import named
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.uses import Use
 
 
 def prepare_trainer(trainer: Any, *, recipe: Recipe | str | os.PathLike[str]) -> Any:

@@ -6,14 +6,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from whet.machine import Machine
-from whet.recipe import Step
+from whet.core.recipe import Step
+from whet.core.workload import TrainingWorkload
+from whet.core.workload.training import Trainer
+from whet.measure.machine import Machine
+from whet.techniques.applied import applied, refusals
+from whet.techniques.mechanisms.later_notes import all_notes
+from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.applied import applied, refusals
-from whet.training.later_notes import all_notes
-from whet.training.parts import Parts
-from whet.workload import TrainingWorkload
-from whet.workload.training import Trainer
 
 NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at once"
 

@@ -9,16 +9,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from whet.core.signature import FlatModel
+from whet.core.workload import ExaminedWorkload, TrainingWorkload
 from whet.errors import OptionError, RecipeError, TargetError, WhetError
-from whet.machine import Limits
-from whet.profiler import Profile
-from whet.signature import FlatModel
-from whet.technique import Candidate
-from whet.training.distillation import distilled
-from whet.training.pruning.cost import cost_of
-from whet.training.pruning.fine_tuning import fine_tune, fine_tuned_once, key_of
-from whet.training.pruning.importance import IMPORTANCES
-from whet.workload import ExaminedWorkload, TrainingWorkload
+from whet.measure.machine import Limits
+from whet.profiling.model import Profile
+from whet.techniques.mechanisms.distillation import distilled
+from whet.techniques.mechanisms.pruning.cost import cost_of
+from whet.techniques.mechanisms.pruning.fine_tuning import fine_tune, fine_tuned_once, key_of
+from whet.techniques.mechanisms.pruning.importance import IMPORTANCES
+from whet.techniques.technique import Candidate
 
 PRUNING = "pruning"  # the group of the techniques that make a model smaller, which exclude each other
 

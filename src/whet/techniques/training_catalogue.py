@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from whet.machine import describe
-from whet.technique import Applies, NotApplicable
+from whet.measure.machine import describe
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.uses import Use
+from whet.techniques.technique import Applies, NotApplicable
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.parts import Parts
-from whet.training.technique import TrainingTechnique
-from whet.training.uses import Use
+from whet.techniques.training_technique import TrainingTechnique
 
 
 def loops_of(technique: TrainingTechnique) -> dict[str, str]:

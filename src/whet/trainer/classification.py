@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.core.workload.micro_batches import counted
 from whet.errors import OptionError
 from whet.trainer.config import DataSection, TrainConfig
 from whet.trainer.labelled import (
@@ -26,9 +27,8 @@ from whet.trainer.labelled import (
     read_examples,
 )
 from whet.trainer.model import Batch, TrainedModel
-from whet.training.tokens.order import Order
-from whet.training.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
-from whet.workload.micro_batches import counted
+from whet.trainer.tokens.order import Order
+from whet.trainer.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
 from whet.workloads.huggingface_classifier import OpenedClassifier, load_classifier
 from whet.workloads.text_encoder import position_limit
 

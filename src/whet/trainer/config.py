@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from whet.errors import OptionError
+from whet.techniques.proof.divergence import FAR, PATIENCE
 from whet.trainer.fine_tuning import DistillSection, LoraSection
 from whet.trainer.prune_section import PruneSection
 from whet.trainer.section import Count, Rate, Section, Share
 from whet.trainer.toml_file import read_toml
-from whet.training.divergence import FAR, PATIENCE
 
 
 class ModelSection(BaseModel):

@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from whet.core.tokenizer_files.reading import FILE as TOKENIZER
 from whet.errors import OptionError, TargetError, foreign
-from whet.tokenizer_files.reading import FILE as TOKENIZER
+from whet.techniques.mechanisms.packing.packing import IGNORED, TokenBatch
 from whet.trainer.config import DataSection, TrainConfig
 from whet.trainer.model import Batch
-from whet.training.packing import IGNORED, TokenBatch
-from whet.training.tokens.batches import PackedRows, Rows, TokenBatches, Windows, split
-from whet.training.tokens.file_digests import check_untouched, file_identity
-from whet.training.tokens.store import TokenStore, open_raw
-from whet.training.tokens.tokenise import characters_of, tokenised
-from whet.training.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
-from whet.training.tokens.worker_batches import WorkerBatches
+from whet.trainer.tokens.batches import PackedRows, Rows, TokenBatches, Windows, split
+from whet.trainer.tokens.file_digests import check_untouched, file_identity
+from whet.trainer.tokens.store import TokenStore, open_raw
+from whet.trainer.tokens.tokenise import characters_of, tokenised
+from whet.trainer.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
+from whet.trainer.tokens.worker_batches import WorkerBatches
 
 _TOKENS = (".bin", ".npy")
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from whet.errors import OutputError, reason
 from whet.files import replace_directory
+from whet.techniques.mechanisms.distillation import MAPS
 from whet.trainer.setup import SetUp
-from whet.training.distillation import MAPS
 
 
 def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:

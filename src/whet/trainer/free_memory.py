@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from whet.errors import TargetError
-from whet.figures import num_bytes
 from whet.measure.memory import free_bytes
 from whet.models.trainable import Trainable
+from whet.ui.figures import num_bytes
 
 
 def check_room(family: Trainable, config: Any) -> None:

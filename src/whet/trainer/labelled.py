@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from whet.errors import TargetError, foreign, type_name
 from whet.trainer.config import DataSection
 from whet.trainer.model import Batch
-from whet.training.tokens.documents import records
-from whet.training.tokens.order import Order
+from whet.trainer.tokens.documents import records
+from whet.trainer.tokens.order import Order
 
 Label = str | int
 _TOGETHER = 1024  # texts that are encoded together

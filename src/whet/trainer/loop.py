@@ -10,28 +10,28 @@ from typing import Any
 
 import torch
 
+from whet.core.recipe import Step
+from whet.core.workload import TrainingWorkload
 from whet.errors import ModelError, OptionError, RecipeError, WhetError
 from whet.files import usable_directory
-from whet.machine import describe
-from whet.monitor.monitor import Monitor
-from whet.recipe import Step
+from whet.measure.machine import describe
+from whet.scripts.monitor.monitor import Monitor
+from whet.techniques.applied import still_to_apply
+from whet.techniques.mechanisms.evaluating import evaluating
+from whet.techniques.mechanisms.later_notes import NUM_STEPS
+from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, updates_plainly
+from whet.techniques.proof.divergence import LossWatch
 from whet.techniques.training import TRAINING_TABLE
+from whet.trainer.checkpoints import Checkpoints, Found, RunLock
 from whet.trainer.export import write_model
-from whet.trainer.journal import Journal, Line
 from whet.trainer.memory_parts import check_memory, memory_told
+from whet.trainer.metrics_log import Journal, Line
 from whet.trainer.pruning import gradual_pruning
 from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
-from whet.training.applied import still_to_apply
-from whet.training.checkpoints import Checkpoints, Found, RunLock
-from whet.training.divergence import LossWatch
-from whet.training.evaluating import evaluating
-from whet.training.later_notes import NUM_STEPS
-from whet.training.parts import Parts
-from whet.workload import TrainingWorkload
 
 CHECKPOINTS, MODEL = "checkpoints", "model"
 

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whet.errors import MissingExtra, OptionError, TargetError, foreign
+from whet.techniques.mechanisms.distillation import blocks_of
 from whet.trainer.fine_tuning import LoraSection
 from whet.trainer.model import TrainedModel
-from whet.training.distillation import blocks_of
 
 ADAPTER = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"

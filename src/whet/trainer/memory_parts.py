@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 
 from whet.errors import TargetError, WhetError, is_out_of_memory, memory_shortage, reason
-from whet.figures import num_bytes
 from whet.measure.memory import free_bytes
+from whet.techniques.costs.memory import step_memory
+from whet.techniques.costs.saved_activations import saved_activations
 from whet.trainer.setup import ACCUMULATION, SetUp
-from whet.training.memory import step_memory
-from whet.training.saved_activations import saved_activations
+from whet.ui.figures import num_bytes
 
 _FLOAT_BYTES = 4
 _MOMENTS = {"adamw": 2, "adam": 2, "sgd": 1}  # tensors of a parameter's size in the optimiser's state

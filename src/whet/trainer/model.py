@@ -15,11 +15,11 @@ from whet.models.config_file import read_json
 from whet.models.decoder.reference import Decoder
 from whet.models.families import FAMILIES, model_type_of
 from whet.models.trainable import Trainable
+from whet.techniques.mechanisms.packing.packed_attention import Documents
+from whet.techniques.mechanisms.packing.packed_models import arguments_of, why_not
+from whet.techniques.mechanisms.packing.packing import IGNORED
+from whet.techniques.mechanisms.pruning.decoders import Kept, changed_config, cut_decoder
 from whet.trainer.free_memory import check_room
-from whet.training.packed_attention import Documents
-from whet.training.packed_models import arguments_of, why_not
-from whet.training.packing import IGNORED
-from whet.training.pruning.decoders import Kept, changed_config, cut_decoder
 
 _CARRIES = "this model carries what it has read from one document into the next"
 Batch = dict[str, Tensor]

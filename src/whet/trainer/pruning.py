@@ -3,16 +3,16 @@
 from torch import nn
 
 from whet.errors import OptionError, TargetError
+from whet.techniques.mechanisms.pruning.cost import cost_of
+from whet.techniques.mechanisms.pruning.decoders import refusal
+from whet.techniques.mechanisms.pruning.importance import Amounts, decoder_scores, first_batches, kept_by
+from whet.techniques.mechanisms.pruning.schedule import CubicSchedule
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData
+from whet.trainer.gradual_pruning import GradualPruning
 from whet.trainer.model import TrainedModel, cut_model
 from whet.trainer.prune_section import PruneSection
 from whet.trainer.workload import workload_of
-from whet.training.pruning.cost import cost_of
-from whet.training.pruning.decoders import refusal
-from whet.training.pruning.gradual import GradualPruning
-from whet.training.pruning.importance import Amounts, decoder_scores, first_batches, kept_by
-from whet.training.pruning.schedule import CubicSchedule
 
 
 def check_structured(config: TrainConfig, opened: TrainedModel | None) -> None:

@@ -7,9 +7,10 @@ from functools import cached_property
 
 import torch
 
+from whet.core.recipe import Recipe, Step
+from whet.core.workload import TrainingWorkload
 from whet.errors import OptionError, RecipeError, TargetError
-from whet.machine import describe
-from whet.recipe import Recipe, Step
+from whet.measure.machine import describe
 from whet.trainer.classification import ClassificationData, open_classification
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
@@ -18,9 +19,8 @@ from whet.trainer.lora import with_lora
 from whet.trainer.model import Batch, TrainedModel, new_model, open_model
 from whet.trainer.pruning import check_structured, cut_to_size
 from whet.trainer.teacher import Teacher, open_teacher
+from whet.trainer.tokens.file_digests import tokens_cache, weights_digest
 from whet.trainer.workload import workload_of
-from whet.training.tokens.file_digests import tokens_cache, weights_digest
-from whet.workload import TrainingWorkload
 
 ACCUMULATION = "accumulation"
 # What must not change between two starts of a run: it would be another training.

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from whet.training.checkpoints import (
+from whet.core.workload.training import Trainer
+from whet.trainer.checkpoints import (
     TrainingState,
     generator_state,
     load_generators,
@@ -11,9 +12,8 @@ from whet.training.checkpoints import (
     model_tensors,
     optimizer_tensors,
 )
-from whet.training.checkpoints.state import MODEL
-from whet.training.pruning.gradual import GradualPruning
-from whet.workload.training import Trainer
+from whet.trainer.checkpoints.state import MODEL
+from whet.trainer.gradual_pruning import GradualPruning
 
 RUN = "run"  # the part of a checkpoint that the loop itself keeps
 _SCHEDULE = "schedule"

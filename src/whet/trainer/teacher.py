@@ -5,18 +5,18 @@ from typing import Any
 
 from torch import nn
 
+from whet.core.recipe import Step
+from whet.core.tokenizer_files.reading import FILE as TOKENIZER
+from whet.core.workload import TrainingWorkload
 from whet.errors import OptionError, RecipeError
 from whet.models.config_file import FILE
-from whet.recipe import Step
-from whet.tokenizer_files.reading import FILE as TOKENIZER
+from whet.techniques.mechanisms.distillation import HiddenStates, blocks_of, distilled, even_layers
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData
 from whet.trainer.fine_tuning import DistillSection
 from whet.trainer.model import TrainedModel, open_model
-from whet.training.distillation import HiddenStates, blocks_of, distilled, even_layers
-from whet.training.tokens.file_digests import tokens_cache, weights_digest
-from whet.training.tokens.tokenizer import load_tokenizer
-from whet.workload import TrainingWorkload
+from whet.trainer.tokens.file_digests import tokens_cache, weights_digest
+from whet.trainer.tokens.tokenizer import load_tokenizer
 
 _HIDES_LAYERS = ("compile", "activation_budget")  # techniques after which the layers' outputs are not seen
 

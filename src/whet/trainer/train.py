@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from whet.errors import OptionError
+from whet.trainer.checkpoints import step_directories
 from whet.trainer.config import TrainConfig, read_config
 from whet.trainer.loop import CHECKPOINTS, TrainResult, run
 from whet.trainer.setup import set_up
 from whet.trainer.tuned import TUNED, Progress, is_tuned, tuned_recipe
-from whet.training.checkpoints import step_directories
-from whet.units import duration_s
+from whet.ui.units import duration_s
 
 Objective = Literal["throughput", "memory"]
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from whet.core.workload import Predict, Quality, TrainingWorkload
+from whet.core.workload.plain_parameters import plain_parameters
 from whet.trainer.config import OptimizerSection, ScheduleSection, TrainConfig
 from whet.trainer.model import Batch, TrainedModel
-from whet.workload import Predict, Quality, TrainingWorkload
-from whet.workload.plain_parameters import plain_parameters
 
 HELD_OUT_LOSS = "held-out loss"
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from whet.core.signature import argument_of
+from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError
 from whet.measure.closeness import Sums
-from whet.signature import argument_of
 from whet.tuner.records import Agreement
-from whet.workload import ExaminedWorkload
 
 
 def agree(examined: ExaminedWorkload, run: Callable[..., Sequence[Tensor]]) -> Agreement:

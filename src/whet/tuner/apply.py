@@ -13,12 +13,13 @@ from pathlib import Path
 
 from torch import nn
 
-from whet.artefact import MANIFEST, Artefact
+from whet.core.artefact import MANIFEST, Artefact
+from whet.core.recipe import Recipe
+from whet.core.signature import Batch
+from whet.core.workload import Workload, examine
 from whet.errors import ArtefactError, OptionError, OutputError, TargetError
 from whet.files import check_new_directory, replace_directory, writable_parent
-from whet.machine import describe
-from whet.recipe import Recipe
-from whet.signature import Batch
+from whet.measure.machine import describe
 from whet.tuner.batch import with_free_batch
 from whet.tuner.budget import Runner
 from whet.tuner.build import in_order, is_in_process, options_of, refusals
@@ -28,7 +29,6 @@ from whet.tuner.processes import isolated
 from whet.tuner.recipe_replay import AppliedSteps, Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
 from whet.tuner.reloading import refusal, reload_failure
 from whet.tuner.trial import make_variant
-from whet.workload import Workload, examine
 from whet.workloads import resolve
 from whet.workloads.text_encoder import save_text_use
 

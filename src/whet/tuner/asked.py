@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.tuner.command import command_line, without_password
 from whet.tuner.goal import BUDGET_S, Goal
 from whet.tuner.preparation import checked_directory

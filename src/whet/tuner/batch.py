@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whet.artefact import Artefact, load
-from whet.artefact.inductor import CompileRuntime
-from whet.artefact.shape_guards import Guards
+from whet.core.artefact import Artefact, load
+from whet.core.artefact.inductor import CompileRuntime
+from whet.core.artefact.shape_guards import Guards
+from whet.core.recipe import Step
+from whet.core.signature import output_tensors, read_output
+from whet.core.workload import ExaminedWorkload, samples_of
 from whet.errors import MissingExtra, TargetError, reason
 from whet.measure.closeness import finite_entries
-from whet.recipe import Step
-from whet.signature import output_tensors, read_output
 from whet.tuner.build import build
 from whet.tuner.known_target import BatchDimension
-from whet.workload import ExaminedWorkload, samples_of
 
 _TOLERANCE = 1e-3  # times a usual value: another batch size may add in another order, which changes results this much
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whet.artefact import program
+from whet.core.artefact import program
+from whet.core.recipe import Step
+from whet.core.workload import ExaminedWorkload
 from whet.errors import RecipeError
-from whet.machine import Machine
-from whet.recipe import Step
-from whet.technique import AnyTechnique, Candidate, NotApplicable, Stage, Technique, named
-from whet.technique import options_of as technique_options
+from whet.measure.machine import Machine
 from whet.techniques import TABLE
-from whet.workload import ExaminedWorkload
+from whet.techniques.technique import AnyTechnique, Candidate, NotApplicable, Stage, Technique, named
+from whet.techniques.technique import options_of as technique_options
 
 
 def options_of(step: Step) -> Any:

@@ -6,7 +6,7 @@ from whet.comparison.claim import Claim
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE
 from whet.tuner import figures
-from whet.tuner.outlook import TIMING_S
+from whet.tuner.budget_plan import TIMING_S
 from whet.tuner.records import Timing, TrialRecord
 from whet.tuner.trial import TrialRequest, screen_again
 from whet.tuner.trial_context import TrialContext

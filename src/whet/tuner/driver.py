@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from whet.core.recipe import FILE as RECIPE
 from whet.files import write_whole
-from whet.machine import versions
+from whet.measure.machine import versions
 from whet.measure.quiet import Patience
-from whet.recipe import FILE as RECIPE
 from whet.tuner.budget import Budget
 from whet.tuner.finals import Finals, compare_finalists
 from whet.tuner.improvement import best_first

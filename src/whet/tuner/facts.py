@@ -4,9 +4,9 @@ from typing import Any, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.signature import Signature
+from whet.core.signature import Signature
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
 from whet.tuner.known_target import BatchDimension
 from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whet.comparison.claim import Claim, claim_of
-from whet.figures import DASH, digits, num_bytes, one_line, operations, percent
-from whet.figures import milliseconds as duration
 from whet.measure.stats import MAX_NOISE
 from whet.techniques import TABLE
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.result import MeasuredVariant, Result
+from whet.ui.figures import DASH, digits, num_bytes, one_line, operations, percent
+from whet.ui.figures import milliseconds as duration
 
 __all__ = ["DASH", "digits", "duration", "num_bytes", "one_line", "operations", "percent"]
 

@@ -13,8 +13,8 @@ from whet.comparison.run import Run
 from whet.comparison.stopping import Fixed
 from whet.measure.load import total
 from whet.measure.stats import noise_floor
+from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS
 from whet.tuner.kind import Kind
-from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
 

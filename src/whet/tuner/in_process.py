@@ -2,11 +2,11 @@
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from whet.artefact import Artefact, Manifest, set_threads
 from whet.comparison.run import Run
-from whet.recipe import Step
-from whet.signature import Signature
-from whet.technique import Candidate
+from whet.core.artefact import Artefact, Manifest, set_threads
+from whet.core.recipe import Step
+from whet.core.signature import Signature
+from whet.techniques.technique import Candidate
 from whet.tuner.build import build
 from whet.tuner.known_target import KnownTarget
 from whet.tuner.variant_process import time_alone

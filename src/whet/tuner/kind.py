@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Literal
 from whet.comparison.claim import Claim
 from whet.comparison.run import Run, Side
 from whet.comparison.schedules import ABBA, Schedule
+from whet.core.recipe import Recipe, Step
 from whet.measure.quiet import Patience
-from whet.recipe import Recipe, Step
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
 from whet.tuner.facts import Facts, KnownFacts

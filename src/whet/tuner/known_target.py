@@ -17,10 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from whet.core.scripted import stateless
+from whet.core.signature import Signature, output_tensors, split, tensors_of
+from whet.core.workload import ExaminedWorkload, InferenceWorkload, examine, is_near
 from whet.measure.clock import use_device_of
-from whet.scripted import stateless
-from whet.signature import Signature, output_tensors, split, tensors_of
-from whet.workload import ExaminedWorkload, InferenceWorkload, examine, is_near
 from whet.workloads.handover import open_target
 
 INPUTS = "inputs.safetensors"

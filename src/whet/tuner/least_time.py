@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from whet.machine import Limits
-from whet.machine.limits import element_bytes
-from whet.profiler import Profile, least_time_s
-from whet.recipe import Step
+from whet.core.recipe import Step
+from whet.measure.machine import Limits
+from whet.measure.machine.limits import element_bytes
+from whet.profiling.model import Profile, least_time_s
 from whet.tuner.build import technique_of
 
 

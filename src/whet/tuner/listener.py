@@ -1,7 +1,7 @@
 """Tell whoever watches a search how it goes."""
 
+from whet.tuner.budget_plan import Outlook
 from whet.tuner.facts import Facts
-from whet.tuner.outlook import Outlook
 from whet.tuner.records import TrialRecord
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from whet.training.loss_proof import LossPair, LossProof, is_over, judge
+from whet.techniques.proof.loss_proof import LossPair, LossProof, is_over, judge
 
 
 def prove_in_pairs(

@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from whet.artefact.runtime import MANIFEST
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.run import Run
 from whet.comparison.schedules import Rounds, Schedule
+from whet.core.artefact.runtime import MANIFEST
+from whet.core.recipe import Recipe, Step
 from whet.errors import ModelError, OptionError
 from whet.measure.isolate import FailureKind, Outcome
-from whet.recipe import Recipe, Step
 from whet.techniques import TABLE
 from whet.techniques.names import check_excluded
 from whet.techniques.training import TRAINING_TABLE
 from whet.tuner.asked import Asked
 from whet.tuner.budget import BudgetEnded, Runner, needed_for
+from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS, Costs, Outlook, saving_s
 from whet.tuner.build import is_in_process
 from whet.tuner.doubt import doubt_about
 from whet.tuner.facts import TargetFacts
@@ -30,7 +31,6 @@ from whet.tuner.kind import Kind, OtherKind, Work
 from whet.tuner.kind_options import KindWord
 from whet.tuner.model_points import gain_sentence, measured, screened_original, screened_point
 from whet.tuner.model_sides import ModelSide, peak_bytes_of
-from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, Costs, Outlook, saving_s
 from whet.tuner.plan import compile_only
 from whet.tuner.preparation import check_memory, prepare_work_directory
 from whet.tuner.prepared_target import Prepared

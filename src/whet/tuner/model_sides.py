@@ -8,8 +8,8 @@ from pathlib import Path
 from whet.comparison.run import Run
 from whet.measure.isolate import Outcome
 from whet.tuner.budget import BudgetEnded
+from whet.tuner.budget_plan import RUN_S
 from whet.tuner.finals import ORIGINAL
-from whet.tuner.outlook import RUN_S
 from whet.tuner.records import TrialRecord
 from whet.tuner.trial_context import TrialContext
 

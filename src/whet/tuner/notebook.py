@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from whet import html_tables
 from whet.tuner import figures
 from whet.tuner.apply import Applied
 from whet.tuner.result import MeasuredVariant, Result
+from whet.ui import html_tables
 
 _COLUMNS = ("variant", "latency", "speedup", "95%", "faster?", "quality", "size", "memory")
 

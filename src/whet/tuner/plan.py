@@ -13,8 +13,8 @@ a time. After that the sampler chooses.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from whet.recipe import Recipe, Step
-from whet.technique import PRECISION
+from whet.core.recipe import Recipe, Step
+from whet.techniques.technique import PRECISION
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space

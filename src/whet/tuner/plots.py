@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from whet.bounds import Bound
 from whet.errors import MissingExtra
+from whet.profiling.bounds import Bound
 from whet.tuner import figures
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import LayerRow, Result

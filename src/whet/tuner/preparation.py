@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whet.core.recipe import FILE as RECIPE
 from whet.errors import OptionError, OutputError, StudyError
-from whet.figures import num_bytes
 from whet.files import names_in, writable_parent
 from whet.measure.isolate import QUIET, run_isolated
 from whet.measure.memory import bare_process
-from whet.recipe import FILE as RECIPE
 from whet.tuner.facts import Facts, KnownFacts
 from whet.tuner.known_target import INPUTS, OUTPUTS
 from whet.tuner.study import FILE as STUDY
 from whet.tuner.study import Study, default_storage
+from whet.ui.figures import num_bytes
 
 if TYPE_CHECKING:
     from whet.tuner.kind import Kind

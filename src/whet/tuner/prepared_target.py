@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import nn
 
+from whet.core.signature import Batch
+from whet.core.workload import Quality, TrainingWorkload, Workload
 from whet.errors import TargetError
-from whet.signature import Batch
-from whet.workload import Quality, TrainingWorkload, Workload
 from whet.workloads.fine_tuning import trained_by
 from whet.workloads.handover import hand_over
 from whet.workloads.target_name import with_training

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from whet.machine import describe
 from whet.measure.allocator import steady
 from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Arguments, Function, Outcome, run_isolated
+from whet.measure.machine import describe
 from whet.tuner.budget import Runner
 
 # What the forks of a search call, and their server imports. Runtimes are not among these modules: some patch torch when

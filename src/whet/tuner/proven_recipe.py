@@ -1,6 +1,6 @@
 """Make the recipe of a result, with the evidence for it."""
 
-from whet.recipe import Evidence, Recipe
+from whet.core.recipe import Evidence, Recipe
 from whet.tuner.result import Result
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from whet.core.recipe import Step
+from whet.core.workload import Workload, examine, unseen_inputs
 from whet.errors import RecipeRefused
-from whet.machine import describe
-from whet.recipe import Step
+from whet.measure.machine import describe
 from whet.tuner.agreement import agree
 from whet.tuner.batch import with_free_batch
 from whet.tuner.build import refusals
@@ -20,7 +21,6 @@ from whet.tuner.known_target import INPUTS, KEPT, write_inputs
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.target_examination import AGREEMENT, architecture, checkpoint_bytes
 from whet.tuner.trial import judge, make_variant
-from whet.workload import Workload, examine, unseen_inputs
 from whet.workloads.handover import open_target
 
 

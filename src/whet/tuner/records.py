@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from whet.recipe import Recipe, Step
-from whet.training.gradients import GradientProof
-from whet.training.memory import StepMemory
-from whet.training.updates import UpdateProof
+from whet.core.recipe import Recipe, Step
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.proof.gradients import GradientProof
+from whet.techniques.proof.updates import UpdateProof
 
 Status = Literal["done", "rejected", "failed", "refused", "running", "stopped"]
 """A trial was "stopped" if the time budget was used up while it ran."""

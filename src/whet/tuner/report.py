@@ -17,14 +17,13 @@ import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from whet import look
-from whet.artefact.runtime import MODEL
+from whet.core.artefact.runtime import MODEL
+from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe import Recipe
 from whet.errors import MissingExtra, TargetError, how_to_install
 from whet.files import write_whole
 from whet.models.config_file import read_json
 from whet.models.families import FAMILIES
-from whet.recipe import FILE as RECIPE
-from whet.recipe import Recipe
 from whet.tuner import figures, plots
 from whet.tuner.figures import DASH
 from whet.tuner.headline import headline
@@ -32,6 +31,7 @@ from whet.tuner.key_figures import key_figures, record_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.verdict import noise_in_words
+from whet.ui import page_style
 from whet.workloads.model_directory import model_directory
 
 _HERE = Path(__file__).parent
@@ -79,7 +79,7 @@ def render(result: Result, toml: str) -> str:
     points = figures.final_points(result)
     return environment().get_template("report.html.j2").render(
         r=result,
-        css=Markup(look.style((_HERE / "report.css").read_text(encoding="utf-8"))),
+        css=Markup(page_style.style((_HERE / "report.css").read_text(encoding="utf-8"))),
         verdict_word=VERDICTS[result.verdict],
         tone=TONES[result.verdict],
         said=headline(result),

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from whet.artefact import load
-from whet.artefact.runtime import MODEL, RESULT
+from whet.core.artefact import load
+from whet.core.artefact.runtime import MODEL, RESULT
+from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe import Recipe, Step
 from whet.errors import ArtefactError
-from whet.recipe import FILE as RECIPE
-from whet.recipe import Recipe, Step
-from whet.training.loss_proof import LossProof
-from whet.training.step_profile import StepProfile
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner.goal import Objective
 from whet.tuner.kind_options import KindWord
 from whet.tuner.records import Agreement, QualityChange, StreamFigures, TrainingEvidence, TrialRecord

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from whet.artefact.runtime import MODEL
+from whet.core.artefact.runtime import MODEL
 from whet.files import replace_directory
 from whet.tuner.budget import BudgetEnded
 from whet.tuner.build import is_in_process

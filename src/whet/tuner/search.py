@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from whet.comparison.run import Run
-from whet.machine import describe
+from whet.core.recipe import Recipe
 from whet.measure.isolate import Arguments, Function, Outcome
+from whet.measure.machine import describe
 from whet.measure.quiet import Patience
-from whet.recipe import Recipe
 from whet.tuner.budget import BudgetEnded, run_within
+from whet.tuner.budget_plan import MIN_TRIAL_S, TIMING_S
 from whet.tuner.build import is_in_process
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.outlook import MIN_TRIAL_S, TIMING_S
 from whet.tuner.plan import compile_only, next_recipe
 from whet.tuner.records import Status, TrialOutcome, TrialRecord
 from whet.tuner.space import Space

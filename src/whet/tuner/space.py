@@ -11,17 +11,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from whet.artefact import program
-from whet.machine import Limits, Machine
-from whet.machine.limits import element_bytes
-from whet.profiler import Profile
-from whet.recipe import Recipe, Step
-from whet.technique import BACKEND, PRECISION, AnyTechnique, Technique
+from whet.core.artefact import program
+from whet.core.recipe import Recipe, Step
+from whet.core.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.measure.machine.limits import element_bytes
+from whet.profiling.model import Profile
 from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.applicability import options_that_apply
+from whet.techniques.technique import BACKEND, PRECISION, AnyTechnique, Technique
 from whet.tuner.build import graph_refusal, in_order, is_in_process
 from whet.tuner.result import RefusedTechnique
-from whet.workload import ExaminedWorkload
 
 NONE = "none"
 COMPILE_ONLY = Step(technique="inductor", options={"engine": "jit", "freezing": False})

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from sqlalchemy import make_url
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
+from whet.core.recipe import Recipe
 from whet.errors import OutputError, StudyError, reason
 from whet.files import check_file
-from whet.recipe import Recipe
 from whet.tuner.command import without_password
 from whet.tuner.facts import Facts, KnownFacts
 from whet.tuner.records import TrialRecord

@@ -9,18 +9,18 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from whet.artefact import program
-from whet.machine import Limits, describe
-from whet.machine.limits import load_limits
+from whet.core.artefact import program
+from whet.core.workload import StreamWorkload, TrainingWorkload, Workload, examine, unseen_inputs
+from whet.measure.machine import Limits, describe
+from whet.measure.machine.limits import load_limits
 from whet.measure.quiet import undisturbed
-from whet.profiler import Profile, diagnose, profile_sizes
+from whet.profiling.model import Profile, diagnose, profile_sizes
 from whet.tuner.batch import with_free_batch
 from whet.tuner.facts import TargetFacts
 from whet.tuner.kind_options import KindWord
 from whet.tuner.known_target import INPUTS, OUTPUTS, digest_of, digest_of_content, write_inputs, write_outputs
 from whet.tuner.result import Diagnosed, LayerRow
 from whet.tuner.space import applicable_techniques
-from whet.workload import StreamWorkload, TrainingWorkload, Workload, examine, unseen_inputs
 from whet.workloads.handover import open_any, open_target
 from whet.workloads.target import inference_only
 

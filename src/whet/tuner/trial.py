@@ -14,15 +14,16 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from whet.artefact import Artefact, load
-from whet.artefact.operators import libraries_of
+from whet.core.artefact import Artefact, load
+from whet.core.artefact.operators import libraries_of
+from whet.core.recipe import Step
+from whet.core.signature import FlatModel
+from whet.core.workload import ExaminedWorkload, measure_score
 from whet.errors import TargetError
 from whet.files import size_bytes
-from whet.machine import describe
 from whet.measure.clock import measure_pairs
+from whet.measure.machine import describe
 from whet.measure.stats import paired_ratio
-from whet.recipe import Step
-from whet.signature import FlatModel
 from whet.tuner.agreement import agree
 from whet.tuner.batch import make
 from whet.tuner.build import build, computes_in_few_bits, is_in_process, refusals
@@ -33,7 +34,6 @@ from whet.tuner.records import Agreement, Built, Judgement, Timing, TrialOutcome
 from whet.tuner.reloading import ANSWERS, write_answers
 from whet.tuner.target_examination import checkpoint_bytes
 from whet.tuner.unseen_answers import difference
-from whet.workload import ExaminedWorkload, measure_score
 
 
 class TrialRequest(BaseModel):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from whet.core.recipe import Step
 from whet.measure.isolate import Failure, Outcome
-from whet.recipe import Step
 from whet.tuner.budget import Runner
 from whet.tuner.build import is_in_process
 from whet.tuner.facts import TargetFacts

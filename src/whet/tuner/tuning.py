@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager
 
 from torch import nn
 
+from whet.core.signature import Batch
+from whet.core.workload import Quality, TrainingWorkload, Workload
 from whet.errors import OptionError, StreamTarget, TargetError
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
-from whet.signature import Batch
 from whet.tuner.asked import Asked
 from whet.tuner.driver import run
 from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal, Objective
@@ -18,8 +19,7 @@ from whet.tuner.model_kind import ModelKind
 from whet.tuner.prepared_target import Prepared, prepared, workload_of
 from whet.tuner.result import Result
 from whet.tuner.training.kind import TrainingKind
-from whet.units import duration_s
-from whet.workload import Quality, TrainingWorkload, Workload
+from whet.ui.units import duration_s
 from whet.workloads.target_name import check_name, is_training, with_training
 
 

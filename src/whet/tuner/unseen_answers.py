@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.artefact import program
+from whet.core.artefact import program
+from whet.core.signature import FlatModel
+from whet.core.workload import ExaminedWorkload
+from whet.core.workload.unseen import Unseen, unseen
 from whet.errors import TargetError
-from whet.signature import FlatModel
-from whet.workload import ExaminedWorkload
-from whet.workload.unseen import Unseen, unseen
 
 Run = Callable[..., Sequence[Tensor]]
 

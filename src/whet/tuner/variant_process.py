@@ -13,13 +13,13 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from whet.artefact import Artefact, load
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
+from whet.core.artefact import Artefact, load
+from whet.core.signature import FlatModel, Signature, split
+from whet.core.workload.measurables import ModelCalls
 from whet.measure.clock import use_device_of
-from whet.signature import FlatModel, Signature, split
 from whet.tuner.known_target import read_inputs
-from whet.workload.measurables import ModelCalls
 from whet.workloads.handover import open_target
 
 

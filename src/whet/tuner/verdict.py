@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whet.comparison.claim import Verdict
-from whet.figures import num_bytes
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE
 from whet.tuner import figures
 from whet.tuner.budget import enough
+from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS
 from whet.tuner.finals import Finals
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.improvement import best_first, is_better, is_too_large, is_too_slow
 from whet.tuner.kind import Kind
-from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import NO_VERDICT, MeasuredVariant, Word
+from whet.ui.figures import num_bytes
 
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower in any process
 _STAYS = "The original stays."

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from whet.training.loss_proof import LEAST as LEAST_LOSS_PAIRS
+from whet.techniques.proof.loss_proof import LEAST as LEAST_LOSS_PAIRS
 from whet.tuner.budget import needed_for
-from whet.tuner.outlook import MIN_ROUNDS
+from whet.tuner.budget_plan import MIN_ROUNDS
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.core.signature import Outputs
+from whet.core.workload import Predict, Quality, TrainingWorkload, Workload
+from whet.core.workload.training import Loss
 from whet.errors import TargetError
-from whet.signature import Outputs
-from whet.workload import Predict, Quality, TrainingWorkload, Workload
-from whet.workload.training import Loss
 from whet.workloads.target_name import split_device_name
 
 

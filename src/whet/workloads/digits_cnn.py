@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whet.core.workload import Predict, Quality, Workload
 from whet.errors import MissingExtra
 from whet.models.resnet import ResNet
-from whet.workload import Predict, Quality, Workload
 from whet.workloads import WEIGHTS
 from whet.workloads.weights import load_weights
 

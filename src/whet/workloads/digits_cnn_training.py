@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whet.core.workload import Predict, Quality, TrainingWorkload
+from whet.core.workload.training import OutputLoss
 from whet.models.resnet import ResNet
-from whet.workload import Predict, Quality, TrainingWorkload
-from whet.workload.training import OutputLoss
 from whet.workloads import digits_cnn
 from whet.workloads.shuffled import Shuffled
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.core.workload import Predict, Quality, Workload
 from whet.errors import TargetError
 from whet.models.encoder import Encoder, EncoderConfig
-from whet.workload import Predict, Quality, Workload
 from whet.workloads import WEIGHTS
 from whet.workloads.docs_text import load_tokenizer, text_by_topic, token_ids, windows
 from whet.workloads.weights import load_weights

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.core.workload import Predict, Quality, Workload
 from whet.models.decoder import load_decoder
-from whet.workload import Predict, Quality, Workload
 from whet.workloads import WEIGHTS
 from whet.workloads.docs_text import START, load_tokenizer, num_bytes, running_text, token_ids, windows
 

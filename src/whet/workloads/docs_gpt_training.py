@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from whet.core.workload import Predict, Quality, TrainingWorkload
+from whet.core.workload.plain_parameters import plain_parameters
 from whet.models.decoder.config import read_config
 from whet.models.decoder.fresh import fresh_decoder
-from whet.workload import Predict, Quality, TrainingWorkload
-from whet.workload.plain_parameters import plain_parameters
 from whet.workloads import WEIGHTS, docs_gpt
 from whet.workloads.docs_text import START, load_tokenizer, running_text, token_ids, windows
 from whet.workloads.shuffled import Shuffled

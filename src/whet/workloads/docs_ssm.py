@@ -5,8 +5,8 @@
 
 from pathlib import Path
 
+from whet.core.workload import Workload
 from whet.models.selective import load_selective
-from whet.workload import Workload
 from whet.workloads import WEIGHTS
 from whet.workloads.docs_gpt import baseline, predicting
 

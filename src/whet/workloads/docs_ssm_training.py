@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
+from whet.core.workload import TrainingWorkload
 from whet.models.selective import read_config
 from whet.models.selective.fresh import fresh_selective
-from whet.workload import TrainingWorkload
 from whet.workloads import WEIGHTS, docs_ssm
 from whet.workloads.docs_gpt_training import learning
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from whet.core.workload import InferenceWorkload, TrainingWorkload
+from whet.core.workload.training import kept_generators
 from whet.errors import TargetError
-from whet.workload import InferenceWorkload, TrainingWorkload
-from whet.workload.training import kept_generators
 from whet.workloads.device import training_on_device
 
 

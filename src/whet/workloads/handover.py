@@ -9,10 +9,10 @@ from types import MappingProxyType
 import cloudpickle
 import torch
 
-from whet.artefact.operators import load_libraries, loaded_libraries
+from whet.core.artefact.operators import load_libraries, loaded_libraries
+from whet.core.workload import InferenceWorkload
+from whet.core.workload.measurables import AnyWorkload
 from whet.errors import TargetError, foreign, named_reason
-from whet.workload import InferenceWorkload
-from whet.workload.measurables import AnyWorkload
 from whet.workloads.target import inference_only, resolve_any
 
 PICKLED = "pickled:"  # the address of a workload that was handed over from memory begins with this

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.core.workload import Workload
 from whet.errors import MissingExtra, TargetError, foreign
-from whet.workload import Workload
 from whet.workloads import audio, text_lengths
 from whet.workloads.huggingface_options import Options, check_directory, parse_options
 from whet.workloads.text_encoder import is_reranker

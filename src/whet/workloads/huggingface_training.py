@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.core.workload import Predict, Quality, TrainingWorkload
 from whet.errors import MissingExtra, TargetError, foreign
-from whet.workload import Predict, Quality, TrainingWorkload
 from whet.workloads.huggingface import load_model
 from whet.workloads.huggingface_options import TOKENIZER, TrainingOptions, check_training
 from whet.workloads.shuffled import Shuffled

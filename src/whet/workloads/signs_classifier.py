@@ -31,7 +31,8 @@ def load_classifier(weights: Path = WEIGHTS) -> ResNet:
     """
     if not (weights / NAME / FILE).is_file():
         raise TargetError(
-            f"{weights / NAME} has no {FILE}: train it with python -m whet.workloads.train signs-stream --data FILE"
+            f"{weights / NAME} has no {FILE}: in a clone of whet, train it with "
+            "python -m benchmarks.built_in_weights signs-stream --data FILE"
         )
     model = new_classifier()
     load_weights(model, weights / NAME)

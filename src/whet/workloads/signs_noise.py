@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from whet.samplers import Schedule, Steps, ddim, lcm, lcm_spaced, model_input, step, trailing
+from whet.models.samplers import Schedule, Steps, ddim, lcm, lcm_spaced, model_input, step, trailing
 from whet.workloads.signs_data import FRAME
 
 SCHEDULE = Schedule.scaled_linear()

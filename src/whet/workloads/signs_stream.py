@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from whet.core.workload import StreamWorkload
 from whet.errors import TargetError
 from whet.models.diffusion.few_steps import few_steps
 from whet.models.diffusion.pipeline import DiffusionStep
 from whet.models.diffusion.unet import load_unet
 from whet.models.diffusion.unet_frames import UNetFrames
-from whet.workload import StreamWorkload
 from whet.workloads import WEIGHTS
 from whet.workloads.signs_data import FRAME
 from whet.workloads.weights import FILE
@@ -30,7 +30,9 @@ def directory(weights: Path = WEIGHTS) -> Path:
     """
     found = weights / NAME
     if not (found / FILE).is_file():
-        raise TargetError(f"{found} has no {FILE}: train it with python -m whet.workloads.train {NAME} --data FILE")
+        raise TargetError(
+            f"{found} has no {FILE}: train it with python -m benchmarks.built_in_weights {NAME} --data FILE"
+        )
     return found
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from whet.core.signature import map_tensors, tensors_of
+from whet.core.workload import Workload
 from whet.errors import OptionError
-from whet.signature import map_tensors, tensors_of
-from whet.workload import Workload
 
 _NAMES = ("batch", "seq")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from whet.core.workload import InferenceWorkload, Quality, StreamWorkload, TrainingWorkload
+from whet.core.workload.measurables import AnyWorkload
 from whet.errors import StreamTarget, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
-from whet.workload import InferenceWorkload, Quality, StreamWorkload, TrainingWorkload
-from whet.workload.measurables import AnyWorkload
 from whet.workloads import huggingface, huggingface_training
 from whet.workloads.device import on_device, split_device, training_on_device
 from whet.workloads.fine_tuning import trained_by

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.artefact.text_use import TOKENIZER, Pooling, TextUse, Unfit, write_text_use
+from whet.core.artefact.text_use import TOKENIZER, Pooling, TextUse, Unfit, write_text_use
 from whet.errors import TargetError, named_reason
 from whet.files import read_object
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from whet.core.tokenizer_files.reading import CONFIG
 from whet.errors import TargetError
 from whet.files import read_object
-from whet.tokenizer_files.reading import CONFIG
 
 SHORTEST = 3  # tokens: a text of one token has one that begins and one that ends it
 MASK, IDS, SEGMENTS = "attention_mask", "input_ids", "token_type_ids"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from native_steps import assert_cuts_do_not_show
+from whet.core.workload import measure_quality
 from whet.errors import OptionError
 from whet.kernels.build import Isa, library, supported
 from whet.kernels.decoder.structs import Kv
@@ -23,8 +24,7 @@ from whet.models.decoder.config import DecoderConfig, read_config
 from whet.models.decoder.files import read_weights, weight_shapes
 from whet.models.decoder.native import NativeDecoder, refusal
 from whet.models.step import Allocation, StepBatch
-from whet.training.pruning.decoders import Kept, cut_decoder, shape_of
-from whet.workload import measure_quality
+from whet.techniques.mechanisms.pruning.decoders import Kept, cut_decoder, shape_of
 from whet.workloads import WEIGHTS, docs_gpt
 
 NUM_BLOCKS = 64

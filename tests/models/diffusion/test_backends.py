@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from whet.errors import OptionError
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.models.diffusion import backends
 from whet.models.diffusion.backends import check_backend, check_float8, compiler, float8_layers, to_float8
 from whet.models.diffusion.placement import Placement

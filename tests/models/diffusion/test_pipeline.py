@@ -13,7 +13,7 @@ from whet.models.diffusion.few_steps import SAMPLERS, few_steps
 from whet.models.diffusion.frame_diffusion import Entry
 from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.pipeline import DiffusionStep
-from whet.samplers import Schedule, model_input, noised, step
+from whet.models.samplers import Schedule, model_input, noised, step
 
 SIZE = (3, 4, 6)
 
@@ -158,7 +158,7 @@ def sequential_residual(num_steps: int, kind: str, weight: float, delta: float, 
 @pytest.mark.parametrize("delta", [1.0, 0.8])
 def test_residual_guidance_equals_its_recursion(kind, num_steps, delta, monkeypatch):
     """The anchor form is StreamDiffusion's recursion, also for one step. LCM's boundary condition is put to 1 and 0."""
-    from whet import samplers
+    from whet.models import samplers
 
     def without_boundary(schedule, timesteps, *, prediction, clip):
         return samplers.lcm(schedule, timesteps, prediction=prediction, timestep_scaling=1e9)

@@ -8,14 +8,14 @@ import torch
 from recorded_graphs import FakeCuda
 from tiny_models import embeddings_file, latent_pipeline
 
+from whet.core.workload import StreamWorkload
 from whet.errors import OptionError
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.models.diffusion import placement
 from whet.models.diffusion.directory import read_parts
 from whet.models.diffusion.placement import Placement
 from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.targets import ModelOptions, open_target
-from whet.workload import StreamWorkload
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 

@@ -30,7 +30,7 @@ def stream_step(unet, num_steps, **options) -> DiffusionStep:
 
 def by_hand(unet, frame, previous, num_steps):
     """Draw one frame as the training script does, with the noise of the stream's slots."""
-    from whet.samplers import model_input, step
+    from whet.models.samplers import model_input, step
 
     steps = student_steps(num_steps)
     noise = torch.randn(num_steps, 2, 3, 64, 64, generator=torch.Generator().manual_seed(0))

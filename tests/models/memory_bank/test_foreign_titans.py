@@ -12,10 +12,10 @@ from torch import Tensor
 
 from foreign_functions import checkout, marks, parametrised
 
-pytest.importorskip("whet.models.memory_bank.test_time")
+pytest.importorskip("whet.models.memory_bank.inference_learning")
 
 from whet.models.memory_bank.config import LtmConfig
-from whet.models.memory_bank.test_time import TestTimeMemory
+from whet.models.memory_bank.inference_learning import TestTimeMemory
 
 pytestmark = [*marks, pytest.mark.timeout(600), pytest.mark.parametrize("depth", ["linear", "mlp"])]
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ltm_models import make, random_ids
-from whet.models.memory_bank.test_time import Rates, Weights, read_and_learn
+from whet.models.memory_bank.inference_learning import Rates, Weights, read_and_learn
 
 
 def drawn(depth, T=23, N=2, C=6, seed=0, strong=False):

@@ -11,7 +11,7 @@ from functions_served import artefact_of
 from tiny_encoders import WORDS, tuned, vector, write_embedder
 from torch import Tensor
 
-from whet.artefact.text_use import FILE, TextUse, read_text_use, write_text_use
+from whet.core.artefact.text_use import FILE, TextUse, read_text_use, write_text_use
 from whet.errors import ArtefactError, RequestError
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.text_encoder import TextEncoder, text_encoder
@@ -55,7 +55,7 @@ def encoder_of(function: Any, tmp_path: Path, *, length: int | None, **use: Any)
 
 
 def artefact_of_dicts(function: Any, batches: list[dict[str, Tensor]]) -> Any:
-    from whet.signature import output_tensors, read_signature
+    from whet.core.signature import output_tensors, read_signature
 
     made = artefact_of(lambda x: x, torch.zeros(1, 1))
     made.signature = read_signature(batches, function(**batches[0]))

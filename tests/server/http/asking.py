@@ -9,9 +9,9 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
-from whet.network import bind
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
+from whet.ui.network import bind
 
 
 @dataclass(frozen=True)

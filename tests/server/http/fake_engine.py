@@ -14,10 +14,10 @@ from whet.errors import EngineClosed, QueueFull
 from whet.server.completion import Delta
 from whet.server.grammars import Grammars, Guide
 from whet.server.options import EngineOptions
+from whet.server.output_constraint import Structure
 from whet.server.request import TokenLogprobs
 from whet.server.sampling_params import SamplingParams
 from whet.server.stats import Observer, Stats
-from whet.server.structure import Structure
 from whet.server.text import Tokenizer
 
 TOKENIZER = Tokenizer(Path(__file__).parents[3] / "src/whet/workloads/weights/docs-gpt")

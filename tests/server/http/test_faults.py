@@ -14,9 +14,9 @@ from asking import Answer, ask, serving
 from fake_engine import TOKENIZER, WORD_IDS, FakeEngine
 
 from whet.errors import OptionError
-from whet.network import bind
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
+from whet.ui.network import bind
 
 PATH = "/v1/completions"
 BODY = {"prompt": "Once", "max_tokens": 10}

@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from whet.server.http.errors import ApiError
 from whet.server.http.protocol import CompletionRequest
-from whet.server.http.reading import MAX_LEVELS, SMALL, parse_body
-from whet.server.http.reading_process import _answered
+from whet.server.http.request_parsing import MAX_LEVELS, SMALL, parse_body
+from whet.server.http.request_parsing_process import _answered
 from whet.server.http.run import HttpServer
 
 JSON = "application/json"
@@ -36,7 +36,7 @@ def nested(levels: int) -> Any:
 def readers() -> set[int]:
     """Return the processes that read large bodies."""
     children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if "whet.server.http.reading_process" in child.cmdline()}
+    return {child.pid for child in children if "whet.server.http.request_parsing_process" in child.cmdline()}
 
 
 @pytest.mark.parametrize("size", [0, 2 * SMALL])

@@ -15,7 +15,7 @@ from tiny_encoders import tuned, write_embedder
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.text_encoder import text_encoder
 from whet.server.http.models import Models
-from whet.server.http.reading import KINDS
+from whet.server.http.request_parsing import KINDS
 
 schemathesis = pytest.importorskip("schemathesis")
 

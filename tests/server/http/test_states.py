@@ -18,7 +18,7 @@ from whet.server.engine import Engine
 from whet.server.http import states
 from whet.server.http.app import make_app
 from whet.server.http.lifecycle import Lifecycle
-from whet.server.http.reading import SMALL
+from whet.server.http.request_parsing import SMALL
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions

@@ -321,8 +321,8 @@ def test_json_that_is_none_is_refused_wherever_it_is_read(shared: HttpServer) ->
 def test_a_large_body_is_not_read_by_the_server_itself(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing, templates and tokenising hold the interpreter's lock: whatever runs beside them would stand still."""
     with serving(engine) as server:
-        monkeypatch.setattr("whet.server.http.reading.Readers.parse", lambda *_: pytest.fail("read here"))
-        monkeypatch.setattr("whet.server.http.reading.Reader.prompts", lambda *_: pytest.fail("read here"))
+        monkeypatch.setattr("whet.server.http.request_parsing.Readers.parse", lambda *_: pytest.fail("read here"))
+        monkeypatch.setattr("whet.server.http.request_parsing.Reader.prompts", lambda *_: pytest.fail("read here"))
         for body in ({**BODY, "user": LARGE}, {"prompt": "a b c " * 500_000}, {"prompt": [[1] * 50_000]}):
             assert ask(server, PATH, body).status in (200, 400)
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from whet.server import grammars
 from whet.server.grammars import Grammars
-from whet.server.http.reading import SMALL
+from whet.server.http.request_parsing import SMALL
 from whet.server.http.run import HttpServer
-from whet.server.structure import Structure
+from whet.server.output_constraint import Structure
 
 openai = pytest.importorskip("openai")
 

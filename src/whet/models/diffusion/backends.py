@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from whet.errors import MissingExtra, OptionError
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.models.diffusion.frame_diffusion import Call
 from whet.models.diffusion.names import check_backend_name
 

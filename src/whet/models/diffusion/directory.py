@@ -22,7 +22,7 @@ from torch import nn
 from whet.errors import MissingExtra, TargetError, foreign
 from whet.models.config_file import FILE, read_json, validated
 from whet.models.diffusion.names import UNETS, is_diffusers_directory
-from whet.samplers import Schedule
+from whet.models.samplers import Schedule
 
 AUTOENCODERS = ("AutoencoderTiny", "AutoencoderKL")
 SCHEDULER_FILE = "scheduler_config.json"

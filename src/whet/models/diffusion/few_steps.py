@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from whet import samplers
 from whet.errors import OptionError
+from whet.models import samplers
 from whet.models.diffusion.names import SAMPLER_NAMES, check_sampler, check_strength
 from whet.models.diffusion.pipeline import StepsOf
-from whet.samplers import Schedule, Steps, lcm_spaced, trailing
+from whet.models.samplers import Schedule, Steps, lcm_spaced, trailing
 
 _Build = Callable[..., Steps]
 

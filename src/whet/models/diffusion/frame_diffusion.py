@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from whet.samplers import Schedule
+from whet.models.samplers import Schedule
 
 Call = Callable[..., Tensor]
 """Call a model with tensors, as arguments and by name; it returns a tensor."""

@@ -17,7 +17,7 @@ from whet.errors import OptionError
 if TYPE_CHECKING:  # a Guidance is made from options before torch is imported
     from torch import Tensor
 
-    from whet.samplers import Rows
+    from whet.models.samplers import Rows
 
 Kind = Literal["none", "full", "self", "onetime", "embedded"]
 _LEAST_SIGNAL = 1e-3  # where a timestep holds noise alone and delta is below 1
@@ -74,7 +74,7 @@ class Guidance:
         """
         import torch
 
-        from whet.samplers import model_input
+        from whet.models.samplers import model_input
 
         seen = model_input(rows, sample)
         scale = model_input(rows, torch.ones_like(sample[:, :1, :1, :1]))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whet.errors import OptionError
 from whet.models.diffusion.frame_diffusion import Call, FrameDiffusion
 from whet.models.diffusion.guidance import Guidance
-from whet.samplers import Rows, Steps, model_input, noised, step
+from whet.models.samplers import Rows, Steps, model_input, noised, step
 
 StepsOf = Callable[[int], Steps]
 """Return the sampler's steps, for a number of them."""
@@ -30,7 +30,7 @@ class _Flight:
         sample: The noisy sample, [1, C, h, w].
         anchor: What residual guidance leads back to, [1, C, h, w].
         conditions: What the frame brought in.
-        history: What the sampler keeps of the step before, as `whet.samplers.step` returns it.
+        history: What the sampler keeps of the step before, as `whet.models.samplers.step` returns it.
     """
 
     slot: int
@@ -41,7 +41,7 @@ class _Flight:
 
 
 class DiffusionStep:
-    """Turn each frame into a frame; a `whet.workload.stream.Step`, with all of its optional parts.
+    """Turn each frame into a frame; a `whet.core.workload.stream.Step`, with all of its optional parts.
 
     Args:
         model: The diffusion model.

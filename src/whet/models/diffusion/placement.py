@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from whet.errors import OptionError
-from whet.machine import describe
+from whet.measure.machine import describe
 from whet.models.diffusion.backends import check_backend, check_float8, compiler, to_float8
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
 from whet.models.diffusion.directory import Parts, quiet

@@ -9,7 +9,7 @@ from whet.errors import OptionError
 from whet.models.diffusion.colour import seen_in_grey
 from whet.models.diffusion.frame_diffusion import Call, Entry
 from whet.models.diffusion.unet import FrameUNet
-from whet.samplers import Schedule
+from whet.models.samplers import Schedule
 
 
 class UNetFrames:

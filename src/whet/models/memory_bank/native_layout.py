@@ -11,7 +11,7 @@ from torch import Tensor
 from whet.kernels.linear.packed import LANES
 from whet.models.memory_bank.bank import NEVER, BankState
 from whet.models.memory_bank.config import LtmConfig
-from whet.models.memory_bank.test_time import TestTimeState
+from whet.models.memory_bank.inference_learning import TestTimeState
 
 _VECTORS = ("weight", "copies", "ages", "usage", "mass", "there", "top", "total", "gate", "bias")
 _OF_BANK = ("ages", "usage", "mass", "top", "total")  # that a BankState has by the same names

@@ -31,6 +31,7 @@ from whet.models.memory_bank.bank import MemoryBank, new_bank
 from whet.models.memory_bank.blocks import Piece, pieces
 from whet.models.memory_bank.config import Granularity, LtmConfig, read_config
 from whet.models.memory_bank.files import read_weights
+from whet.models.memory_bank.inference_learning import TestTimeMemory
 from whet.models.memory_bank.served_memory import digest_of
 from whet.models.memory_bank.slots import (
     adapted,
@@ -43,7 +44,6 @@ from whet.models.memory_bank.slots import (
     memory_stats,
 )
 from whet.models.memory_bank.state import LayerState, LtmState, check_state
-from whet.models.memory_bank.test_time import TestTimeMemory
 from whet.models.tensor_files import filled
 
 Angles = tuple[Tensor, Tensor]

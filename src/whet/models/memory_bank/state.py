@@ -15,7 +15,7 @@ from whet.errors import InputsError
 from whet.models.memory_bank.attention import SegmentState
 from whet.models.memory_bank.bank import BankState
 from whet.models.memory_bank.config import LtmConfig
-from whet.models.memory_bank.test_time import TestTimeState
+from whet.models.memory_bank.inference_learning import TestTimeState
 from whet.models.state_files import load_layers, save_layers
 
 _FORMAT = "whet ltm state 1"

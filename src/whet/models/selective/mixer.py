@@ -48,7 +48,7 @@ class Mamba1Mixer(nn.Module):
     """Compute a scan over tokens in which every channel has rates of its own: [B, T, D] -> [B, T, D].
 
     Attributes:
-        no_products: The parameters that no product multiplies; see whet.workload.plain_parameters.
+        no_products: The parameters that no product multiplies; see whet.core.workload.plain_parameters.
     """
 
     no_products = ("A_log", "D")
@@ -96,7 +96,7 @@ class Mamba2Mixer(nn.Module):
     """Compute a scan over tokens in which a head has one rate: [B, T, D] -> [B, T, D].
 
     Attributes:
-        no_products: The parameters that no product multiplies; see whet.workload.plain_parameters.
+        no_products: The parameters that no product multiplies; see whet.core.workload.plain_parameters.
     """
 
     no_products = ("A_log", "D", "dt_bias")

@@ -4,13 +4,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from whet.artefact import MANIFEST, read_manifest
-from whet.artefact.runtime import MODEL, RESULT
+from whet.core.artefact import MANIFEST, read_manifest
+from whet.core.artefact.runtime import MODEL, RESULT
+from whet.core.recipe import FILE as RECIPE
 from whet.errors import ArtefactError, TargetError, reason
 from whet.models.config_file import FILE as CONFIG
 from whet.models.config_file import read_json
 from whet.models.families import FAMILIES
-from whet.recipe import FILE as RECIPE
 from whet.workloads.model_directory import BUILT_IN, model_directory
 
 

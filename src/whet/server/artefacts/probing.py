@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whet.core.workload import is_near
 from whet.measure.closeness import distance_between
 from whet.server.artefacts.tensor_specs import TensorSpec, output_spec
-from whet.workload import is_near
 
 Run = Callable[..., Sequence[Tensor]]
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.artefact import Artefact, load
-from whet.artefact.indices import largest_indices
-from whet.batching.batcher import DynamicBatcher
-from whet.batching.counts import BatcherStats
+from whet.core.artefact import Artefact, load
+from whet.core.artefact.indices import largest_indices
 from whet.errors import RequestError
 from whet.server.artefacts.probing import probe
 from whet.server.artefacts.tensor_specs import TensorSpec, input_specs, output_names
+from whet.server.batching.batcher import DynamicBatcher
+from whet.server.batching.counts import BatcherStats
 
 MAX_BATCH = 32
 MAX_WAITING = 1024

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whet.core.pytree import Structure
+from whet.core.signature import Signature
 from whet.errors import TargetError
-from whet.signature import Signature
-from whet.structure import Structure
 
 DATATYPES = {
     "BOOL": torch.bool,

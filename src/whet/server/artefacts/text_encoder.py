@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whet.artefact.text_use import TextUse, Unfit, read_text_use
+from whet.core.artefact.text_use import TextUse, Unfit, read_text_use
+from whet.core.workload import is_near
 from whet.errors import RequestError
 from whet.server.artefacts.probing import is_close
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.request_limits import TOO_LONG, RequestLimits
 from whet.server.text import Tokenizer
-from whet.workload import is_near
 
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 _STRIDE = 7919  # a prime: its multiples hit ids all over a vocabulary

@@ -15,8 +15,8 @@ from whet.server.http.memory_routes import memory_routes
 from whet.server.http.metrics import Metrics
 from whet.server.http.models import Models
 from whet.server.http.page import page_routes
-from whet.server.http.reading import KINDS
 from whet.server.http.request_checks import RequestChecks
+from whet.server.http.request_parsing import KINDS
 from whet.server.http.routes import completion_routes, state_routes, token_routes
 from whet.server.http.service import Service
 from whet.server.http.settings import Settings

@@ -3,8 +3,8 @@
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from whet.network import ANY_ORIGIN
 from whet.server.http.tensors import HEADER_LENGTH
+from whet.ui.network import ANY_ORIGIN
 
 _MAX_AGE_S = 600  # for which a browser may cache the answer to a preflight request
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from whet.server.artefacts.text_encoder import TextEncoder, Tokens
 from whet.server.http import documented
+from whet.server.http.admission import AT_ONCE, content_of, release, unless_long
 from whet.server.http.answer import GONE, unless_gone
 from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.inference import Work, model_errors
-from whet.server.http.intake import AT_ONCE, content_of, release, unless_long
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
-from whet.server.http.reading import SMALL, parse_body
+from whet.server.http.request_parsing import SMALL, parse_body
 from whet.server.http.tensors import written
 from whet.server.http.text_requests import EmbeddingRequest, RerankRequest
 

@@ -16,12 +16,12 @@ from whet.errors import WhetError
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.tensor_specs import TensorSpec
 from whet.server.http import documented
+from whet.server.http.admission import content_of, release, unless_long
 from whet.server.http.answer import GONE, json_response, unless_gone
 from whet.server.http.errors import ApiError, as_api_errors, failed, invalid, unavailable
-from whet.server.http.intake import content_of, release, unless_long
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
-from whet.server.http.reading import SMALL
+from whet.server.http.request_parsing import SMALL
 from whet.server.http.tensors import (
     HEADER_LENGTH,
     Inference,

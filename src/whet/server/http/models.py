@@ -7,7 +7,7 @@ from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.text_encoder import TextEncoder
 from whet.server.engine import Engine
 from whet.server.http.errors import ApiError, invalid
-from whet.server.http.reading import unknown_model
+from whet.server.http.request_parsing import unknown_model
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from whet.charts import PAGE_HEADERS, TYPES, page_files
 from whet.server.http.errors import ApiError
 from whet.server.http.service import Service
+from whet.ui.charts import PAGE_HEADERS, TYPES, page_files
 
 _FIRST = "index.html"
 

@@ -6,11 +6,11 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whet.network import names_loopback
 from whet.server.http.body import BODY, Bodies, Body
 from whet.server.http.errors import ApiError
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.settings import Settings
+from whet.ui.network import names_loopback
 
 _KEPT = (
     "/v1",

@@ -17,7 +17,7 @@ from whet.server.http.generation import Generation
 from whet.server.http.metrics import Metrics
 from whet.server.http.page import facts
 from whet.server.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from whet.server.http.reading import unknown_model
+from whet.server.http.request_parsing import unknown_model
 from whet.server.http.service import Service
 from whet.server.http.tools import tool_use
 

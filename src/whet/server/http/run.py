@@ -8,8 +8,6 @@ from typing import cast
 
 import uvicorn
 
-from whet.asgi_server import AsgiServer, UvicornWithoutSignals
-from whet.network import http_url
 from whet.server.compiling import TRIALS
 from whet.server.engine import Engine
 from whet.server.http.app import make_app
@@ -19,6 +17,8 @@ from whet.server.http.listener import Listener, most_connections
 from whet.server.http.models import Models
 from whet.server.http.settings import Settings
 from whet.server.rendering import RENDERINGS
+from whet.ui.asgi_server import AsgiServer, UvicornWithoutSignals
+from whet.ui.network import http_url
 
 _BACKLOG = 1024
 _CLOSE_S = 5  # how long slow clients may take to read the end of their answers

@@ -11,19 +11,19 @@ from whet.errors import RequestError, TargetError
 from whet.models.memory_bank.state import LtmState
 from whet.server.engine import Engine
 from whet.server.grammars import Guide
+from whet.server.http.admission import Intake
 from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.generation import Generation, Order
-from whet.server.http.intake import Intake
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
 from whet.server.http.protocol import Sampling
-from whet.server.http.reading import Served
 from whet.server.http.request_checks import KEY
+from whet.server.http.request_parsing import Served
 from whet.server.http.settings import Settings
 from whet.server.http.states import StateFiles
 from whet.server.loop import Reservation
+from whet.server.output_constraint import Structure
 from whet.server.sampling_params import SamplingParams
-from whet.server.structure import Structure
 from whet.server.text import Tokenizer
 from whet.server.tool_formats import find_format
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from whet.errors import OptionError, OutputError
 from whet.files import usable_directory
-from whet.network import checked_keys, is_key, origin
 from whet.server.http.tls import tls_context
 from whet.server.tool_formats import find_format
+from whet.ui.network import checked_keys, is_key, origin
 
 MAX_BODY_BYTES = 8 * 2**20  # enough for a million token ids in JSON
 

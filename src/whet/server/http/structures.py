@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from whet.errors import RequestError
-from whet.server.structure import MAX_CHARACTERS, Structure
+from whet.server.output_constraint import MAX_CHARACTERS, Structure
 
 _STRICT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from whet.server.artefacts.tensor_specs import TensorSpec, datatype_of
 from whet.server.http.answer import json_in_turns
 from whet.server.http.errors import ApiError, invalid, of_field
-from whet.server.http.reading import SMALL
+from whet.server.http.request_parsing import SMALL
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from whet.server.http.errors import invalid
 from whet.server.http.structures import check_schema
+from whet.server.output_constraint import Structure
 from whet.server.sampling_params import SamplingParams
-from whet.server.structure import Structure
 from whet.server.text import Tokenizer
 from whet.server.tool_formats import FORMATS, ToolFormat
 from whet.server.tool_parser import ToolParser

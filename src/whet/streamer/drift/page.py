@@ -11,12 +11,13 @@ import numpy.typing as npt
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from whet import __version__, look
+from whet import __version__
 from whet.errors import MissingExtra
 from whet.files import write_whole
 from whet.streamer.drift.report import DriftReport
 from whet.streamer.drift.trend import Array, parts
 from whet.streamer.drift.verdict import MeasureResult
+from whet.ui import page_style
 
 _HERE = Path(__file__).parent
 _WIDTH, _HEIGHT = 560, 150  # of the plotting area, in the units of the drawing
@@ -73,7 +74,7 @@ def render(report: DriftReport) -> str:
         v=report.verdict,
         kind=_KINDS[report.verdict.word],
         version=__version__,
-        css=Markup(look.style((_HERE / "drift.css").read_text(encoding="utf-8"))),
+        css=Markup(page_style.style((_HERE / "drift.css").read_text(encoding="utf-8"))),
         charts=[_chart(report, one) for one in report.verdict.results if one.trend is not None],
         unmeasured=[one.measure.title for one in report.verdict.results if one.trend is None],
         strip=[(one.index, _image(one.reference), _image(one.output)) for one in thumbs],

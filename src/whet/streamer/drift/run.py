@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from whet.core.workload import StreamWorkload
 from whet.errors import OptionError
 from whet.streamer.drift.calibration import LATE, MIN_FRAMES, calibrate
 from whet.streamer.drift.clip import there_and_back
@@ -15,7 +16,6 @@ from whet.streamer.frames import Image, Size
 from whet.streamer.sources import Source, first_frames
 from whet.streamer.sources.memory import MemoryClip
 from whet.streamer.stream import Stream, StreamOptions
-from whet.workload import StreamWorkload
 
 _RATE = 25.0  # frames a second, where the source does not say
 FEWEST = 2 * (MIN_FRAMES + LATE)  # half of the frames are read from the source, and calibrate the thresholds

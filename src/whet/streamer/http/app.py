@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
-from whet.charts import PAGE_HEADERS, TYPES, page_files
 from whet.errors import MissingExtra
 from whet.streamer.http.settings import PageSettings
 from whet.streamer.http.viewers import Viewers
+from whet.ui.charts import PAGE_HEADERS, TYPES, page_files
 
 try:
     from fastapi import FastAPI, Request, Response, WebSocket

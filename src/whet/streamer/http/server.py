@@ -9,18 +9,18 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 from whet.errors import MissingExtra
-from whet.network import http_url
 from whet.streamer.http.app import make_app
 from whet.streamer.http.session import Served
 from whet.streamer.http.settings import PageSettings
 from whet.streamer.http.viewers import Viewers
 from whet.streamer.report import StreamReport
+from whet.ui.network import http_url
 
 try:
     import uvicorn
 except ImportError as error:
     raise MissingExtra("uvicorn", "stream", "the page of whet stream") from error
-from whet.asgi_server import AsgiServer, UvicornWithoutSignals
+from whet.ui.asgi_server import AsgiServer, UvicornWithoutSignals
 
 if find_spec("websockets") is None:  # uvicorn asks for it only when a page connects
     raise MissingExtra("websockets", "stream", "the page of whet stream")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from whet.errors import OptionError
-from whet.network import ANY_ORIGIN, checked_keys, is_key, names_loopback, origin
+from whet.ui.network import ANY_ORIGIN, checked_keys, is_key, names_loopback, origin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from whet.artefact import inductor, program
+from whet.core.artefact import inductor, program
+from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.technique import BACKEND, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.technique import BACKEND, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {
     "engine": ("package", "jit", "cudagraphs"),

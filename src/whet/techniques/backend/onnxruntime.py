@@ -18,16 +18,25 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from whet.artefact.onnxruntime import ONNXRuntime
+from whet.core.artefact.onnxruntime import ONNXRuntime
+from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError, how_to_install
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.quantisation import onnx_int8
-from whet.quantisation.quantisable import branch_refusal
-from whet.rewriting import onnx_graph
-from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.quantisation import onnx_int8
+from whet.techniques.quantisation.quantisable import branch_refusal
+from whet.techniques.rewriting import onnx_graph
+from whet.techniques.technique import (
+    BACKEND,
+    PRECISION,
+    Applicability,
+    Applies,
+    Candidate,
+    NotApplicable,
+    Stage,
+    Technique,
+)
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"precision": ("int8", "f32"), "mode": ("static", "dynamic")}
 

@@ -22,19 +22,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whet.artefact.openvino import OpenVINORuntime, Settings, import_openvino, openvino_type, said
+from whet.core.artefact.openvino import OpenVINORuntime, Settings, import_openvino, openvino_type, said
+from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError, TargetError, foreign, how_to_install
-from whet.machine import Limits, Machine, describe
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.quantisation import openvino_int8
-from whet.quantisation.quantisable import branch_refusal
-from whet.rewriting import torch_semantics
-from whet.rewriting.graph import cleaned
-from whet.rewriting.integer_ranges import conditions_for_int32
-from whet.rewriting.low_precision import bfloat16_refusal
-from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine, describe
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.quantisation import openvino_int8
+from whet.techniques.quantisation.quantisable import branch_refusal
+from whet.techniques.rewriting import torch_semantics
+from whet.techniques.rewriting.graph import cleaned
+from whet.techniques.rewriting.integer_ranges import conditions_for_int32
+from whet.techniques.rewriting.low_precision import bfloat16_refusal
+from whet.techniques.technique import (
+    BACKEND,
+    PRECISION,
+    Applicability,
+    Applies,
+    Candidate,
+    NotApplicable,
+    Stage,
+    Technique,
+)
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {
     "precision": ("int8", "bf16", "f32"),

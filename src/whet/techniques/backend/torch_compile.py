@@ -14,14 +14,14 @@ Source          Ansel et al., "PyTorch 2", ASPLOS 2024; torch.compile.
 
 from dataclasses import dataclass
 
-from whet.artefact import inductor, program
-from whet.artefact.in_process import InProcessRuntime
+from whet.core.artefact import inductor, program
+from whet.core.artefact.in_process import InProcessRuntime
+from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError, foreign
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.technique import BACKEND, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.technique import BACKEND, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.core.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 _CONVOLUTIONS = frozenset({"Conv2d", "ConvTranspose2d"})
 

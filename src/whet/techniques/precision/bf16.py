@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.rewriting.low_precision import bfloat16_refusal, to_half
-from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.core.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.rewriting.low_precision import bfloat16_refusal, to_half
+from whet.techniques.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from functools import cache
 
 import torch
 
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.rewriting.low_precision import to_half
-from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.core.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.rewriting.low_precision import to_half
+from whet.techniques.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 _WORTH = 1.5  # float16 must be this many times as fast as float32; below, it does not make up for casts and precision
 _EMULATED = 0.5  # times as fast as float32, and slower: float16 is emulated

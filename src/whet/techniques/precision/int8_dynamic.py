@@ -17,13 +17,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.quantisation import pt2e, quantisable
-from whet.rewriting.unquantised_dtype import REST, with_rest
-from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.core.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.quantisation import pt2e, quantisable
+from whet.techniques.rewriting.unquantised_dtype import REST, with_rest
+from whet.techniques.technique import (
+    BACKEND,
+    PRECISION,
+    Applicability,
+    Applies,
+    Candidate,
+    NotApplicable,
+    Stage,
+    Technique,
+)
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 

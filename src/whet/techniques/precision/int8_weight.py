@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.quantisation import quantisable
-from whet.quantisation.quantised_linear import Int8Embedding, int8_linear, replace_linears
-from whet.rewriting.unquantised_dtype import REST, with_rest
-from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.quantisation import quantisable
+from whet.techniques.quantisation.quantised_linear import Int8Embedding, int8_linear, replace_linears
+from whet.techniques.rewriting.unquantised_dtype import REST, with_rest
+from whet.techniques.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError, TargetError
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.quantisation import quantisable
-from whet.quantisation.sensitivity import rank_layers
-from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.techniques.quantisation import quantisable
+from whet.techniques.quantisation.sensitivity import rank_layers
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"layers": (2, 4, 8, 16)}
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import psutil
 
+from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError
-from whet.machine import Limits, Machine
 from whet.measure.cgroup import cpu_quota
 from whet.measure.cores import allowed_cores
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 
 def thread_counts() -> tuple[int, ...]:

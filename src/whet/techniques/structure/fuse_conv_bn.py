@@ -17,13 +17,13 @@ from typing import get_args
 from torch import fx, nn
 from torch.nn.utils import fusion
 
+from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.quantisation.quantisable import is_plain
-from whet.rewriting.graph import operator, trace, trace_original, value, verify
-from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.techniques.quantisation.quantisable import is_plain
+from whet.techniques.rewriting.graph import operator, trace, trace_original, value, verify
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 _TOLERANCE = 1e-4
 _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d

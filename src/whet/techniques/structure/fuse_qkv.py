@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
-from whet.rewriting.graph import Traced, is_changed_in_place, rebuild, trace, trace_original, verify
-from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.profiling.model.diagnosis import speedup_bound
+from whet.techniques.rewriting.graph import Traced, is_changed_in_place, rebuild, trace, trace_original, verify
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 _TOLERANCE = 1e-4
 _LINEARS = frozenset({"Linear", "NonDynamicallyQuantizableLinear"})

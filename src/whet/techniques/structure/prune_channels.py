@@ -18,14 +18,14 @@ from typing import Any
 
 from torch import nn
 
+from whet.core.workload import ExaminedWorkload, TrainingWorkload
 from whet.errors import TargetError, how_to_install
-from whet.machine import Machine
-from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.measure.machine import Machine
 from whet.techniques import pruned
-from whet.training.pruning import decoders
-from whet.training.pruning.channels import with_fewer_channels, with_share_of_work
-from whet.training.pruning.importance import first_batches, gradients
-from whet.workload import ExaminedWorkload, TrainingWorkload
+from whet.techniques.mechanisms.pruning import decoders
+from whet.techniques.mechanisms.pruning.channels import with_fewer_channels, with_share_of_work
+from whet.techniques.mechanisms.pruning.importance import first_batches, gradients
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 NAME = "prune_channels"
 _SPACE: Mapping[str, tuple[Any, ...]] = {

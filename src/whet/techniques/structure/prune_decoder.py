@@ -19,13 +19,13 @@ from typing import Any
 
 from torch import nn
 
+from whet.core.workload import ExaminedWorkload, TrainingWorkload
 from whet.errors import OptionError
-from whet.machine import Machine
-from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.measure.machine import Machine
 from whet.techniques import pruned
-from whet.training.pruning import decoders
-from whet.training.pruning.importance import cut_to_share, decoder_scores
-from whet.workload import ExaminedWorkload, TrainingWorkload
+from whet.techniques.mechanisms.pruning import decoders
+from whet.techniques.mechanisms.pruning.importance import cut_to_share, decoder_scores
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 NAME = "prune_decoder"
 _WHAT = ("mlp+heads", "layers", "width")

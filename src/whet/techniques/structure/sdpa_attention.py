@@ -16,13 +16,13 @@ from typing import Any
 
 from torch import nn
 
+from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError
-from whet.machine import Limits, Machine
-from whet.profiler import Profile
-from whet.rewriting.attention_pattern import count_fused, find_attention, fuse
-from whet.rewriting.graph import Traced, trace, trace_original, verify
-from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-from whet.workload import ExaminedWorkload
+from whet.measure.machine import Limits, Machine
+from whet.profiling.model import Profile
+from whet.techniques.rewriting.attention_pattern import count_fused, find_attention, fuse
+from whet.techniques.rewriting.graph import Traced, trace, trace_original, verify
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
 _TOLERANCE = 1e-4
 

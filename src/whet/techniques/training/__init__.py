@@ -3,7 +3,7 @@
 import pkgutil
 from importlib import import_module
 
-from whet.training.technique import TrainingTechnique
+from whet.techniques.training_technique import TrainingTechnique
 
 __all__ = ["TRAINING_TABLE"]
 

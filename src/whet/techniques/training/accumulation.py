@@ -16,16 +16,16 @@ from typing import Any
 
 from torch import nn
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.memory import StepMemory
-from whet.training.optimizers import GRADIENTS
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.uses import Use
-from whet.workload.batch_parts import num_samples_of
-from whet.workload.micro_batches import split_batches
+from whet.core.workload.batch_parts import num_samples_of
+from whet.core.workload.micro_batches import split_batches
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.optimizers import GRADIENTS
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.uses import Use
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from whet.artefact.inductor import missing_tools
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.blocks import ACTIVATIONS
-from whet.training.memory import StepMemory
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
+from whet.core.artefact.inductor import missing_tools
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.blocks import ACTIVATIONS
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"kept": (0.5, 0.25, 0.0)}
 

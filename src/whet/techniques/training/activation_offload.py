@@ -16,15 +16,15 @@ from typing import Any
 
 from torch import nn
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.blocks import ACTIVATIONS, repeated_blocks
-from whet.training.memory import StepMemory
-from whet.training.module_class import extend
-from whet.training.offloaded_activations import Offloaded
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.blocks import ACTIVATIONS, repeated_blocks
+from whet.techniques.mechanisms.module_class import extend
+from whet.techniques.mechanisms.offloaded_activations import Offloaded
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"share": (1.0, 0.5, 0.25)}
 

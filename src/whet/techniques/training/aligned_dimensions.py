@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.aligned_layers import align, unaligned_layers
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.padded_dimensions import align, unaligned_layers
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"most_growth": (1.25, 3.0)}
 _VOLTA = (7, 0)  # the first compute capability with tensor cores

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from whet.errors import RecipeError
-from whet.machine import Limits, Machine
+from whet.measure.machine import Limits, Machine
 from whet.measure.malloc import PRELOAD, find, has_glibc, is_loaded, keep_all_memory, preloaded
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("keep", "jemalloc", "tcmalloc", "expandable_segments")}
 _PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}  # of Debian and Ubuntu

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from whet.machine import Limits, Machine
-from whet.technique import PRECISION, Applicability, Applies, NotApplicable
-from whet.training.autocast_forward import AutocastForward
-from whet.training.memory import StepMemory
-from whet.training.module_class import extend
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.autocast_forward import AutocastForward
+from whet.techniques.mechanisms.module_class import extend
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
-from whet.machine import Limits, Machine
-from whet.technique import PRECISION, Applicability, Applies, NotApplicable
-from whet.training.loss_scale import LossScale, scale_gradients
-from whet.training.memory import StepMemory
-from whet.training.optimizers import EARLY, needs_closure
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.uses import Use
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.loss_scale import LossScale, scale_gradients
+from whet.techniques.mechanisms.optimizers import EARLY, needs_closure
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.uses import Use
+from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,18 +23,18 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from whet.machine import Limits, Machine
-from whet.technique import PRECISION, Applicability, Applies, NotApplicable
-from whet.training.autocast_forward import AutocastForward
-from whet.training.masters import keep_in_bfloat16
-from whet.training.memory import StepMemory
-from whet.training.module_class import extend
-from whet.training.optimizers import WHOLE_GROUPS, updates_one_by_one
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.uses import EXCHANGES, EXCHANGES_SHARDS, Use
-from whet.workload.plain_parameters import plain_parameters
+from whet.core.workload.plain_parameters import plain_parameters
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.autocast_forward import AutocastForward
+from whet.techniques.mechanisms.master_weights import keep_in_bfloat16
+from whet.techniques.mechanisms.module_class import extend
+from whet.techniques.mechanisms.optimizers import WHOLE_GROUPS, updates_one_by_one
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.uses import EXCHANGES, EXCHANGES_SHARDS, Use
+from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"update": ("masters", "stochastic")}
 _LEFT_ALONE = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear)  # their operators take no mixture of dtypes inside autocast

@@ -22,14 +22,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.blocks import ACTIVATIONS, repeated_blocks
-from whet.training.memory import StepMemory
-from whet.training.module_class import AddedForward, extend
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile, kind_of
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile, kind_of
+from whet.techniques.mechanisms.blocks import ACTIVATIONS, repeated_blocks
+from whet.techniques.mechanisms.module_class import AddedForward, extend
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"every": (1, 2, 3, 4, 6, 8), "keep": ("inputs", "products")}
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.blocks import head_of
-from whet.training.deferred_logits import DeferredLogits
-from whet.training.memory import StepMemory
-from whet.training.module_class import AddedForward, extend
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.blocks import head_of
+from whet.techniques.mechanisms.deferred_logits import DeferredLogits
+from whet.techniques.mechanisms.module_class import AddedForward, extend
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
 @dataclass(frozen=True, kw_only=True)

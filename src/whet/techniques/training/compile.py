@@ -12,14 +12,14 @@ Source          Ansel et al., 2024, doi:10.1145/3620665.3640366; PyTorch documen
 
 from dataclasses import dataclass
 
-from whet.artefact.inductor import missing_tools
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.compiled import compile_in_place
-from whet.training.memory import StepMemory
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
+from whet.core.artefact.inductor import missing_tools
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.compiled import compile_in_place
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,15 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.blocks import repeated_blocks
-from whet.training.module_class import extend
-from whet.training.packed_masks import SEEN
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.within_documents import note_of_masks, with_block_size
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.blocks import repeated_blocks
+from whet.techniques.mechanisms.module_class import extend
+from whet.techniques.mechanisms.packing.document_masking import note_of_masks, with_block_size
+from whet.techniques.mechanisms.packing.packed_masks import SEEN
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"block_size": (128, 64, 256)}
 

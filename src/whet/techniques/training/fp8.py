@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.machine import Limits, Machine
-from whet.technique import PRECISION, Applicability, Applies, NotApplicable
-from whet.training.autocast_forward import AutocastForward
-from whet.training.blocks import head_of
-from whet.training.module_class import AddedForward, extend
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.autocast_forward import AutocastForward
+from whet.techniques.mechanisms.blocks import head_of
+from whet.techniques.mechanisms.module_class import AddedForward, extend
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _ADA = (8, 9)  # the first compute capability with products of 8-bit floats
 _MULTIPLE = 16  # of the sizes that such products take

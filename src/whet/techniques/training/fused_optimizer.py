@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from whet.artefact.inductor import missing_tools
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.optimizers import OPTIMIZER
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.uses import is_sharded
+from whet.core.artefact.inductor import missing_tools
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.optimizers import OPTIMIZER
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.uses import is_sharded
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("fused", "foreach", "compiled")}
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 from packaging.requirements import Requirement
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.optimizers import OPTIMIZER, WHOLE_GROUPS, replaced, why_not_replaced
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.uses import Use
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.optimizers import OPTIMIZER, WHOLE_GROUPS, replaced, why_not_replaced
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.uses import Use
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _LIBRARY = Requirement("pytorch-optimizer>=4.1,<5")  # what the tests hold against the paper's formula
 

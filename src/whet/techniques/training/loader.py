@@ -20,14 +20,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.parts import Parts
-from whet.training.random_draws import first_sample, holds_generator
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.uses import OWN_LOADER
-from whet.training.worker_loader import WorkerLoader, with_workers
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.random_draws import first_sample, holds_generator
+from whet.techniques.mechanisms.uses import OWN_LOADER
+from whet.techniques.mechanisms.worker_loader import WorkerLoader, with_workers
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {
     "num_workers": (1, 2, 4, 8),

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.blocks import head_of
-from whet.training.memory import StepMemory
-from whet.training.muon import MuonWithAdamW
-from whet.training.optimizers import OPTIMIZER, replaced, why_not_replaced
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.blocks import head_of
+from whet.techniques.mechanisms.muon import MuonWithAdamW
+from whet.techniques.mechanisms.optimizers import OPTIMIZER, replaced, why_not_replaced
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,16 +17,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.gradients import are_kept
-from whet.training.memory import StepMemory
-from whet.training.optimizers import EARLY, GRADIENTS, OPTIMIZER, updates_one_by_one
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.used_gradients import UsedGradients
-from whet.training.uses import NEEDS_ALL_GRADIENTS
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.kept_gradients import are_kept
+from whet.techniques.mechanisms.optimizers import EARLY, GRADIENTS, OPTIMIZER, updates_one_by_one
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.used_gradients import UsedGradients
+from whet.techniques.mechanisms.uses import NEEDS_ALL_GRADIENTS
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
 @dataclass(frozen=True, kw_only=True)

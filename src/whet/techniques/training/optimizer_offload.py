@@ -20,16 +20,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.exchanged_updates import ExchangedUpdates
-from whet.training.host_gradients import keep_gradients_on_host
-from whet.training.memory import StepMemory
-from whet.training.optimizers import OPTIMIZER, updates_one_by_one
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-from whet.training.uses import EXCHANGES, EXCHANGES_SHARDS, Use
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.cpu_offloaded_gradients import keep_gradients_on_host
+from whet.techniques.mechanisms.optimizer_wrapper import ExchangedUpdates
+from whet.techniques.mechanisms.optimizers import OPTIMIZER, updates_one_by_one
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.uses import EXCHANGES, EXCHANGES_SHARDS, Use
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"gradients": (False, True)}
 

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from whet.machine import Limits, Machine
-from whet.technique import PRECISION, Applicability, Applies, NotApplicable
-from whet.training.blocks import repeated_blocks
-from whet.training.module_class import extend
-from whet.training.parts import Parts
-from whet.training.product_attention import AttentionByProducts, AttentionComputedAgain
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.blocks import repeated_blocks
+from whet.techniques.mechanisms.module_class import extend
+from whet.techniques.mechanisms.packing.unfused_attention import AttentionByProducts, AttentionComputedAgain
+from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"keep": (True, False)}
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from whet.machine import Limits, Machine
-from whet.technique import Applicability, Applies, NotApplicable
+from whet.measure.machine import Limits, Machine
+from whet.techniques.costs.step_profile import StepProfile
+from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.runtime.threads import thread_counts
-from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": thread_counts()}
 

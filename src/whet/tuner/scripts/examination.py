@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError, TargetError
-from whet.machine import describe
-from whet.scripts.command import ScriptOutcome
-from whet.scripts.messages import ScriptRecord
-from whet.training.memory import StepMemory
-from whet.training.sensitivity import BFLOAT16, SUMS
+from whet.measure.machine import describe
+from whet.scripts.injection.command import ScriptOutcome
+from whet.scripts.injection.messages import ScriptRecord
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.proof.sensitivity import BFLOAT16, SUMS
 from whet.tuner.budget import Budget
 from whet.tuner.scripts.proof import SAME_LOSS, Original, first_not_finite, relative_gaps
 from whet.tuner.scripts.runs import LEAST_STEPS, ScriptRuns, timed_run

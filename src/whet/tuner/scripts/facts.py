@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.machine import describe
-from whet.recipe import Step
-from whet.scripts.messages import ScriptRecord
-from whet.scripts.script_command import ScriptCommand
-from whet.step_profiler.phases import Phase
+from whet.core.recipe import Step
+from whet.measure.machine import describe
+from whet.profiling.step.phases import Phase
+from whet.scripts.injection.messages import ScriptRecord
+from whet.scripts.injection.script_command import ScriptCommand
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.proof.loss_proof import TRAINING_LOSS
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.loss_proof import TRAINING_LOSS
-from whet.training.memory import StepMemory
-from whet.training.technique import TrainingStage, TrainingTechnique
+from whet.techniques.training_technique import TrainingStage, TrainingTechnique
 from whet.tuner.facts import Facts
 from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.scripts.examination import Examined

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from whet.comparison.run import Run
-from whet.recipe import Recipe
-from whet.scripts.command import ScriptOutcome
-from whet.scripts.script_command import ScriptCommand
+from whet.core.recipe import Recipe
+from whet.scripts.injection.command import ScriptOutcome
+from whet.scripts.injection.script_command import ScriptCommand
 from whet.tuner.asked import Asked
 from whet.tuner.goal import SCRIPT_STEPS
 from whet.tuner.kind import Work

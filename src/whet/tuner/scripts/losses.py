@@ -2,9 +2,9 @@
 
 import math
 
-from whet.recipe import Step
-from whet.scripts.command import ScriptOutcome
-from whet.training.loss_proof import LossPair
+from whet.core.recipe import Step
+from whet.scripts.injection.command import ScriptOutcome
+from whet.techniques.proof.loss_proof import LossPair
 from whet.tuner.scripts.proof import first_not_finite
 from whet.tuner.scripts.runs import ScriptRuns
 

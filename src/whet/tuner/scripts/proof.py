@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from whet.measure.evidence import Losses, agreement_between
-from whet.scripts.command import ScriptOutcome
-from whet.scripts.messages import GRADIENTS, ScriptRecord
-from whet.training import gradients
-from whet.training.gradients import GradientProof
-from whet.training.sensitivity import BFLOAT16, SUMS, distances_of
-from whet.training.technique import Exactness
+from whet.scripts.injection.command import ScriptOutcome
+from whet.scripts.injection.messages import GRADIENTS, ScriptRecord
+from whet.techniques.proof import gradients
+from whet.techniques.proof.gradients import GradientProof
+from whet.techniques.proof.sensitivity import BFLOAT16, SUMS, distances_of
+from whet.techniques.training_technique import Exactness
 from whet.tuner.records import TrainingEvidence
 
 SAME_LOSS = 1e-4  # relative: sums in another order move a loss of the first steps by less
@@ -32,7 +32,7 @@ class Original:
     Attributes:
         run: A run.
         other: A run on one thread; the same run where the machine has one core.
-        run_moved: Makes runs with parameters that are moved so far; see whet.training.sensitivity. They are made once a
+        run_moved: Makes runs with parameters that are moved so far (proof/sensitivity.py). They are made once a
             recipe differs by more than the same sums in another order do.
     """
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whet.comparison.run import Run
+from whet.core.recipe import Step
 from whet.measure.load import Load, total
-from whet.recipe import Step
-from whet.scripts.command import ScriptOutcome, run_bounded
-from whet.scripts.messages import ScriptRequest
-from whet.scripts.script_command import ScriptCommand
-from whet.scripts.step_times import quiet_steps
+from whet.scripts.injection.command import ScriptOutcome, run_bounded
+from whet.scripts.injection.messages import ScriptRequest
+from whet.scripts.injection.script_command import ScriptCommand
+from whet.scripts.injection.step_times import quiet_steps
 from whet.tuner.verdict_costs import VerdictCosts
 
 PROOF_STEPS = 12

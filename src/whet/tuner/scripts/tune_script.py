@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whet.errors import OptionError
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
-from whet.scripts.script_command import ScriptCommand
+from whet.scripts.injection.script_command import ScriptCommand
 from whet.tuner.asked import Asked
 from whet.tuner.driver import run
 from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, SCRIPT_STEPS, Goal, Objective
@@ -16,7 +16,7 @@ from whet.tuner.listener import Listener
 from whet.tuner.result import Result
 from whet.tuner.scripts.kind import ScriptKind
 from whet.tuner.scripts.runs import LEAST_STEPS
-from whet.units import duration_s
+from whet.ui.units import duration_s
 
 
 def tune_script(

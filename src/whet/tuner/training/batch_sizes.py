@@ -11,14 +11,14 @@ from whet.comparison.compare import TimeLimit, compare_all
 from whet.comparison.run import Run
 from whet.comparison.schedules import ABBA
 from whet.comparison.stopping import Fixed
+from whet.core.recipe import Step
+from whet.core.workload.larger_batch import learning_rate_factor, learning_rate_rule
 from whet.measure.quiet import Patience
-from whet.recipe import Step
-from whet.tuner.outlook import MIN_ROUNDS, ROUNDS
+from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS
 from whet.tuner.result import LargerBatch
 from whet.tuner.training.context import TrainingContext
 from whet.tuner.training.finals import RUN_S, PairServers, prove_losses, timed_run
 from whet.tuner.training.steps_process import StepsRequest
-from whet.workload.larger_batch import learning_rate_factor, learning_rate_rule
 
 FACTORS = (2, 4)
 _TIMES_SHARE = 0.4  # of the time that is given; the rest is for the held-out loss

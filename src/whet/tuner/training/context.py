@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.comparison.run import Run, on_common_calls
-from whet.recipe import Recipe, Step
+from whet.core.recipe import Recipe, Step
 from whet.tuner.budget import Runner, run_within
 from whet.tuner.records import TrainingEvidence, TrialRecord
 from whet.tuner.search import without_answer

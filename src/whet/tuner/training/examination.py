@@ -11,26 +11,28 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from whet.core.recipe import Step
+from whet.core.workload import TrainingWorkload
+from whet.core.workload.training import Trainer, num_samples_of
 from whet.errors import ModelError, TargetError
-from whet.machine import Limits, Machine, describe
-from whet.machine.limits import load_limits
+from whet.measure.machine import Limits, Machine, describe
+from whet.measure.machine.limits import load_limits
 from whet.measure.malloc import give_back
 from whet.measure.memory import TakenMemory, reset_peak_rss
 from whet.measure.quiet import undisturbed
-from whet.recipe import Step
 from whet.techniques.applicability import options_that_apply
+from whet.techniques.costs.layer_profile import profile_training_layers
+from whet.techniques.costs.memory import StepMemory, step_memory
+from whet.techniques.costs.saved_activations import SavedActivations, saved_activations
+from whet.techniques.costs.step_profile import StepProfile, profile_steps
+from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import NOT_PLAIN, updates_plainly
+from whet.techniques.proof import gradients
+from whet.techniques.proof.loss_proof import TRAINING_LOSS
+from whet.techniques.proof.not_finite import batches_fault, weights_fault
+from whet.techniques.proof.sensitivity import MOVES, SUMS, sensitivity
 from whet.techniques.training import TRAINING_TABLE
-from whet.training import gradients
-from whet.training.layer_profile import profile_training_layers
-from whet.training.loss_proof import TRAINING_LOSS
-from whet.training.memory import StepMemory, step_memory
-from whet.training.not_finite import batches_fault, weights_fault
-from whet.training.parts import Parts
-from whet.training.saved_activations import SavedActivations, saved_activations
-from whet.training.sensitivity import MOVES, SUMS, sensitivity
-from whet.training.step_profile import StepProfile, profile_steps
-from whet.training.technique import Exactness, TrainingTechnique
+from whet.techniques.training_technique import Exactness, TrainingTechnique
 from whet.tuner.known_target import digest_of
 from whet.tuner.result import Diagnosed, LayerRow, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
@@ -48,8 +50,6 @@ from whet.tuner.training.soundness import (
     note_stage,
     sums_of,
 )
-from whet.workload import TrainingWorkload
-from whet.workload.training import Trainer, num_samples_of
 
 _LAYERS_STEPS, _LAYERS_SHARE = 6, 0.01  # about how many steps the layers' profile takes, and its share of the budget
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from whet.machine import Limits
-from whet.training.memory import StepMemory
-from whet.training.step_profile import StepProfile
+from whet.measure.machine import Limits
+from whet.techniques.costs.memory import StepMemory
+from whet.techniques.costs.step_profile import StepProfile
 from whet.tuner.facts import Facts
 from whet.tuner.result import Diagnosed
 

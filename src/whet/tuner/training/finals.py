@@ -7,8 +7,8 @@ from pathlib import Path
 
 from whet.comparison.run import Run
 from whet.comparison.variant import in_words
-from whet.recipe import Step
-from whet.training.loss_proof import LossPair, LossProof
+from whet.core.recipe import Step
+from whet.techniques.proof.loss_proof import LossPair, LossProof
 from whet.tuner.finals import ORIGINAL
 from whet.tuner.loss_pairs import prove_in_pairs
 from whet.tuner.records import TrialRecord

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from whet.comparison.run import Run
+from whet.core.recipe import Recipe
 from whet.errors import ModelError, OptionError
-from whet.figures import num_bytes
 from whet.measure.isolate import FailureKind
-from whet.recipe import Recipe
-from whet.training.loss_proof import LEAST
+from whet.techniques.proof.loss_proof import LEAST
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget, BudgetEnded
 from whet.tuner.kind import Work
@@ -33,6 +32,7 @@ from whet.tuner.training.report import write_training_report
 from whet.tuner.training.soundness import out_of_memory
 from whet.tuner.training.trained_kind import LOSSES_SHARE, TrainedKind, within_limits
 from whet.tuner.verdict_costs import VerdictCosts
+from whet.ui.figures import num_bytes
 
 _EXAMINATION_LIMIT_S = 600.0
 _SET_UP_AGAIN = 0.3  # of a recipe's set-up, in each process of the finals: what was compiled lies on disk

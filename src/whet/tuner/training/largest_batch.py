@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from whet.core.workload import TrainingWorkload
+from whet.core.workload.larger_batch import Rule, learning_rate_factor, learning_rate_rule
+from whet.core.workload.training import Trainer, num_samples_of, seed_everything
 from whet.errors import OptionError, TargetError
-from whet.figures import num_bytes
 from whet.measure.isolate import QUIET, FailureKind, run_isolated
 from whet.measure.malloc import give_back
 from whet.measure.memory import TakenMemory, cuda_peak_bytes, free_bytes, reset_peak_rss
-from whet.workload import TrainingWorkload
-from whet.workload.larger_batch import Rule, learning_rate_factor, learning_rate_rule
-from whet.workload.training import Trainer, num_samples_of, seed_everything
+from whet.ui.figures import num_bytes
 from whet.workloads.handover import open_any
 
 _NUM_STEPS = 3  # the first one allocates gradients and the optimiser's state

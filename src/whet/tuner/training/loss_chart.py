@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from markupsafe import escape
 
-from whet.training.loss_proof import LossPair, LossProof
+from whet.techniques.proof.loss_proof import LossPair, LossProof
 
 _WIDTH, _LEFT, _RIGHT = 440, 62, 14
 _ROW, _TOP, _FOOT = 20, 24, 38

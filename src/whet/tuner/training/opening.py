@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from whet.core.workload import TrainingWorkload
+from whet.core.workload.larger_batch import with_larger_batch
+from whet.core.workload.training import seed_everything
 from whet.errors import TargetError
-from whet.workload import TrainingWorkload
-from whet.workload.larger_batch import with_larger_batch
-from whet.workload.training import seed_everything
 from whet.workloads.handover import open_any
 
 NUM_DIGESTS = 6

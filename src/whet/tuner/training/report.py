@@ -6,10 +6,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from whet import look
+from whet.core.recipe import FILE as RECIPE
 from whet.files import write_whole
-from whet.recipe import FILE as RECIPE
-from whet.training.memory import PARTS
+from whet.techniques.costs.memory import PARTS
 from whet.tuner import figures, plots
 from whet.tuner.figures import DASH
 from whet.tuner.headline import headline
@@ -34,6 +33,7 @@ from whet.tuner.time_account import time_sentence
 from whet.tuner.training.loss_chart import loss_chart
 from whet.tuner.training.words import batch_sentences, proofs_of, run_command
 from whet.tuner.verdict import noise_in_words
+from whet.ui import page_style
 
 _STYLES = (Path(__file__).parents[1] / "report.css", Path(__file__).parent / "report.css")
 # --c0 to --c6; the second line: the phases of a script
@@ -62,7 +62,7 @@ def render(result: Result, toml: str) -> str:
     page.filters |= {"joules": _joules, "memory_parts": _memory_cells}
     return page.get_template(_TEMPLATE).render(
         r=result,
-        css=Markup(look.style("\n".join(path.read_text(encoding="utf-8") for path in _STYLES))),
+        css=Markup(page_style.style("\n".join(path.read_text(encoding="utf-8") for path in _STYLES))),
         verdict_word=VERDICTS[result.verdict],
         tone=TONES[result.verdict],
         said=headline(result),

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
+from whet.core.workload.training import Trainer
 from whet.errors import ModelError, TargetError, memory_shortage
 from whet.measure.isolate import Failure
-from whet.training.divergence import divergence
-from whet.training.not_finite import batches_fault
+from whet.techniques.proof.divergence import divergence
+from whet.techniques.proof.not_finite import batches_fault
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
-from whet.workload.training import Trainer
 
 FIRST_STEPS = 3
 _STAGE = "stage.txt"

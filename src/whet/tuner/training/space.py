@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from whet.recipe import Step
+from whet.core.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
 from whet.tuner.goal import Goal
 from whet.tuner.space import ApplicableTechnique, Space

@@ -4,12 +4,12 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
+from whet.core.recipe import Step
+from whet.core.workload.measurables import TrainingSteps
 from whet.measure.memory import TakenMemory
-from whet.recipe import Step
 from whet.techniques.prepared_trainer import PreparedTrainer
-from whet.training.divergence import divergence
+from whet.techniques.proof.divergence import divergence
 from whet.tuner.training.opening import open_training
-from whet.workload.measurables import TrainingSteps
 
 
 class StepsRequest(BaseModel):

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from whet.comparison.claim import Claim
 from whet.comparison.run import Run
-from whet.figures import num_bytes
-from whet.recipe import Step
+from whet.core.recipe import Step
 from whet.techniques.names import check_excluded
+from whet.techniques.proof.loss_proof import LEAST, MOST
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.loss_proof import LEAST, MOST
-from whet.training.technique import Exactness
+from whet.techniques.training_technique import Exactness
 from whet.tuner.asked import Asked
 from whet.tuner.budget import needed_for
 from whet.tuner.finals import original_point
@@ -30,6 +29,7 @@ from whet.tuner.training.space import COMPILE, worth_trying
 from whet.tuner.training.trial import exactness_of
 from whet.tuner.training.words import gain_sentence
 from whet.tuner.verdict_costs import VerdictCosts
+from whet.ui.figures import num_bytes
 
 LOSSES_SHARE = 0.25  # of the search's budget: what the finals leave to the proof of the loss, at the most
 

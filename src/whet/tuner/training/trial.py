@@ -13,28 +13,28 @@ from torch import Tensor
 
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
-from whet.machine import describe
-from whet.machine.power import EnergyMeter
+from whet.core.recipe import Step
+from whet.core.workload import TrainingWorkload, measure_quality
+from whet.core.workload.measurables import TrainingSteps
+from whet.core.workload.training import Trainer
+from whet.measure.machine import describe
+from whet.measure.machine.power import EnergyMeter
 from whet.measure.malloc import give_back
 from whet.measure.memory import TakenMemory, cuda_peak_bytes, reset_peak_rss
-from whet.recipe import Step
+from whet.techniques.costs.compile_time import compile_s
+from whet.techniques.costs.memory import StepMemory, step_memory
+from whet.techniques.mechanisms.evaluating import evaluating
+from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, refusal
+from whet.techniques.proof import gradients
+from whet.techniques.proof.divergence import FAR, divergence
+from whet.techniques.proof.first_update import first_gradients, judged_first
+from whet.techniques.proof.updates import UpdateProof, prove_updates
 from whet.techniques.training import TRAINING_TABLE
-from whet.training import gradients
-from whet.training.compile_time import compile_s
-from whet.training.divergence import FAR, divergence
-from whet.training.evaluating import evaluating
-from whet.training.first_update import first_gradients, judged_first
-from whet.training.memory import StepMemory, step_memory
-from whet.training.parts import Parts
-from whet.training.technique import Exactness
-from whet.training.updates import UpdateProof, prove_updates
+from whet.techniques.training_technique import Exactness
 from whet.tuner.records import TrainingEvidence, TrialOutcome
 from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, KnownTraining
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
-from whet.workload import TrainingWorkload, measure_quality
-from whet.workload.measurables import TrainingSteps
-from whet.workload.training import Trainer
 
 _MEMORY_STEPS = 2
 

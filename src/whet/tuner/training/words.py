@@ -2,9 +2,9 @@
 
 import shlex
 
-from whet.figures import num_bytes
 from whet.tuner import figures
 from whet.tuner.result import LargerBatch, MeasuredVariant, Result
+from whet.ui.figures import num_bytes
 
 
 def gain_sentence(unit: str, baseline: MeasuredVariant, best: MeasuredVariant) -> str:

@@ -1,0 +1,48 @@
+"""Tell whether a model quantises all samples of a call by one range, which it finds at that call.
+
+The outputs for a sample then depend on the other samples of the call.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch._ops import OpOverload
+
+from whet.core.artefact.runtime import Manifest
+
+_SETTING = "ranges_per_call"
+_IN_ONNX = b"DynamicQuantize"  # DynamicQuantizeLinear, DynamicQuantizeMatMul, DynamicQuantizeLSTM
+_CHUNK = 2**20
+
+
+def finds_ranges(operators: Iterable[Any]) -> bool:
+    """Return whether one of a graph's operators finds a range at each call. A range for each token is left out."""
+    names = [operator._schema.name.lower() for operator in operators if isinstance(operator, OpOverload)]
+    return any(("choose_qparams" in name and "per_token" not in name) or "_dynamic" in name for name in names)
+
+
+def finds_ranges_in_onnx(model: Path) -> bool:
+    """Return whether a model has an operator that finds a range at each call. The file holds their names as text."""
+    tail = b""
+    with model.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            if _IN_ONNX in tail + chunk:
+                return True
+            tail = chunk[-len(_IN_ONNX) :]
+    return False
+
+
+def ranges_setting(operators: Iterable[Any]) -> dict[str, bool]:
+    """Return the manifest's entry for a model whose graph its files no longer hold."""
+    return {_SETTING: finds_ranges(operators)}
+
+
+def read_ranges(manifest: Manifest) -> dict[str, bool]:
+    """Return what ranges_setting wrote into the manifest; {} for an artefact of an older version."""
+    return {_SETTING: bool(manifest.settings[_SETTING])} if _SETTING in manifest.settings else {}
+
+
+def ranges_of(settings: dict[str, Any]) -> bool | None:
+    """Return what the settings of a runtime say about ranges; None if they say nothing."""
+    return settings.get(_SETTING)

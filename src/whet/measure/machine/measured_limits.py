@@ -1,0 +1,32 @@
+"""Measure what this machine can do at best, on each of its devices: whet.limits."""
+
+from whet.measure.machine.description import Machine, describe
+from whet.measure.machine.limits import Limits, load_limits
+from whet.measure.machine.notebook import limits_html
+
+
+class LimitsByDevice(tuple[Limits, ...]):
+    """Hold the limits of each device, in a tuple that a notebook shows as tables."""
+
+    def _repr_html_(self) -> str:
+        return limits_html(*self)
+
+
+def limits(*, refresh: bool = False, machine: Machine | None = None) -> LimitsByDevice:
+    """Return the limits of the GPU, where there is one, and of the CPU.
+
+    They are measured once, which takes about ten seconds, and then read from the cache.
+
+    Args:
+        refresh: Measure again; the best figures count.
+        machine: This machine, if the caller has described it already.
+
+    Returns:
+        The limits by device, the GPU's first.
+
+    Raises:
+        MachineError: The machine cannot be read or measured.
+    """
+    machine = machine or describe()
+    devices = ("cuda", "cpu") if machine.has_cuda else ("cpu",)
+    return LimitsByDevice(load_limits(machine, refresh=refresh, device=device) for device in devices)

@@ -1,0 +1,53 @@
+"""Compare versions of a training script: a fresh process runs each version for some optimiser steps."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from whet.comparison.run import Run
+from whet.measure.evidence import Losses
+from whet.measure.isolate import Outcome
+from whet.measure.load import Load, total
+from whet.scripts.injection.step_times import quiet_steps
+
+
+@dataclass(frozen=True)
+class ScriptVersion:
+    """Describe a version of a script.
+
+    Attributes:
+        name: The version's name. Names are unique within a comparison.
+        start: The function that runs the version in a process of its own.
+    """
+
+    name: str
+    start: Callable[[], Outcome]
+
+    def run(self) -> Run:
+        """Run the script for some steps. The run holds the seconds of a step and, as evidence, the losses."""
+        return run_of(self.start())
+
+
+def run_of(outcome: Outcome) -> Run:
+    """Convert what a script's process returned to a run. The run's details hold the report of the phases."""
+    if outcome.value is None:
+        assert outcome.failure is not None
+        return Run(failure=outcome.failure.message)
+    value = outcome.value
+    blocks = value.get("blocks", ())
+    seconds, busy = quiet_steps(value["seconds"], blocks)
+    return Run(
+        seconds=statistics.median(seconds),
+        num_calls=len(seconds),
+        load=total(Load(**block["load"]) for block in blocks),
+        busy=busy,
+        peak_bytes=value["cuda_peak_bytes"] or value["peak_bytes"],
+        cuda_peak_bytes=value["cuda_peak_bytes"],
+        evidence=Losses(by_step=tuple(value["losses"])),
+        details={"report": value["report"]},
+    )
+
+
+def middle(runs: Sequence[Run]) -> Run:
+    """Return the run with the median time."""
+    return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]

@@ -1,0 +1,62 @@
+"""Check a command that starts a training script. Nothing heavy is imported."""
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.errors import TargetError
+from whet.scripts.injection.launching import name_of, runs_python, script_index
+
+_ISOLATED = re.compile("-[A-Za-z]*[IES][A-Za-z]*")  # options of Python
+_HOW = "write it as: python train.py ARGUMENTS"
+
+
+@dataclass(frozen=True)
+class ScriptCommand:
+    """Describe a Python command that trains.
+
+    Attributes:
+        words: The program and its arguments.
+        script: The script's place among the words, or the module's after -m.
+        directory: The working directory.
+    """
+
+    words: tuple[str, ...]
+    script: int
+    directory: Path
+
+    @classmethod
+    def checked(cls, words: Sequence[str]) -> "ScriptCommand":
+        """Return a command that can be run.
+
+        Raises:
+            TargetError: It is no Python command, or its script does not exist.
+        """
+        program = words[0] if words else ""
+        if not runs_python(program):
+            raise TargetError(f"{program or 'nothing'} is not a Python command; {_HOW}")
+        if shutil.which(program) is None:
+            raise TargetError(f"{program} is not found; {_HOW}")
+        place = script_index(words)
+        if place is None:
+            raise TargetError(f"{' '.join(words)!r} names no script that ends in .py, and no module after -m; {_HOW}")
+        if isolated := next((word for word in words[1:place] if _ISOLATED.fullmatch(word)), None):
+            raise TargetError(
+                f"a Python with {isolated} ignores what whet adds to it from outside; leave {isolated} out"
+            )
+        if words[place - 1] != "-m" and not Path(words[place]).is_file():
+            raise TargetError(f"there is no script {words[place]}; name a Python file that exists")
+        return cls(tuple(words), place, Path.cwd().resolve())
+
+    @property
+    def name(self) -> str:
+        """Return the name of the script."""
+        return name_of(self.words)
+
+    def in_copy(self, copy: Path) -> list[str]:
+        """Return the words with every path of the working directory replaced by the copy's."""
+        here = str(self.directory)
+        return [self.words[0], *(word.replace(f"{here}{os.sep}", f"{copy}{os.sep}") for word in self.words[1:])]

@@ -1,0 +1,89 @@
+"""Define the messages of a watched process to `whet monitor`: one JSON object a line, over a local socket."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from whet.measure.latency_histogram import LatencyHistogram
+from whet.scripts.monitor.series import Cell
+from whet.scripts.monitor.steps import StepTotals
+
+SOCKET_VARIABLE = "WHET_MONITOR_SOCKET"
+MODULE_VARIABLE = "WHET_MONITOR_MODULE"  # the module whose `begin` sends a process's steps there
+INTERVAL_S = 0.5
+MAX_LINE_BYTES = 1 << 20
+
+Name = Annotated[str, Field(max_length=100)]
+Text = Annotated[str, Field(max_length=2000)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Latencies(_Strict):
+    """Hold the times of some steps as a histogram.
+
+    Attributes:
+        counts: The number of steps in each bucket of the histogram.
+        total_s: The sum of all times.
+        shortest_s: The shortest time.
+        longest_s: The longest time.
+    """
+
+    counts: dict[NonNegativeInt, PositiveInt]
+    total_s: NonNegativeFloat
+    shortest_s: NonNegativeFloat
+    longest_s: NonNegativeFloat
+
+
+class Steps(_Strict):
+    """Hold the steps that ended since the last message.
+
+    Attributes:
+        latencies: Their times.
+        phases_s: Seconds by phase.
+        num_samples: How many samples they had; None if unknown.
+        num_tokens: How many tokens they had; None if unknown.
+    """
+
+    latencies: Latencies
+    phases_s: dict[Name, NonNegativeFloat]
+    num_samples: NonNegativeInt | None = None
+    num_tokens: NonNegativeInt | None = None
+
+    def totals(self) -> StepTotals:
+        """Return the steps as totals.
+
+        Raises:
+            ValueError: The histogram has invalid buckets.
+        """
+        times = self.latencies
+        histogram = LatencyHistogram.from_counts(times.counts, times.total_s, times.shortest_s, times.longest_s)
+        return StepTotals(histogram, dict(self.phases_s), self.num_samples, self.num_tokens)
+
+
+class Message(_Strict):
+    """Hold one message.
+
+    Attributes:
+        format: The version of this format.
+        pid: The id of the process that sends it.
+        rank: The rank of the process in a distributed run; 0 without one.
+        steps: The steps since the last message; None if the process reports a problem instead.
+        cells: The memory of the CUDA allocator, by key.
+        notes: Remarks for the reader, by key.
+        problem: Why steps cannot be seen, or "".
+    """
+
+    format: Literal[1]
+    pid: NonNegativeInt
+    rank: NonNegativeInt = 0
+    steps: Steps | None = None
+    cells: dict[Name, NonNegativeFloat] = {}
+    notes: dict[Name, Text] = {}
+    problem: Text = ""
+
+    def row_cells(self) -> dict[str, Cell]:
+        """Return the memory figures as cells of a row."""
+        return {key: Cell.of(value) for key, value in self.cells.items()}

@@ -1,0 +1,128 @@
+"""Send requests at their planned times, whatever the server does: an open loop.
+
+A closed loop sends the next request only after an answer. It slows down with the server, and so never sees the queue
+that real users would wait in.
+
+Source: Schroeder, Wierman and Harchol-Balter, "Open Versus Closed: A Cautionary Tale" (NSDI 2006).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from whet.server.load_test.client import clock
+from whet.server.load_test.prompts import Prompts
+from whet.server.load_test.record import Answer, Failure, Record
+from whet.server.load_test.trace import Arrival
+
+Progress = Callable[[int, int], None]
+"""A callback that gets the number of requests that have ended, and the number of all requests."""
+
+_LEAD_S = 0.05  # time before the first request, so that it is not late
+
+
+class Server(Protocol):
+    """Answer requests: a CompletionClient, or a substitute in tests."""
+
+    async def complete(self, token_ids: Sequence[int], num_output: int) -> Answer:
+        """See CompletionClient."""
+
+
+@dataclass
+class Replay:
+    """Hold the outcome of a replay.
+
+    Attributes:
+        records: The requests in the order of their planned times.
+        is_interrupted: Whether Ctrl-C ended it before all requests were sent and answered.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    is_interrupted: bool = False
+
+
+async def replay(
+    server: Server,
+    arrivals: Sequence[Arrival],
+    prompts: Prompts,
+    *,
+    max_in_flight: int | None = None,
+    time_limit_s: float | None = None,
+    on_progress: Progress | None = None,
+) -> Replay:
+    """Send every request at its time, and wait for the answers. If cancelled (Ctrl-C), return the outcome so far.
+
+    Args:
+        server: The server.
+        arrivals: The requests, in the order of their times.
+        prompts: Makes the prompts.
+        max_in_flight: The most requests at the same time; others wait in order. The loop is then no longer open.
+        time_limit_s: How many seconds to wait for answers after the last request was due. Others are then ended.
+        on_progress: Called whenever a request has ended.
+    """
+    run = _Run(server, prompts, max_in_flight, on_progress or (lambda num_ended, num_planned: None), len(arrivals))
+    tasks: list[asyncio.Task[Record]] = []
+    is_interrupted = False
+    try:
+        for index, arrival in enumerate(arrivals):
+            await asyncio.sleep(max(0.0, run.start_s + arrival.at_s - clock()))
+            tasks.append(asyncio.create_task(run.send(index, arrival)))
+        await asyncio.wait(tasks, timeout=time_limit_s)
+    except asyncio.CancelledError:
+        is_interrupted = True
+    for task in tasks:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    return Replay([_record(arrival, end) for arrival, end in zip(arrivals, ended, strict=False)], is_interrupted)
+
+
+def _record(arrival: Arrival, end: Record | BaseException) -> Record:
+    """Return the record of a task. A task that was cancelled before it began has none of its own, so one is made."""
+    if isinstance(end, asyncio.CancelledError):
+        return Record(arrival, arrival.at_s, arrival.at_s, failure=Failure.UNFINISHED)
+    if isinstance(end, BaseException):
+        raise end
+    return end
+
+
+class _Run:
+    """Run one replay."""
+
+    def __init__(
+        self, server: Server, prompts: Prompts, max_in_flight: int | None, on_progress: Progress, num_planned: int
+    ) -> None:
+        self.start_s = clock() + _LEAD_S
+        self._server, self._prompts = server, prompts
+        self._is_capped = max_in_flight is not None
+        self._turn: AbstractAsyncContextManager[object] = (
+            asyncio.Semaphore(max_in_flight) if max_in_flight is not None else nullcontext()
+        )
+        self._on_progress = on_progress
+        self._num_planned, self._num_ended = num_planned, 0
+
+    async def send(self, index: int, arrival: Arrival) -> Record:
+        """Send one request, and return its record. If it is cancelled, its record says so; nothing is raised."""
+        sent_s = arrival.at_s
+        try:
+            async with self._turn:
+                token_ids = self._prompts.token_ids(index, arrival.num_input)
+                sent_s = clock() - self.start_s
+                answer = await self._server.complete(token_ids, arrival.num_output)
+        except asyncio.CancelledError:
+            return Record(arrival, arrival.at_s, sent_s, failure=Failure.UNFINISHED)
+        finally:
+            self._num_ended += 1
+            self._on_progress(self._num_ended, self._num_planned)
+        sent_s = answer.sent_s - self.start_s
+        return Record(
+            arrival,
+            start_s=sent_s if self._is_capped else arrival.at_s,
+            sent_s=sent_s,
+            token_s=tuple(time_s - self.start_s for time_s in answer.token_s),
+            num_output=answer.num_output,
+            has_usage=answer.has_usage,
+            failure=answer.failure,
+            detail=answer.detail,
+        )

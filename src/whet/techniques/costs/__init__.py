@@ -1,0 +1,1 @@
+"""Measure where the time and the memory of a training step go, by phase and by layer."""

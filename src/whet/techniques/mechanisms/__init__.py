@@ -1,0 +1,1 @@
+"""Change the parts of a training loop: what techniques for training are made of."""

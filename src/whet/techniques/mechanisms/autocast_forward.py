@@ -1,0 +1,27 @@
+"""Run a model's forward inside autocast to bfloat16, and return float32, so that a loss outside is not rounded."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from whet.techniques.mechanisms.module_class import AddedForward
+
+
+class AutocastForward(AddedForward):
+    """Run forward inside autocast, and return float32."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what forward returned, with float32 in place of bfloat16."""
+        with torch.autocast(_device_type(self), torch.bfloat16):
+            output = super().forward(*args, **kwargs)  # type: ignore[misc]
+        return tree_map_only(Tensor, _in_float32, output)
+
+
+def _device_type(module: Any) -> str:
+    return next((str(p.device.type) for p in module.parameters()), "cpu")
+
+
+def _in_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor

@@ -1,1 +1,0 @@
-"""Redirect the old name of `whet.trace_profiler`; see whet.moved."""

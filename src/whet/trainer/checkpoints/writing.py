@@ -1,0 +1,165 @@
+"""Write a checkpoint beside its place, and rename it when every file is on the disk."""
+
+import contextlib
+import datetime
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from whet import __version__
+from whet.errors import OutputError
+from whet.files import names_in
+from whet.trainer.checkpoints.host_copy import HostCopy
+from whet.trainer.checkpoints.locks import FileLock, Locked
+from whet.trainer.checkpoints.manifest import (
+    COMPLETE,
+    MANIFEST,
+    VALUES,
+    Manifest,
+    SavedFile,
+    marker_of,
+    read_manifests,
+    step_name,
+)
+
+_CHUNK_BYTES = 8 * 2**20  # that are hashed and then written, while they are in cache; neither holds Python's lock
+_LEFT_OVER = re.compile(r"\.step-\d+(?:-\d+)?\.(partial|removed)-[0-9a-f]{8}(?P<is_lock>\.lock)?")
+
+
+def write_checkpoint(directory: Path, step: int, copy: HostCopy, values: bytes) -> Path:
+    """Write a checkpoint, and return its directory.
+
+    Args:
+        directory: Where the checkpoints are.
+        step: The step.
+        copy: The tensors.
+        values: The values, as JSON.
+
+    Raises:
+        OutputError: It cannot be written. What was written of it is removed.
+    """
+    try:
+        with _partial(directory, step_name(step)) as partial:
+            files = [
+                _write(partial / file.name, [memoryview(file.header), file.memory], file.part) for file in copy.files
+            ]
+            files.append(_write(partial / VALUES, [memoryview(values)], None))
+            manifest = Manifest(
+                step=step,
+                number=1
+                + max((one.number for _, one in read_manifests(directory) if isinstance(one, Manifest)), default=0),
+                saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+                made_with={"whet": __version__, "torch": torch.__version__},
+                files=tuple(files),
+                aliases=copy.aliases,
+            )
+            text = manifest.model_dump_json(indent=1).encode()
+            _write(partial / MANIFEST, [memoryview(text)], None)
+            _write(partial / COMPLETE, [memoryview(marker_of(text).encode())], None)
+            synchronise(partial)
+            path = _free_place(directory, step)
+            partial.rename(path)
+            synchronise(directory)
+            return path
+    except OSError as error:
+        raise OutputError(
+            f"the checkpoint of step {step} cannot be written to {directory}: {error.strerror or error}; free some "
+            "space or name another directory (the checkpoints of before are untouched)"
+        ) from error
+
+
+def _next_number(directory: Path) -> int:
+    """Return how many-th checkpoint of a directory the next one is."""
+    numbers = (manifest.number for _, manifest in read_manifests(directory) if isinstance(manifest, Manifest))
+    return 1 + max(numbers, default=0)
+
+
+@contextlib.contextmanager
+def _partial(directory: Path, name: str) -> Iterator[Path]:
+    """Make a directory to write into, which is locked meanwhile and removed at the end unless it was renamed."""
+    partial = directory / f".{name}.partial-{secrets.token_hex(4)}"
+    lock = FileLock(_lock_of(partial))
+    try:
+        partial.mkdir()
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        lock.release()
+
+
+def _lock_of(partial: Path) -> Path:
+    return partial.with_name(f"{partial.name}.lock")
+
+
+def _write(file: Path, contents: Sequence[memoryview], part: str | None) -> SavedFile:
+    """Write a file and wait until it is on the disk. Its digest is computed on the way."""
+    digest = hashlib.sha256()
+    size = 0
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for content in contents:
+            for begin in range(0, len(content), _CHUNK_BYTES):
+                chunk = content[begin : begin + _CHUNK_BYTES]
+                digest.update(chunk)
+                size += len(chunk)
+                while chunk:
+                    chunk = chunk[os.write(descriptor, chunk) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return SavedFile(name=file.name, part=part, size_bytes=size, sha256=digest.hexdigest())
+
+
+def synchronise(directory: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_place(directory: Path, step: int) -> Path:
+    """Return the place of a step, or one with a number behind it where the step was saved before.
+
+    A directory that was replaced would be missing for a moment.
+    """
+    path = directory / step_name(step)
+    number = 2
+    while os.path.lexists(path):
+        path = directory / f"{step_name(step)}-{number}"
+        number += 1
+    return path
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint so that it is never seen in part.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    removed = path.with_name(f".{path.name}.removed-{secrets.token_hex(4)}")
+    path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def remove_left_overs(directory: Path) -> None:
+    """Remove what killed processes left of their checkpoints. What a living process writes stays."""
+    for name in names_in(directory):
+        if not (match := _LEFT_OVER.fullmatch(name)):
+            continue
+        path = directory / name
+        lock = path if match["is_lock"] else _lock_of(path)
+        if match[1] == "removed":
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        with contextlib.suppress(Locked, OSError):
+            held = FileLock(lock)
+            shutil.rmtree(lock.with_name(lock.name.removesuffix(".lock")), ignore_errors=True)
+            held.release()

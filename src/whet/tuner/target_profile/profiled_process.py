@@ -1,0 +1,94 @@
+"""Take a profile in a child process. If the child ends early, the report that it noted last is kept."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from whet.errors import ModelError, WhetError
+from whet.files import write_whole
+from whet.measure.isolate import Failure, FailureKind, run_isolated
+from whet.measure.machine import describe
+
+T = TypeVar("T")
+
+_NOTES = "partial.json"
+
+
+@dataclass(frozen=True)
+class Seen(Generic[T]):
+    """Hold the outcome of a profile in a child process.
+
+    Attributes:
+        report: The whole report, or the part that the child noted before it ended; None if it noted nothing.
+        failure: Why the child ended early; None if it finished.
+    """
+
+    report: T | None
+    failure: WhetError | None = None
+
+
+def note(directory: Path, report: Mapping[str, Any]) -> None:
+    """Save the report so far. The child calls this; the file is complete at any time."""
+    write_whole(directory / _NOTES, json.dumps(report))
+
+
+def profiled(
+    look: Callable[..., dict[str, Any]],
+    arguments: Mapping[str, Any],
+    directory: Path,
+    *,
+    target: str,
+    done: str,
+    read: Callable[[Mapping[str, Any], str], T],
+    ended_early: Callable[[T], None],
+    time_limit_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Seen[T]:
+    """Run `look` in a child process, with a memory limit of nearly all of the machine's memory.
+
+    Args:
+        look: Returns the report as JSON, and calls `note` now and then.
+        arguments: The arguments of `look`.
+        directory: Where the child writes.
+        target: The name of the profiled target, for messages.
+        done: The past participle for messages, such as "profiled".
+        read: Builds a report from its JSON and the reason why the child ended early; "" for a whole report.
+        ended_early: On Ctrl-C, called with the report that was noted last.
+        time_limit_s: Seconds after which the child is ended.
+        environment: Variables that the child gets in addition to this process's own.
+    """
+    (directory / _NOTES).unlink(missing_ok=True)  # an earlier try may have left one
+    try:
+        outcome = run_isolated(
+            look,
+            arguments,
+            directory,
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=describe().most_bytes,
+            environment=environment,
+        )
+    except KeyboardInterrupt:
+        report = _noted(directory, "stopped by Ctrl-C", read)
+        if report is not None:
+            ended_early(report)
+        raise
+    if outcome.value is not None:
+        return Seen(read(outcome.value, ""))
+    assert outcome.failure is not None
+    return Seen(_noted(directory, outcome.failure.message, read), _error_of(outcome.failure, target, done))
+
+
+def _noted(directory: Path, why: str, read: Callable[[Mapping[str, Any], str], T]) -> T | None:
+    try:
+        data = json.loads((directory / _NOTES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return read(data, why)
+
+
+def _error_of(failure: Failure, target: str, done: str) -> WhetError:
+    if failure.kind is not FailureKind.USER:
+        return ModelError(f"{target} could not be {done} to its end: {failure.message}")
+    return failure.as_error()
