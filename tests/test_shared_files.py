@@ -9,9 +9,9 @@ WHET, AUDIT = ROOT / "src/whet", ROOT / "packages/whet-audit/src/whet_audit"
 SHARED = {
     "ui/page_style/tokens.css": "formats/tokens.css",
     "ui/page_style/base.css": "formats/base.css",
-    "html_tables.py": "html_tables.py",
-    "card_sections.py": "card_sections.py",
-    "workflow_commands.py": "workflow_commands.py",
+    "ui/html_tables.py": "html_tables.py",
+    "ui/card_sections.py": "card_sections.py",
+    "ui/workflow_commands.py": "workflow_commands.py",
 }
 
 

@@ -5,7 +5,7 @@ notice, before a user does, when a new version moves, drops or changes one of th
 """
 
 PATCHED: dict[str, str] = {
-    # step_profiler/patches.py replaces these while a training loop is watched. Calls that torch.compile traces pass
+    # profiling/step/patches.py replaces these while a training loop is watched. Calls that torch.compile traces pass
     # through the wrappers.
     **{
         f"torch.Tensor.{name}": "a wait for the device is timed"
@@ -44,20 +44,20 @@ PATCHED: dict[str, str] = {
             "wait_tensor",
         )
     },
-    "torch.autograd.backward": "the backward pass is timed; scripts/losses.py and training techniques: the loss",
+    "torch.autograd.backward": "the backward pass is timed; injection/losses.py and training techniques: the loss",
     "torch.autograd.grad": "the backward pass is timed",
     "torch.nn.Module.zero_grad": "time of the optimiser",
     "torch.nn.Module.__call__": "the forward pass is timed, where every module is watched",
-    "torch.nn.Module._compiled_call_impl": "the forward pass of given models is timed: step_profiler/forward.py",
+    "torch.nn.Module._compiled_call_impl": "the forward pass of given models is timed: profiling/step/forward.py",
     "torch.optim.Optimizer.zero_grad": "time of the optimiser",
     "torch.amp.GradScaler.unscale_": "time of the optimiser",
     "torch.amp.GradScaler.update": "time of the optimiser",
     "torch.amp.GradScaler.step": "time of the optimiser; a skipped step is no step",
-    "torch.amp.GradScaler.scale": "scripts/losses.py reads the scale of the loss",
-    "torch.utils.data.DataLoader.__iter__": "time of the data; scripts/loader_passes.py: another loader",
+    "torch.amp.GradScaler.scale": "injection/losses.py reads the scale of the loss",
+    "torch.utils.data.DataLoader.__iter__": "time of the data; injection/loader_passes.py: another loader",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
-    "torch.optim.Optimizer.__init__": "scripts/loop_finder.py notes every optimiser of a script",
-    # In bounded runs of a script, scripts/file_guard.py checks what is written, scripts/applying.py shifts the seeds.
+    "torch.optim.Optimizer.__init__": "injection/loop_finder.py notes every optimiser of a script",
+    # In bounded runs of a script, file_guard.py checks what is written, applying.py shifts the seeds.
     "torch.save": "a file outside a script's copy is not written",
     "safetensors.torch.save_file": "a file outside a script's copy is not written",
     "torch.manual_seed": "pairs of runs train with other seeds",
@@ -65,7 +65,7 @@ PATCHED: dict[str, str] = {
     "random.seed": "pairs of runs train with other seeds",
     "numpy.random.seed": "pairs of runs train with other seeds",
     **{
-        f"torch.nn.functional.{name}": "scripts/first_steps.py: nothing is dropped while a script's steps are proved"
+        f"torch.nn.functional.{name}": "injection/first_steps.py: nothing is dropped while a script's steps are proved"
         for name in (
             "dropout",
             "dropout1d",
@@ -77,65 +77,64 @@ PATCHED: dict[str, str] = {
         )
     },
     # Another file changes this one.
-    "torch._inductor.constant_folding._dont_constant_fold": "artefact/inductor.py keeps packed weights packed",
+    "torch._inductor.constant_folding._dont_constant_fold": "core/artefact/inductor.py keeps packed weights packed",
 }
 """List each name that whet replaces or changes for a time, and why. Some are outside PyTorch."""
 
 PRIVATE: dict[str, str] = {
-    "torch._C.DisableTorchFunctionSubclass": "training/deferred_logits.py: facts of a promise, which need no logits",
-    "torch._C.PyTorchFileReader": "artefact/archive.py: reads an archive without unpickling it",
+    "torch._C.DisableTorchFunctionSubclass": "mechanisms/deferred_logits.py: facts of a promise, which need no logits",
+    "torch._C.PyTorchFileReader": "core/artefact/archive.py: reads an archive without unpickling it",
     "torch._C._accelerator_setAllocatorSettings": "techniques/training/allocator.py: settings of a GPU's allocator",
-    "torch._C._aoti.AOTIModelPackageLoader": "artefact/inductor.py: a package, with control over its threads",
+    "torch._C._aoti.AOTIModelPackageLoader": "core/artefact/inductor.py: a package, with control over its threads",
     "torch._C._cuda_endAllocateToPool": "models/diffusion/graphs.py: ends what a failed recording leaves begun",
-    "torch._C._current_autograd_node": "training/layer_profile.py: whose backward runs",
-    "torch._C._disabled_torch_function_impl": "training/host_gradients.py: operators come to __torch_dispatch__ alone",
-    "torch._C._dispatch_dump": "artefact/operators.py: who registered a custom operator",
+    "torch._C._current_autograd_node": "costs/layer_profile.py: whose backward runs",
+    "torch._C._disabled_torch_function_impl": "cpu_offloaded_gradients.py: operators come to __torch_dispatch__ alone",
+    "torch._C._dispatch_dump": "core/artefact/operators.py: who registered a custom operator",
     "torch._C._dispatch_key_for_device": "kernels/register.py: under which key an implementation is registered",
-    "torch._C._dispatch_has_kernel": "artefact/operators.py: whether an operator is registered",
+    "torch._C._dispatch_has_kernel": "core/artefact/operators.py: whether an operator is registered",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "kernels/register.py: whether a library implements an operator",
-    "torch._amp_foreach_non_finite_check_and_unscale_": "training/loss_scale.py: as GradScaler does",
-    "torch._amp_update_scale_": "training/loss_scale.py: GradScaler's rule",
-    "torch._dynamo.config.recompile_limit": "training/compiled.py: parts of one class share their code",
+    "torch._amp_foreach_non_finite_check_and_unscale_": "mechanisms/loss_scale.py: as GradScaler does",
+    "torch._amp_update_scale_": "mechanisms/loss_scale.py: GradScaler's rule",
+    "torch._dynamo.config.recompile_limit": "mechanisms/compiled.py: parts of one class share their code",
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
-    "torch._dynamo.utils.calculate_time_spent": "training/compile_time.py: how long code was compiled",
-    "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
-    "torch._foreach_lerp_": "workloads/train/resumable.py: a moving average of all weights",
-    "torch._foreach_mul_": "workload/micro_batches.py: one factor for many gradients",
+    "torch._dynamo.utils.calculate_time_spent": "costs/compile_time.py: how long code was compiled",
+    "torch._dynamo.utils.counters": "core/artefact/in_process.py: graphs and graph breaks",
+    "torch._foreach_mul_": "core/workload/micro_batches.py: one factor for many gradients",
     "torch._foreach_norm": "trainer/loop.py: whether the weights are finite, before they are saved",
     "torch._functorch.config": "techniques/training/activation_budget.py: activation_memory_budget",
-    "torch._inductor.aoti_compile_and_package": "artefact/inductor.py: PyTorch's documented way to a package",
-    "torch._inductor.config.get_config_copy": "artefact/inductor.py: which settings there are",
-    "torch._inductor.config.patch": "artefact/inductor.py: settings for one compilation",
-    "torch._int_mm": "machine/gemm.py: products of int8",
-    "torch._library.custom_ops.OPDEFS": "artefact/operators.py: custom operators written in Python",
+    "torch._inductor.aoti_compile_and_package": "core/artefact/inductor.py: PyTorch's documented way to a package",
+    "torch._inductor.config.get_config_copy": "core/artefact/inductor.py: which settings there are",
+    "torch._inductor.config.patch": "core/artefact/inductor.py: settings for one compilation",
+    "torch._int_mm": "measure/machine/gemm.py: products of int8",
+    "torch._library.custom_ops.OPDEFS": "core/artefact/operators.py: custom operators written in Python",
     "torch._ops.HigherOrderOperator": "control flow in graphs",
     "torch._ops.OpOverload": "operators in graphs",
-    "torch._scaled_mm": "machine/gemm.py: products of 8-bit floats",
-    "torch._softmax_backward_data": "training/product_attention.py: the gradient of a softmax, in one pass",
+    "torch._scaled_mm": "measure/machine/gemm.py: products of 8-bit floats",
+    "torch._softmax_backward_data": "packing/unfused_attention.py: the gradient of a softmax, in one pass",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "artefact/program.py: the values of tensors decide",
-    "torch.autograd._get_sequence_nr": "training/layer_profile.py: which operators of forward a module called",
-    "torch.cuda.memory._dump_snapshot": "profiler/session.py: PyTorch's documented memory snapshot",
-    "torch.cuda.memory._record_memory_history": "profiler/session.py: PyTorch's documented memory snapshot",
+    "torch.autograd._get_sequence_nr": "costs/layer_profile.py: which operators of forward a module called",
+    "torch.cuda.memory._dump_snapshot": "profiling/model/session.py: PyTorch's documented memory snapshot",
+    "torch.cuda.memory._record_memory_history": "profiling/model/session.py: PyTorch's documented memory snapshot",
     "torch.library.Library._destroy": "kernels/register.py: takes back an operator that is not its reference",
-    "torch.nn.Module._call_impl": "training/compiled.py: compiled where a forward is PyTorch's own",
-    "torch.ops.aten._assert_tensor_metadata.default": "artefact/inductor.py: dropped from graphs",
+    "torch.nn.Module._call_impl": "mechanisms/compiled.py: compiled where a forward is PyTorch's own",
+    "torch.ops.aten._assert_tensor_metadata.default": "core/artefact/inductor.py: dropped from graphs",
     "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "quantisation/quantised_linear.py: packed int4 weights",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": (
-        "profiler/work.py: its arithmetic; training/packed_operator.py: attention of one document"
+        "profiling/model/work.py: its arithmetic; packing/packed_operator.py: attention of one document"
     ),
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": (
-        "profiler/work.py: its arithmetic; training/packed_operator.py: its gradients"
+        "profiling/model/work.py: its arithmetic; packing/packed_operator.py: its gradients"
     ),
     "torch.ops.aten._weight_int4pack_mm_for_cpu": "quantisation/quantised_linear.py: products of int4 weights",
-    "torch.ops.aten._weight_int4pack_mm_for_cpu.default": "artefact/program.py: its weights stay packed",
+    "torch.ops.aten._weight_int4pack_mm_for_cpu.default": "core/artefact/program.py: its weights stay packed",
     "torch.ops.aten._weight_int8pack_mm": "quantisation/quantised_linear.py: products of int8 weights",
-    "torch.ops.mkldnn._linear_pointwise": "machine/gemm.py: oneDNN's packed products",
+    "torch.ops.mkldnn._linear_pointwise": "measure/machine/gemm.py: oneDNN's packed products",
     "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator",
     "torch.utils._pytree.tree_map_only": "kernels/check_operator.py: tensors among arguments",
-    "torch.utils._pytree.tree_flatten": "training/host_gradients.py: tensors among arguments",
-    "torch.utils._pytree.tree_unflatten": "training/host_gradients.py: tensors among arguments",
-    "torch.utils._pytree.tree_leaves": "profiler/work.py: tensors in nested arguments",
-    "torch.utils._sympy.functions": "artefact/archive.py: which functions a shape may name",
-    "torch.utils.data.dataloader._BaseDataLoaderIter": "step_profiler/patches.py: the next batch",
+    "torch.utils._pytree.tree_flatten": "mechanisms/cpu_offloaded_gradients.py: tensors among arguments",
+    "torch.utils._pytree.tree_unflatten": "mechanisms/cpu_offloaded_gradients.py: tensors among arguments",
+    "torch.utils._pytree.tree_leaves": "profiling/model/work.py: tensors in nested arguments",
+    "torch.utils._sympy.functions": "core/artefact/archive.py: which functions a shape may name",
+    "torch.utils.data.dataloader._BaseDataLoaderIter": "profiling/step/patches.py: the next batch",
 }
 """List each private name of PyTorch that whet uses, and what for."""

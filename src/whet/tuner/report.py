@@ -1,7 +1,7 @@
 """Write report.html: one page that opens offline and shows everything that one run of `whet tune` found.
 
-The page is made from a template (report.html.j2, which escapes all values), the style of all pages (look/) with the
-report's own (report.css), and SVG plots. It contains no script and refers to no other file.
+The page is made from a template (report.html.j2, which escapes all values), the style of all pages (ui/page_style/)
+with the report's own (report.css), and SVG plots. It contains no script and refers to no other file.
 """
 
 import datetime
