@@ -43,7 +43,7 @@ def test_an_import_from_an_old_place_works_in_a_fresh_process() -> None:
     assert "<string>:1: DeprecationWarning: whet.training.pruning.schedule.CubicSchedule has moved" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["whet.training.nothing", "whet.training.packing.nothing", "whet.nothing", "whet.x.y"])
+@pytest.mark.parametrize("name", ["whet.training.nothing", "whet.training.packing.nothing", "whet.nothing"])
 def test_what_never_was_there_is_not_found(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=name.partition(".nothing")[0]):
         import_module(name)

@@ -21,6 +21,7 @@ from typing import Any
 import lazy_loader
 
 from whet.moved import keep_old_places
+from whet.notebook_views import register_views
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ MEANT = {
 _load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]
 keep_old_places()
+register_views()
 
 
 def __getattr__(name: str) -> Any:

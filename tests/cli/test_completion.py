@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.cli import COMMANDS, completion_table
+from whet.cli import completion_table
+from whet.cli.commands import COMMANDS
 from whet.cli.completion import join_at_colons, techniques
 from whet.techniques import TABLE
 from whet.techniques.training import TRAINING_TABLE

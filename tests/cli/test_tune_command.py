@@ -8,7 +8,8 @@ from fake_results import no_gain
 from fake_search import facts
 from rich.console import Console
 
-from whet.cli import INTERRUPTED, main
+from whet.cli import main
+from whet.cli.exit_codes import INTERRUPTED
 from whet.cli.tune import _directory
 from whet.cli.tuning_progress import TuningProgress
 from whet.tuner.budget_plan import Costs, Outlook

@@ -22,7 +22,8 @@ from whet.tuner.result import MeasuredVariant
 from whet.tuner.trial_context import TrialContext
 from whet.tuner.variant_process import VariantRequest, measure_variant
 from whet.tuner.verdict import is_beaten
-from whet.workloads.handover import PICKLED, hand_over, open_target
+from whet.workloads.handover import PICKLED, hand_over
+from whet.workloads.target import open_target
 
 
 def test_the_original_and_an_artefact_are_measured_on_the_same_inputs(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from whet.core.signature import output_tensors, split
 from whet.core.workload import examine
 from whet.errors import MissingExtra
 from whet.workloads import BUILTIN, WEIGHTS, digits_cnn, docs_encoder, docs_gpt, docs_ssm, resolve
-from whet.workloads.handover import PICKLED, hand_over, open_target
+from whet.workloads.handover import PICKLED, hand_over
+from whet.workloads.target import open_target
 
 pytest.importorskip("sklearn")
 pytest.importorskip("tokenizers")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
+from whet.cli.exit_codes import INTERRUPTED
 from whet.core.slo import Slo
 from whet.errors import OptionError
 from whet.files import usable_directory
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from whet.server.load_test.bench_serve import LoadTest
     from whet.server.load_test.report import Report
 
-_FAILED, _INTERRUPTED = 2, 130
+_FAILED = 2
 
 
 _Target = Annotated[
@@ -207,7 +208,7 @@ def _show(console: "Console", test: "LoadTest", directory: Path | None, *, as_js
 def _leave(report: "Report", patience: "Patience") -> None:
     """Leave with an exit code of its own where the run was cut off, nothing was answered, or the machine was busy."""
     if report.is_partial:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if not report.figures.num_answered:
         raise typer.Exit(_FAILED)
     if report.busy and not patience.goes_on:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.cli import COMMANDS
+from whet.cli.commands import COMMANDS
 from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING
 from whet.workloads.model_directory import BUILT_IN
 

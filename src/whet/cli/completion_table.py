@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from typer.models import OptionInfo
 
-from whet.cli import COMMANDS
+from whet.cli.commands import COMMANDS
 from whet.fast_import import import_large
 from whet.files import write_whole
 from whet.measure.on_busy import OnBusy

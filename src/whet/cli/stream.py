@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from whet.cli.busy import INCONCLUSIVE
+from whet.cli.exit_codes import INTERRUPTED
 from whet.cli.stream_options import (
     AsJsonOption,
     BackendOption,
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from whet.streamer.stream import StreamOptions
 
 DEFAULT_TARGET = "signs-stream"
-_MISSED, _INTERRUPTED = 1, 130
+_MISSED = 1
 
 
 def stream(
@@ -280,7 +281,7 @@ def _is_same(source: Path, sink: Path) -> bool:
 def _leave(report: "StreamReport") -> None:
     """Leave with an exit code of its own where the stream was interrupted, was of a damaged source, or was too slow."""
     if report.interrupted:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if report.error:
         raise TargetError(f"{report.error}; what could be read was written whole")
     if report.verdict == "missed":

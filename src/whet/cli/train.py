@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli import INTERRUPTED
+from whet.cli.exit_codes import INTERRUPTED
 from whet.errors import OptionError
 from whet.fast_import import large_imports
 from whet.trainer.toml_file import read_toml

@@ -14,8 +14,9 @@ from typing import Any, get_args
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from whet.cli import NO_READER, is_unread, notices
+from whet.cli import notices
 from whet.cli.examples import lines
+from whet.cli.exit_codes import NO_READER, is_unread
 from whet.cli.usage import said, takes
 from whet.errors import OptionError
 

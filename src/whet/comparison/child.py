@@ -14,7 +14,7 @@ from whet.comparison.run import Run
 from whet.errors import MachineError
 from whet.measure.clock import Block, by_number, no_collection, time_block, time_measurable, warm_up
 from whet.measure.clocks import Clocks
-from whet.measure.isolate import function_at
+from whet.measure.exchange import function_at
 from whet.measure.load import Load, meter, quiet_blocks, total
 from whet.measure.measurable import Measurable
 from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes

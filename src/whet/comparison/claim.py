@@ -8,6 +8,7 @@ from whet.comparison.run import Run
 from whet.measure.evidence import Agreement
 from whet.measure.load import NO_LOAD, Load
 from whet.measure.stats import MAX_NOISE, log_ratios, paired_ratio, signed_rank
+from whet.ui.notebook import Shown
 
 _SIGNIFICANT = 0.05
 
@@ -21,7 +22,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(Shown):
     """Hold a claim about a new variant beside an old one, and what was measured for it.
 
     The claim itself is the stopping rule's: "the new variant is faster" for most of them, "the new variant is not
@@ -80,11 +81,6 @@ class Claim:
         parts.append(f"{self.num_pairs} pairs")
         parts += [text for text in (self.busy and f"busy: {self.busy}", self.doubt, self.failure) if text]
         return f"Claim({', '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        from whet.comparison.notebook import claim_html
-
-        return claim_html(self)
 
     @property
     def slowdown(self) -> float | None:

@@ -19,7 +19,8 @@ from whet.errors import OptionError, StreamTarget, TargetError, type_name
 from whet.measure.measurable import Measurable
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.ui.units import duration_s
-from whet.workloads.handover import hand_over, open_any
+from whet.workloads.handover import hand_over
+from whet.workloads.target import open_any
 from whet.workloads.target_name import check_name
 
 T = TypeVar("T")

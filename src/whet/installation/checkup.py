@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pydantic import BaseModel
 
 from whet.installation.packages import Extra, Package
-from whet.ui import html_tables
 from whet.ui.figures import DASH, num_bytes
+from whet.ui.notebook import Shown
 
 _WIDTH = 24  # of the names on the page
 
@@ -134,7 +134,7 @@ class Advice(BaseModel):
     is_essential: bool = False
 
 
-class Checkup(BaseModel):
+class Checkup(Shown, BaseModel):
     """Hold everything that `whet doctor` found.
 
     Attributes:
@@ -216,14 +216,6 @@ class Checkup(BaseModel):
 
     def __repr__(self) -> str:
         return f"Checkup({self.sentence})"
-
-    def _repr_html_(self) -> str:
-        columns = ("for", "what is missing or wrong", "what to do")
-        advice = [(entry.concerns, entry.problem, entry.remedy) for entry in self.advice]
-        tables = [html_tables.table((), rows, caption=title) for title, rows in self.sections()]
-        caption = "what is missing for which command, and what to do"
-        heading = html_tables.paragraph(self.sentence, is_strong=True)
-        return html_tables.block(heading, *tables, html_tables.table(columns, advice, caption=caption))
 
 
 def _required(packages: Sequence[Package]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from whet.errors import WhetError, is_out_of_memory, reason
-from whet.measure.isolate import ARGUMENTS, RESULT, function_at
+from whet.measure.exchange import ARGUMENTS, RESULT, function_at
 
 _PR_SET_PDEATHSIG = 1
 

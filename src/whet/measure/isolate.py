@@ -23,12 +23,9 @@ from pydantic import BaseModel
 
 from whet import errors
 from whet.errors import WhetError
-from whet.fast_import import import_large
 from whet.measure import load
+from whet.measure.exchange import ARGUMENTS, RESULT
 
-# The files of the exchange; child.py, which is run as a program, takes their names from here.
-ARGUMENTS = "arguments.json"
-RESULT = "result.json"
 LOG = "log.txt"
 MEETING = "meeting"  # the file at which the processes of a group meet
 
@@ -139,13 +136,6 @@ def address_of(function: Callable[..., Any]) -> str:
     if not name.isidentifier() or module == "__main__":
         raise ValueError(f"{module}:{name} cannot be imported by another process; use a function of a module")
     return f"{module}:{name}"
-
-
-def function_at(address: str) -> Callable[..., Any]:
-    """Return the function of an address, and import its module."""
-    module, _, name = address.partition(":")
-    function: Callable[..., Any] = getattr(import_large(module), name)
-    return function
 
 
 class Child(Protocol):

@@ -29,6 +29,7 @@ from whet.tuner.processes import isolated
 from whet.tuner.recipe_replay import AppliedSteps, Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
 from whet.tuner.reloading import refusal, reload_failure
 from whet.tuner.trial import make_variant
+from whet.ui.notebook import Shown
 from whet.workloads import resolve
 from whet.workloads.text_encoder import save_text_use
 
@@ -37,7 +38,7 @@ _LOG = logging.getLogger("whet")
 _LIMIT_S = 900.0
 
 
-class Applied(AppliedSteps):
+class Applied(Shown, AppliedSteps):
     """Report what applying a recipe gave.
 
     Attributes:
@@ -47,11 +48,6 @@ class Applied(AppliedSteps):
 
     out: str
     max_drop: float | None = None
-
-    def _repr_html_(self) -> str:
-        from whet.tuner.notebook import applied_html
-
-        return applied_html(self)
 
 
 def apply(

@@ -17,7 +17,7 @@ from whet.tuner.finals import Finals, compare_finalists
 from whet.tuner.improvement import best_first
 from whet.tuner.kind import Kind, OtherKind, Work
 from whet.tuner.listener import Listener
-from whet.tuner.preparation import open_study
+from whet.tuner.opened_study import open_study
 from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, Result

@@ -11,8 +11,8 @@ from torch import nn
 from whet.core.signature import Batch
 from whet.core.workload import Quality, TrainingWorkload, Workload
 from whet.errors import TargetError
-from whet.workloads.fine_tuning import trained_by
 from whet.workloads.handover import hand_over
+from whet.workloads.target import trained_by
 from whet.workloads.target_name import with_training
 
 

@@ -21,7 +21,7 @@ from whet.tuner.known_target import INPUTS, KEPT, write_inputs
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.target_examination import AGREEMENT, architecture, checkpoint_bytes
 from whet.tuner.trial import judge, make_variant
-from whet.workloads.handover import open_target
+from whet.workloads.target import open_target
 
 
 class ReplayRequest(BaseModel):

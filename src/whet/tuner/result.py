@@ -18,6 +18,7 @@ from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner.goal import Objective
 from whet.tuner.kind_options import KindWord
 from whet.tuner.records import Agreement, QualityChange, StreamFigures, TrainingEvidence, TrialRecord
+from whet.ui.notebook import Shown
 
 FILE = RESULT
 
@@ -183,7 +184,7 @@ class Diagnosed(BaseModel):
     layers: list[LayerRow] = Field(default_factory=list)
 
 
-class Result(BaseModel):
+class Result(Shown, BaseModel):
     """Hold everything that one run of `whet tune` found.
 
     Attributes:
@@ -273,11 +274,6 @@ class Result(BaseModel):
 
     def __repr__(self) -> str:
         return f"Result({self.verdict}: {self.sentence} target={self.target!r}, out={self.out!r})"
-
-    def _repr_html_(self) -> str:
-        from whet.tuner.notebook import result_html
-
-        return result_html(self)
 
     @property
     def compile_s(self) -> float:

@@ -21,8 +21,7 @@ from whet.tuner.kind_options import KindWord
 from whet.tuner.known_target import INPUTS, OUTPUTS, digest_of, digest_of_content, write_inputs, write_outputs
 from whet.tuner.result import Diagnosed, LayerRow
 from whet.tuner.space import applicable_techniques
-from whet.workloads.handover import open_any, open_target
-from whet.workloads.target import inference_only
+from whet.workloads.target import inference_only, open_any, open_target
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 

@@ -20,7 +20,7 @@ from whet.core.signature import FlatModel, Signature, split
 from whet.core.workload.measurables import ModelCalls
 from whet.measure.clock import use_device_of
 from whet.tuner.known_target import read_inputs
-from whet.workloads.handover import open_target
+from whet.workloads.target import open_target
 
 
 class VariantRequest(BaseModel):

@@ -2,18 +2,14 @@
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import cloudpickle
 import torch
 
 from whet.core.artefact.operators import load_libraries, loaded_libraries
-from whet.core.workload import InferenceWorkload
 from whet.core.workload.measurables import AnyWorkload
 from whet.errors import TargetError, foreign, named_reason
-from whet.workloads.target import inference_only, resolve_any
 
 PICKLED = "pickled:"  # the address of a workload that was handed over from memory begins with this
 _SURROUNDINGS = "surroundings.json"  # the file beside the workload that says how to import and run its code
@@ -49,18 +45,8 @@ def _with_remedy(error: Exception) -> str:
     return f"{named_reason(error)}; write a function that builds it, and name it as FILE.py:FUNCTION"
 
 
-def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
-    """Return the workload with a target's name, or at an address that `hand_over` returned.
-
-    Args:
-        address: The name or address.
-        sizes: The sizes for a target's name, as for `resolve`.
-
-    Raises:
-        TargetError: There is no such workload.
-    """
-    if not address.startswith(PICKLED):
-        return resolve_any(address, sizes)
+def taken_over(address: str) -> AnyWorkload:
+    """Return the workload at an address that `hand_over` returned."""
     path = Path(address.removeprefix(PICKLED))
     surroundings = json.loads((path.parent / _SURROUNDINGS).read_text(encoding="utf-8"))
     torch.set_num_threads(surroundings["num_threads"])
@@ -69,8 +55,3 @@ def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> A
     load_libraries(surroundings["libraries"])
     workload: AnyWorkload = torch.load(path, weights_only=False)
     return workload
-
-
-def open_target(address: str) -> InferenceWorkload:
-    """Return the inference workload of a name or address; see open_any."""
-    return inference_only(open_any(address), address)

@@ -8,6 +8,8 @@ the training that the model came from.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -17,10 +19,11 @@ from torch import Tensor, nn
 
 from whet.core.workload import InferenceWorkload, Quality, StreamWorkload, TrainingWorkload
 from whet.core.workload.measurables import AnyWorkload
+from whet.core.workload.training import kept_generators
 from whet.errors import StreamTarget, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
 from whet.workloads import huggingface, huggingface_training
 from whet.workloads.device import on_device, split_device, training_on_device
-from whet.workloads.fine_tuning import trained_by
+from whet.workloads.handover import PICKLED, taken_over
 from whet.workloads.sizes import checked_sizes, resized
 from whet.workloads.target_name import FORMS, NAMES, asks_for_training, reject, split_training
 from whet.workloads.user_code import load_function, parameters_of, what_and_where
@@ -60,6 +63,24 @@ def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) ->
     if device and isinstance(workload, TrainingWorkload):
         return training_on_device(workload, device)
     return workload
+
+
+def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
+    """Return the workload with a target's name, or at an address that `hand_over` returned.
+
+    Args:
+        address: The name or address.
+        sizes: The sizes for a target's name, as for `resolve`.
+
+    Raises:
+        TargetError: There is no such workload.
+    """
+    return taken_over(address) if address.startswith(PICKLED) else resolve_any(address, sizes)
+
+
+def open_target(address: str) -> InferenceWorkload:
+    """Return the inference workload of a name or address; see open_any."""
+    return inference_only(open_any(address), address)
 
 
 def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
@@ -184,3 +205,42 @@ def _describe(value: Any) -> str:
     name = type(value).__name__
     article = "" if value is None else "an " if name[0].lower() in "aeiou" else "a "
     return f"{article}{name}{hint}"
+
+
+@dataclass(frozen=True)
+class NamedTraining:
+    """Open a training when it is asked for, once in a process. Other workloads are built without it.
+
+    Attributes:
+        name: The name or address of the training.
+        device: The device of the model that it goes with; "" for the training's own.
+    """
+
+    name: str
+    device: str = ""
+
+    def __call__(self) -> TrainingWorkload:
+        """Return the training.
+
+        Raises:
+            TargetError: There is no such training.
+        """
+        return _opened(self.name, self.device)
+
+
+@lru_cache(maxsize=1)
+def _opened(name: str, device: str) -> TrainingWorkload:
+    with kept_generators():
+        found = open_any(name)
+    if not isinstance(found, TrainingWorkload):
+        raise TargetError(f"{name} is a {type(found).__name__}; --training takes a TrainingWorkload")
+    return training_on_device(found, device) if device else found
+
+
+def trained_by(
+    workload: InferenceWorkload, training: str | TrainingWorkload | Callable[[], TrainingWorkload], device: str = ""
+) -> InferenceWorkload:
+    """Return a workload with the training that goes with it, by name or as it is."""
+    return dataclasses.replace(
+        workload, training=NamedTraining(training, device) if isinstance(training, str) else training
+    )

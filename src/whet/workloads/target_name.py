@@ -13,7 +13,7 @@ from typing import NoReturn
 from urllib.parse import parse_qsl, quote, unquote
 
 from whet.errors import MissingExtra, OptionError, StreamTarget, TargetError
-from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING
+from whet.workloads.builtin import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING
 from whet.workloads.user_code import check_file, no_function
 
 DEVICES = ("cpu", "cuda")

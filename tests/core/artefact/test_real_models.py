@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whet.core.artefact import program
 from whet.core.workload import Workload, examine
-from whet.workloads.handover import open_target
+from whet.workloads.target import open_target
 
 IDS = torch.arange(24).reshape(2, 12) % 90 + 3
 MASK = torch.ones_like(IDS)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from whet.comparison.bench.growth import Growth
 from whet.errors import BaselineError, reason
 from whet.files import write_whole
+from whet.ui.notebook import Shown
 
 FORMAT = 1
 
@@ -60,7 +61,7 @@ class Point(BaseModel):
         return f"Point({self.label}: {self.status}, {time})"
 
 
-class Sweep(BaseModel):
+class Sweep(Shown, BaseModel):
     """Every point that was asked for, with the machine it was measured on. Also what a baseline file holds."""
 
     model_config = ConfigDict(extra="ignore")
@@ -76,11 +77,6 @@ class Sweep(BaseModel):
 
     def __repr__(self) -> str:
         return f"Sweep({', '.join(map(repr, self.points))})"
-
-    def _repr_html_(self) -> str:
-        from whet.comparison.bench.notebook import sweep_html
-
-        return sweep_html(self)
 
     def write(self, path: str | Path) -> None:
         """Write the sweep as JSON, whole or not at all."""
@@ -118,7 +114,7 @@ class BenchmarkVerdict(BaseModel):
         return f"BenchmarkVerdict({self.label}: {self.outcome}{ratio}, {self.num_pairs} pairs)"
 
 
-class Gate(BaseModel):
+class Gate(Shown, BaseModel):
     """Hold what a gate decided, and on what evidence. `compared` says in words which versions were compared."""
 
     format: int = FORMAT
@@ -131,11 +127,6 @@ class Gate(BaseModel):
 
     def __repr__(self) -> str:
         return f"Gate({', '.join([self.outcome, self.compared, *map(repr, self.verdicts)])})"
-
-    def _repr_html_(self) -> str:
-        from whet.comparison.bench.notebook import gate_html
-
-        return gate_html(self)
 
 
 def read_sweep(path: Path) -> Sweep:

@@ -23,6 +23,7 @@ from whet.measure.machine.bandwidth import non_increasing, read_bandwidth
 from whet.measure.machine.cache import cache_dir
 from whet.measure.machine.cuda import cuda_bandwidth
 from whet.measure.machine.description import Machine
+from whet.ui.notebook import Shown
 
 _LOG = logging.getLogger("whet")
 
@@ -45,7 +46,7 @@ def element_bytes(dtype: str) -> float:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Shown):
     """Hold the best that was measured on a device of this machine.
 
     Attributes:
@@ -72,11 +73,6 @@ class Limits:
         rates = [self.read_bandwidth, self.operator_s, *self.gemm.values(), *(b for _, b in self.cached_bandwidth)]
         if not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise ValueError("limits must be positive and finite")
-
-    def _repr_html_(self) -> str:
-        from whet.measure.machine.notebook import limits_html
-
-        return limits_html(self)
 
     def bandwidth(self, working_set_bytes: float) -> float:
         """Return the bytes/s for a working set of this size that is read again and again, from a cache if it fits.

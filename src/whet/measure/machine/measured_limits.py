@@ -2,14 +2,11 @@
 
 from whet.measure.machine.description import Machine, describe
 from whet.measure.machine.limits import Limits, load_limits
-from whet.measure.machine.notebook import limits_html
+from whet.ui.notebook import Shown
 
 
-class LimitsByDevice(tuple[Limits, ...]):
+class LimitsByDevice(Shown, tuple[Limits, ...]):
     """Hold the limits of each device, in a tuple that a notebook shows as tables."""
-
-    def _repr_html_(self) -> str:
-        return limits_html(*self)
 
 
 def limits(*, refresh: bool = False, machine: Machine | None = None) -> LimitsByDevice:

@@ -1,5 +1,7 @@
 """Show measured limits in a notebook, and format the rows that the terminal shows as well."""
 
+from collections.abc import Iterable
+
 from whet.measure.machine.limits import Limits
 from whet.ui import html_tables
 
@@ -21,7 +23,12 @@ def rate_rows(limits: Limits) -> list[tuple[str, str, str]]:
     return rows
 
 
-def limits_html(*limits: Limits) -> str:
+def limits_html(limits: Limits) -> str:
+    """Return a device's limits as a table."""
+    return all_limits_html([limits])
+
+
+def all_limits_html(limits: Iterable[Limits]) -> str:
     """Return a table for each device."""
     parts = []
     for found in limits:

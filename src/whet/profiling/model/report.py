@@ -15,6 +15,7 @@ from whet.profiling.model.referrers import LiveTensor
 from whet.profiling.model.sections import SectionCost, TimerCost
 from whet.profiling.model.timeline import Fragmentation, MemoryUse
 from whet.profiling.model.verdict import ProfileVerdict
+from whet.ui.notebook import Shown
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """Hold what a profile found. A field is None or empty if its part was not measured.
 
     Attributes:
@@ -127,11 +128,6 @@ class Report:
     fragmentation: Fragmentation | None = None
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-
-    def _repr_html_(self) -> str:
-        from whet.profiling.model.notebook import report_html
-
-        return report_html(self)
 
     @property
     def layers_s(self) -> float:

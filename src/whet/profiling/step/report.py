@@ -13,6 +13,7 @@ from whet.profiling.step.log import NUM_WARM_UP, StepLog, StepRecord
 from whet.profiling.step.phases import Phase
 from whet.profiling.step.verdict import LEAST_STEPS, Facts, advice, judge, split_steps
 from whet.ui.figures import MIN_SAMPLES_FOR_P99, count, digits, percent
+from whet.ui.notebook import Shown
 
 ORDER = (Phase.DATA, Phase.TRANSFER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SYNC, Phase.REST)
 _WIDTH = 78
@@ -70,7 +71,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class StepReport:
+class StepReport(Shown):
     """Describe where the steps of a training loop go. Times are means per step, in milliseconds, after the warm-up.
 
     Attributes:
@@ -125,11 +126,6 @@ class StepReport:
     def sentence(self) -> str:
         """Return the verdict and the first sentence of its evidence."""
         return f"{self.verdict}: {self.evidence[0]}"
-
-    def _repr_html_(self) -> str:
-        from whet.profiling.step.notebook import report_html
-
-        return report_html(self)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON-serialisable dict."""

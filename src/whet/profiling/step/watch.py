@@ -106,7 +106,7 @@ class Watch:
     def __str__(self) -> str:
         return str(self.report())
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         return self.report()._repr_html_()
 
     def report(self) -> StepReport:

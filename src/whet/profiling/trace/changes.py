@@ -9,6 +9,7 @@ from whet.profiling.trace.gpu import DeviceTime
 from whet.profiling.trace.operators import OperatorTime
 from whet.profiling.trace.report import FORMAT, TraceReport
 from whet.ui.figures import nanoseconds, percent
+from whet.ui.notebook import Shown
 
 _SAME = 0.05  # a smaller share of the time before is no change
 _SMALL = 0.001  # a smaller share of the time of all kernels, or of all operators, is no change
@@ -70,7 +71,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class TraceChanges:
+class TraceChanges(Shown):
     """Compare two traces.
 
     Attributes:
@@ -90,11 +91,6 @@ class TraceChanges:
     figures: tuple[Figure, ...]
     kernels: tuple[Changed, ...]
     operators: tuple[Changed, ...]
-
-    def _repr_html_(self) -> str:
-        from whet.profiling.trace.notebook import changes_html
-
-        return changes_html(self)
 
     def summary(self) -> dict[str, Any]:
         """Return the comparison as a JSON-serialisable dict."""

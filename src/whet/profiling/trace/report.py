@@ -16,6 +16,7 @@ from whet.profiling.trace.steps import StepTime, step_times, window_of
 from whet.profiling.trace.trace import ON_DEVICE, Kind, Trace, read_trace
 from whet.profiling.trace.verdict import TraceVerdict, judge
 from whet.ui.figures import nanoseconds, percent
+from whet.ui.notebook import Shown
 
 FORMAT = 1
 
@@ -38,7 +39,7 @@ class ThreadUse:
 
 
 @dataclass(frozen=True)
-class TraceReport:
+class TraceReport(Shown):
     """Hold the analysis of one trace. All times are in nanoseconds.
 
     Attributes:
@@ -79,11 +80,6 @@ class TraceReport:
     rank: int | None
     world_size: int | None
     notes: tuple[str, ...]
-
-    def _repr_html_(self) -> str:
-        from whet.profiling.trace.notebook import report_html
-
-        return report_html(self)
 
     def whole_steps(self) -> tuple[StepTime, ...]:
         """Return the steps that were recorded to their end."""

@@ -177,9 +177,7 @@ def _app(run: Run, waiting: _PageWaiters, *, loopback: bool) -> Any:
 
     async def static(name: str) -> Response:
         shared = next((room for room in (charts, page_style) if name in room.FILES), None)
-        content = (
-            shared.read(name) if shared else (files("whet.scripts.monitor") / "page" / name).read_text(encoding="utf-8")
-        )
+        content = shared.read(name) if shared else (files(__package__) / "page" / name).read_text(encoding="utf-8")
         return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
     @app.get("/")

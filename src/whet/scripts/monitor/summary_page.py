@@ -38,4 +38,4 @@ def render(run: Run) -> str:
 
 
 def _read(name: str) -> str:
-    return (files("whet.scripts.monitor") / "page" / name).read_text(encoding="utf-8")
+    return (files(__package__) / "page" / name).read_text(encoding="utf-8")

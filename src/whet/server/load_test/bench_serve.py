@@ -28,7 +28,7 @@ class LoadTest:
     report: Report
     records: tuple[Record, ...]
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         return self.report._repr_html_()
 
     def write(self, directory: str | Path) -> None:

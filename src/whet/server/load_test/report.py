@@ -12,13 +12,14 @@ from whet.files import usable_directory, write_whole
 from whet.server.load_test.calibration import Capacity
 from whet.server.load_test.figures import Figures
 from whet.server.load_test.record import Record
+from whet.ui.notebook import Shown
 
 FORMAT = 1
 REPORT, REQUESTS = "report.json", "requests.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Shown):
     """Hold the report of one benchmark. None means "not asked for" or "not known".
 
     Attributes:
@@ -68,11 +69,6 @@ class Report:
     busy: str = ""
     notes: tuple[str, ...] = ()
     format: int = FORMAT
-
-    def _repr_html_(self) -> str:
-        from whet.server.load_test.notebook import report_html
-
-        return report_html(self)
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the report as a JSON object. With indent None, it is one line."""

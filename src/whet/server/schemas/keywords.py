@@ -35,6 +35,7 @@ NOT_ENFORCED = {
     "disallow": "write not",
     "divisibleBy": "write multipleOf",
 }
+REFERENCES = ("$ref", "$recursiveRef", "$dynamicRef")
 _SOME_DIGIT = "^(?!^[-+.]*$)"  # how pydantic's pattern of a Decimal begins: there is more than signs and points
 
 Children = Callable[[Any], Child | None]  # the schemas that a subschema stands for
@@ -198,3 +199,15 @@ def _object(schema: Mapping[str, Any], child: Children) -> Object:
     required = frozenset(names(schema))
     least, most = count(schema, "minProperties") or 0, count(schema, "maxProperties")
     return Object(least, most, named, required, patterns, others)
+
+
+def members(schema: Mapping[str, Any], keyword: str) -> list[Any]:
+    """Return the schemas of a keyword such as allOf.
+
+    Raises:
+        SchemaRefused: It has none.
+    """
+    value = schema.get(keyword, [])
+    if not isinstance(value, list) or (keyword in schema and not value):
+        raise SchemaRefused(f"{keyword} must be a list of at least one schema")
+    return value

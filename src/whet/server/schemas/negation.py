@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from whet.server.schemas.forms import ANY, Array, Constant, Form, Number, Object, SchemaRefused, Text
-from whet.server.schemas.keywords import NOT_ENFORCED, TYPES, count, exact, names, subschemas
+from whet.server.schemas.keywords import NOT_ENFORCED, REFERENCES, TYPES, count, exact, members, names, subschemas
 
 if TYPE_CHECKING:
     from whet.server.schemas.reading import Reader
@@ -148,8 +148,6 @@ def _properties(schema: Mapping[str, Any], reader: "Reader") -> list[Form]:
 
 
 def _applicators(schema: Mapping[str, Any], reader: "Reader", keyword: str, depth: int) -> list[Form]:
-    from whet.server.schemas.reading import REFERENCES, members
-
     def opposite(one: Any) -> tuple[Form, ...]:
         return negated(reader, one, keyword, depth)
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from whet.server.schemas.forms import Child, Object, SchemaRefused, Text
 from whet.server.schemas.patterns import matches, whole
+from whet.server.schemas.text_rules import literal, plain_text, quoted
 
 if TYPE_CHECKING:
     from whet.server.schemas.writing import Writer
@@ -53,8 +54,6 @@ class ObjectWriter:
         )
 
     def _property(self, name: str) -> str:
-        from whet.server.schemas.writing import quoted
-
         child = self._named[name]
         assert child is not None
         return f'{quoted(name)} ":" {self._writer.value(child)}'
@@ -121,8 +120,6 @@ class ObjectWriter:
 
     def _key(self, patterns: tuple[str, ...], others: tuple[str, ...]) -> str:
         """Return the terminal of the names that match some patterns and none of others, and are not in the schema."""
-        from whet.server.schemas.writing import literal, plain_text, quoted
-
         writer, names = self._writer, self._form.names
         if not patterns and not others and not names:
             return writer.terminal(plain_text(Text(others=frozenset(self._taken))))

@@ -22,7 +22,8 @@ from whet.server.schemas.forms import (
     SchemaRefused,
     Text,
 )
-from whet.server.schemas.keywords import exact, names, own_forms, subschemas
+from whet.server.schemas.keywords import REFERENCES, exact, members, names, own_forms, subschemas
+from whet.server.schemas.negation import negated
 from whet.server.schemas.patterns import matches
 
 _DEPTH = 4  # how deep two schemas are searched for what keeps them apart
@@ -101,8 +102,6 @@ class Reader:
         return found
 
     def _read(self, schema: Mapping[str, Any]) -> tuple[Form, ...]:
-        from whet.server.schemas.negation import negated
-
         self._check_id(schema)
         found = own_forms(schema, self.child)
         parts = [self.of(self.target(schema[key])) for key in REFERENCES if key in schema]
@@ -178,8 +177,6 @@ class Reader:
 
     def _one_of(self, schemas: Sequence[Any]) -> tuple[Form, ...]:
         """Return what exactly one of several schemas allows."""
-        from whet.server.schemas.negation import negated
-
         each = [self.of(one) for one in schemas]
         found = []
         for place, forms in enumerate(each):
@@ -236,20 +233,7 @@ class Reader:
         return value
 
 
-REFERENCES = ("$ref", "$recursiveRef", "$dynamicRef")
 _REFERENCES = frozenset(REFERENCES)
-
-
-def members(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    """Return the schemas of a keyword such as allOf.
-
-    Raises:
-        SchemaRefused: It has none.
-    """
-    value = schema.get(keyword, [])
-    if not isinstance(value, list) or (keyword in schema and not value):
-        raise SchemaRefused(f"{keyword} must be a list of at least one schema")
-    return value
 
 
 def joined(*several: Sequence[Form]) -> tuple[Form, ...]:

@@ -21,6 +21,7 @@ from whet.server.schemas.forms import (
     together,
 )
 from whet.server.schemas.numbers import expression
+from whet.server.schemas.text_rules import literal, plain_text, quoted
 
 if TYPE_CHECKING:
     from whet.server.schemas.writing import Writer
@@ -72,8 +73,6 @@ def _check_apart(writer: "Writer", children: Sequence[Child]) -> None:
 
 def _constants(forms: Sequence[Form]) -> list[str]:
     """Return the bodies of all values of forms; none where they are too many to be listed."""
-    from whet.server.schemas.writing import literal, quoted
-
     found = list[str]()
     for form in forms:
         if isinstance(form, Constant):
@@ -98,8 +97,6 @@ def _constants(forms: Sequence[Form]) -> list[str]:
 
 def _kinds(writer: "Writer", forms: Sequence[Form]) -> Iterator[str]:
     """Yield the bodies of parts of the values, no two of which have a value in common."""
-    from whet.server.schemas.writing import literal
-
     for form in forms:
         if isinstance(form, Constant):
             yield literal(form.text)
@@ -123,8 +120,6 @@ def _refuse(what: str, instead: str) -> str:
 
 
 def _texts(writer: "Writer", texts: Sequence[Text]) -> Iterator[str]:
-    from whet.server.schemas.writing import plain_text
-
     is_plain = not any(text.patterns or text.formats for text in texts)
     if any(text.values is not None or text.most == 0 for text in texts):
         _refuse("texts of which some are constants", "an enum")

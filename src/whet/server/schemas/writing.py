@@ -12,10 +12,9 @@ from whet.server.schemas.forms import Array, Child, Constant, Form, Number, Obje
 from whet.server.schemas.numbers import as_schema, expression
 from whet.server.schemas.objects import ObjectWriter
 from whet.server.schemas.reading import Reader
+from whet.server.schemas.text_rules import literal, plain_text
 from whet.server.schemas.unique import unique_items
 
-# Without \u, each text has one way to be written, so that two names that are written differently are different.
-CHARACTER = r'([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])'
 _ESCAPES = 'nrbtf\\"'
 _MOST_RULES = 20_000
 _MOST_CHILDREN = 10_000
@@ -233,27 +232,6 @@ def inner(form: Form) -> Iterator[Child]:
     elif isinstance(form, Object):
         children = [*form.named.values(), *(child for _, child in form.patterns), form.others]
     yield from (child for child in children if child is not None)
-
-
-def literal(text: str) -> str:
-    """Return a text as a grammar writes it."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def quoted(text: str) -> str:
-    """Return a text of JSON as a grammar writes it, with the text's own quotes."""
-    return literal(json.dumps(text, ensure_ascii=False))
-
-
-def plain_text(form: Text) -> str:
-    """Return the body of the terminal of a text without patterns and formats."""
-    if form.values is not None:
-        return " | ".join(map(quoted, form.values))
-    count = (
-        "*" if not form.least and form.most is None else f"{{{form.least},{'' if form.most is None else form.most}}}"
-    )
-    body = f'/"{CHARACTER}{count}"/'
-    return body + "".join(f" & ~({' | '.join(map(quoted, sorted(form.others)))})" for _ in range(bool(form.others)))
 
 
 def _more(value: str, least: int, most: int | None, num_before: int) -> str:

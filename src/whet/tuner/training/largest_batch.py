@@ -19,7 +19,7 @@ from whet.measure.isolate import QUIET, FailureKind, run_isolated
 from whet.measure.malloc import give_back
 from whet.measure.memory import TakenMemory, cuda_peak_bytes, free_bytes, reset_peak_rss
 from whet.ui.figures import num_bytes
-from whet.workloads.handover import open_any
+from whet.workloads.target import open_any
 
 _NUM_STEPS = 3  # the first one allocates gradients and the optimiser's state
 _PRECISION = 16  # the search ends within a sixteenth

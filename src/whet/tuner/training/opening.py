@@ -14,7 +14,7 @@ from whet.core.workload import TrainingWorkload
 from whet.core.workload.larger_batch import with_larger_batch
 from whet.core.workload.training import seed_everything
 from whet.errors import TargetError
-from whet.workloads.handover import open_any
+from whet.workloads.target import open_any
 
 NUM_DIGESTS = 6
 

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whet.techniques.mechanisms.packing.packing import PADDING
-
+PADDING = -1  # the document number of padding
 FLEX_BLOCK = 128  # tokens of a block of FlexAttention, as PyTorch chooses
 BLIND = -2  # the document number of a token that sees nothing, not even itself
 

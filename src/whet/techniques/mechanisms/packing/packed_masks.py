@@ -20,8 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from whet.techniques.mechanisms.packing.attention_calls import FUSED, by_rows
-from whet.techniques.mechanisms.packing.packed_attention import BLIND, Documents, Stretch
-from whet.techniques.mechanisms.packing.packing import PADDING
+from whet.techniques.mechanisms.packing.packed_attention import BLIND, PADDING, Documents, Stretch
 
 _HIDES = -1e30  # what is added to a score, at most, so that its probability is 0 whatever the score is
 _LEAST_FLEX_WIDTH = 16  # numbers of a head

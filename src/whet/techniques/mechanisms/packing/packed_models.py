@@ -6,7 +6,7 @@ this one, and these must be the outputs of the document alone.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import OptionError
-from whet.techniques.mechanisms.packing.packed_attention import Documents
+from whet.techniques.mechanisms.packing.packed_attention import PADDING, Documents
 from whet.techniques.mechanisms.packing.packed_masks import SEEN
-from whet.techniques.mechanisms.packing.packing import TokenBatch, token_batch
 
 _LENGTHS = (7, 5)  # of the documents that share a row
 _LEAST_ID = 5  # below lie special tokens, such as padding, which some models treat in their own way
@@ -97,12 +96,12 @@ def _keeps_apart(model: nn.Module, way: Way) -> bool:
     if getattr(model, "_is_stateful", False):  # a recurrent model carries what it has read into the next document
         return False
 
-    def call(batch: TokenBatch) -> Tensor:
-        given: dict[str, Any] = {"input_ids": batch.ids, "use_cache": False}
-        if _shares(batch.documents):
-            given["position_ids"] = batch.positions
+    def call(ids: Tensor, positions: Tensor, documents: Tensor) -> Tensor:
+        given: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+        if _shares(documents):
+            given["position_ids"] = positions
             if way is Way.MASK:
-                given["attention_mask"] = _mask(model, batch.documents)
+                given["attention_mask"] = _mask(model, documents)
         found: Tensor = model(**given).logits
         return found
 
@@ -115,12 +114,12 @@ def _keeps_apart(model: nn.Module, way: Way) -> bool:
 
 
 @torch.no_grad()
-def keeps_apart(model: nn.Module, call: Callable[[TokenBatch], Tensor], vocab_size: int) -> bool:
+def keeps_apart(model: nn.Module, call: Callable[[Tensor, Tensor, Tensor], Tensor], vocab_size: int) -> bool:
     """Return whether a model's outputs for a document depend on nothing but the document.
 
     Args:
         model: The model. It is asked in evaluation mode, and is in its own modes again afterwards.
-        call: Returns the logits [R, T, V] of a batch.
+        call: Returns the logits [1, T, V] of a row, given tokens, positions and documents, [1, T] each.
         vocab_size: The number of tokens that the model knows.
     """
     device = next(model.parameters()).device
@@ -135,7 +134,7 @@ def keeps_apart(model: nn.Module, call: Callable[[TokenBatch], Tensor], vocab_si
 
     def outputs(*documents: Tensor, width: int = length) -> Tensor:
         with torch.autocast(device.type, enabled=False):
-            return call(token_batch([documents], width).to(device))[0].float()
+            return call(*(x.to(device) for x in _row(documents, width)))[0].float()
 
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -155,6 +154,16 @@ def keeps_apart(model: nn.Module, call: Callable[[TokenBatch], Tensor], vocab_si
     return _gap(both, alone) <= max(_SAME * size, 4 * rounding) and _gap(both, other) <= max(
         _UNMOVED * size, rounding / 2
     )
+
+
+def _row(documents: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens, positions and document numbers [1, T] of a row, padded with token 0."""
+    padding = torch.zeros(width - sum(map(len, documents)), dtype=torch.int64)
+    numbered = [*enumerate(documents), (PADDING, padding)]
+    ids = torch.cat([tokens for _, tokens in numbered])
+    positions = torch.cat([torch.arange(len(tokens)) for _, tokens in numbered])
+    owners = torch.cat([torch.full_like(tokens, number) for number, tokens in numbered])
+    return ids[None], positions[None], owners[None]
 
 
 def _gap(x: Tensor, y: Tensor) -> float:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from whet.techniques.mechanisms.packing.attention_calls import bias_of
-from whet.techniques.mechanisms.packing.packed_attention import Documents, stretches_of
+from whet.techniques.mechanisms.packing.packed_attention import PADDING, Documents, stretches_of
 from whet.techniques.mechanisms.packing.packed_masks import SEEN, find_documents
-from whet.techniques.mechanisms.packing.packing import PADDING
 from whet.techniques.mechanisms.packing.unfused_attention import num_kept, product_attention, product_attention_backward
 
 NO_DOCUMENTS, CAUSAL, WHOLE = 0, 1, 2  # what a mask does: anything else; documents see earlier tokens, or all of them

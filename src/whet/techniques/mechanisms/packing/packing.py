@@ -15,9 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from whet.errors import OptionError
+from whet.techniques.mechanisms.packing.packed_attention import PADDING
+from whet.techniques.mechanisms.packing.packed_models import arguments_of
 
 IGNORED = -100  # torch's and transformers' label of a token that has no loss
-PADDING = -1  # the document number of padding
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,6 @@ class TokenBatch:
         Raises:
             OptionError: The model cannot keep documents apart that share a row.
         """
-        from whet.techniques.mechanisms.packing.packed_models import arguments_of
-
         given = arguments_of(model, self.ids, self.positions, self.documents) | {"labels": self.labels}
         return given if self.following is None else given | {"shift_labels": self.targets}
 

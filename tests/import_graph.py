@@ -1,0 +1,76 @@
+"""Read which module of whet imports which, lazily or by a string that names it; annotations alone don't count."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import whet
+
+ROOT = Path(whet.__file__).parent
+
+
+def modules() -> dict[str, Path]:
+    """Every module but the package itself, which hands on names and is imported before all others."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = ("whet", *path.relative_to(ROOT).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {name: path for name, path in found.items() if name != "whet"}
+
+
+def imports() -> dict[str, dict[str, int]]:
+    """For each module the modules that it imports, each with a line."""
+    known = modules()
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for module, path in known.items():
+        for name, line in _named(ast.parse(path.read_text(encoding="utf-8"))):
+            target = name
+            while target and target not in known:
+                target = target.rpartition(".")[0]
+            if target and target != module:
+                found[module].setdefault(target, line)
+    return found
+
+
+def _named(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """What a tree imports, or names as text: "whet.cli.tune" or "whet.measure.child:main"."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("whet."):
+            name = node.value.partition(":")[0]
+            if not name.endswith(".") and " " not in name:
+                yield name, node.lineno
+        yield from _named(node)
+
+
+def circles(graph: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
+    """The modules that import each other, directly or through others (Tarjan, 1972)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = list[list[str]]()
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        stack.append(module)
+        for target in graph.get(module, ()):
+            if target not in order:
+                visit(target)
+                lowest[module] = min(lowest[module], lowest[target])
+            elif target in stack:
+                lowest[module] = min(lowest[module], order[target])
+        if lowest[module] == order[module]:
+            place = stack.index(module)
+            found.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for module in graph:
+        if module not in order:
+            visit(module)
+    return [circle for circle in found if len(circle) > 1]
