@@ -109,7 +109,8 @@ class OldPlaces:
             return None
         if found is None:
             return None
-        return ModuleSpec(name, self, origin=place, is_package=found.submodule_search_locations is not None)
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(name, self, origin=place, is_package=is_package)  # type: ignore[arg-type]  # of importlib.abc
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Leave it to Python to make the module."""
