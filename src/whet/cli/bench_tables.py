@@ -8,6 +8,7 @@ from rich.text import Text
 from whet.comparison.bench.formats import sentence
 from whet.comparison.bench.report import BenchmarkVerdict, Gate, Point, Sweep
 from whet.comparison.bench.rows import COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, cells
+from whet.ui.figures import percent
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 
@@ -74,7 +75,7 @@ def show_gate(console: Console, gate: Gate) -> None:
     for verdict in gate.verdicts:
         console.print(show_verdict(verdict))
     line = Text(gate.outcome.upper(), style=_STYLES[gate.outcome])
-    line.append(f": {gate.compared}, tolerance {gate.tolerance:.1%}", style="default")
+    line.append(f": {gate.compared}, tolerance {percent(gate.tolerance, decimals=1)}", style="default")
     console.print(line)
 
 

@@ -12,7 +12,7 @@ from whet.cli.engine_options import DEFAULTS, DtypeOption, WeightsOption
 from whet.errors import RequestError
 from whet.fast_import import large_imports
 from whet.server.options import EngineOptions
-from whet.ui.figures import DASH, digits, duration
+from whet.ui.figures import DASH, digits, duration, percent
 from whet.workloads import model_directory
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _stats(talk: "Conversation") -> str:
     return (
         f"last    {_summary(last)}{prompt}\n"
         f"all     {_summary(talk.answers)}\n"
-        f"engine  KV cache {stats.kv_cache_usage:.0%} · prefix hits {hits} · drafts accepted {drafts}"
+        f"engine  KV cache {percent(stats.kv_cache_usage, decimals=0)} · prefix hits {hits} · drafts accepted {drafts}"
     )
 
 
@@ -184,4 +184,4 @@ def _summary(answers: "Sequence[Answer]") -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else DASH
+    return f"{percent(part / whole, decimals=0)}" if whole else DASH

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from whet.measure.load import PRETENDED, roots, tree_of
+from whet.ui.figures import percent
 
 _FREQUENCIES = "cpu[0-9]*/cpufreq/scaling_cur_freq"
 _CPUS = Path("/sys/devices/system/cpu")
@@ -115,7 +116,7 @@ class Clocks:
             samples = nvml.nvmlDeviceGetProcessUtilization(device, self._began_us)
             used = max((s.smUtil / 100 for s in samples if s.pid and s.pid not in own), default=0.0)
             if used > _LEAST_GPU_SHARE:
-                return f"another process used the GPU for {used:.0%} of its time"
+                return f"another process used the GPU for {percent(used, decimals=0)} of its time"
         return ""
 
 

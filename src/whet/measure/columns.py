@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whet.ui.figures import percent
+
 ROUNDING = 1e-6  # of a value's size: what float32 in another order of sums changes it by
 SLACK = 10.0
 """How many times as far from the original as a whole output a column may be.
@@ -48,7 +50,11 @@ class Column:
     @property
     def words(self) -> str:
         """Return the column's name for people, with its error."""
-        what = f"error {self.error:.2g} at a spread of {self.spread:.2g}" if self.spread else f"{self.error:.0%} differ"
+        what = (
+            f"error {self.error:.2g} at a spread of {self.spread:.2g}"
+            if self.spread
+            else f"{percent(self.error, decimals=0)} differ"
+        )
         return f"column {self.index} of {self.size} along axis {self.axis}: {what}"
 
 

@@ -21,6 +21,7 @@ import psutil
 
 from whet.measure.cgroup import cpu_stat_files, throttled_s
 from whet.measure.cores import allowed_cores
+from whet.ui.figures import percent
 
 ROOT = "WHET_MEASUREMENT"  # environment variable: the id of the process whose descendants are the measurement
 
@@ -82,14 +83,16 @@ class Load:
         ):
             text = f"other processes used {self.foreign_cores:.1f} of {_cores(self.cores)}"
             waited = min(1.0, self.waited_s / self.seconds)
-            return text + (f" and made it wait for {waited:.0%} of the time" if waited > MAX_WAITED else "")
+            return text + (
+                f" and made it wait for {percent(waited, decimals=0)} of the time" if waited > MAX_WAITED else ""
+            )
         for lost_s, text in (
-            (self.stolen_s / self.cores, "the hypervisor gave its cores to others for {:.0%} of the time (steal)"),
-            (self.throttled_s, "the container's CPU quota stopped it for {:.0%} of the time"),
-            (self.heat_s, "the processor was throttled for heat for {:.0%} of the time"),
+            (self.stolen_s / self.cores, "the hypervisor gave its cores to others for {} of the time (steal)"),
+            (self.throttled_s, "the container's CPU quota stopped it for {} of the time"),
+            (self.heat_s, "the processor was throttled for heat for {} of the time"),
         ):
             if lost_s > MAX_STOPPED * self.seconds + slack_s:
-                return text.format(min(1.0, lost_s / self.seconds))
+                return text.format(percent(min(1.0, lost_s / self.seconds), decimals=0))
         return ""
 
     @property

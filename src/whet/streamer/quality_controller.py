@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whet.errors import OptionError
+from whet.ui.figures import percent
 
 WINDOW = 24  # frames that a decision rests on
 _LATE_SHARE = 0.1  # a level fits while at most this share of the window is late
@@ -41,7 +42,7 @@ class Level:
     def __str__(self) -> str:
         """Return the level in words."""
         steps = [] if self.steps is None else [f"{self.steps} step" + "s" * (self.steps > 1)]
-        scale = [] if self.scale == 1 else [f"frames of {self.scale:.0%} height and width"]
+        scale = [] if self.scale == 1 else [f"frames of {percent(self.scale, decimals=0)} height and width"]
         every = [] if self.every == 1 else [f"one frame of {self.every} computed"]
         return ", ".join(steps + scale + every) or "all frames computed"
 

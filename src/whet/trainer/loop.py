@@ -32,6 +32,7 @@ from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
+from whet.ui.figures import percent
 
 CHECKPOINTS, MODEL = "checkpoints", "model"
 
@@ -328,7 +329,9 @@ class _Run:
         if not ended or ended == "max_minutes":
             if self._pruning is not None:
                 self._pruning.masks.make_permanent()
-                self._notes.append(f"pruned: {self._pruning.masks.sparsity:.1%} of the matrices' weights are zero")
+                self._notes.append(
+                    f"pruned: {percent(self._pruning.masks.sparsity, decimals=1)} of the matrices' weights are zero"
+                )
                 self._say(self._notes[-1])
             model = write_model(self._setup, self._trainer.model, config.out / MODEL)
         return TrainResult(

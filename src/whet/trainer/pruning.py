@@ -13,6 +13,7 @@ from whet.trainer.gradual_pruning import GradualPruning
 from whet.trainer.model import TrainedModel, cut_model
 from whet.trainer.prune_section import PruneSection
 from whet.trainer.workload import workload_of
+from whet.ui.figures import percent
 
 
 def check_structured(config: TrainConfig, opened: TrainedModel | None) -> None:
@@ -66,8 +67,8 @@ def cut_to_size(config: TrainConfig, model: TrainedModel, data: RunData) -> tupl
             f"prune.amount {section.amount:g} of {' and '.join(section.what)} removes no part of this model; give more"
         )
     note = (
-        f"pruned: {after.num_parameters / before.num_parameters:.0%} of the parameters and "
-        f"{after.flops / before.flops:.0%} of the operations are left"
+        f"pruned: {percent(after.num_parameters / before.num_parameters, decimals=0)} of the parameters and "
+        f"{percent(after.flops / before.flops, decimals=0)} of the operations are left"
     )
     return small, (note,)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from whet.core.artefact.runtime import MODEL
@@ -32,6 +32,7 @@ from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.verdict import noise_in_words
 from whet.ui import page_style
+from whet.ui.templates import templates
 from whet.workloads.model_directory import model_directory
 
 _HERE = Path(__file__).parent
@@ -142,19 +143,17 @@ def recipe_text(result: Result, directory: Path) -> str:
 
 def environment() -> Environment:
     """Return what renders the templates, with the filters that they use."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     named = (
         figures.cosine, figures.digits, figures.interval, figures.measured,
         figures.num_bytes, figures.operations, figures.p_value, figures.percent, figures.ratio, figures.score,
         figures.most_drop, figures.capital,
     )  # fmt: skip
-    environment.filters |= {function.__name__: function for function in named}
-    environment.filters["unbroken"] = _unbroken
-    environment.filters["duration"] = figures.duration
-    environment.filters["kind"] = lambda bound: bound.removesuffix("-bound")
-    return environment
+    others: dict[str, Callable[..., Any]] = {
+        "unbroken": _unbroken,
+        "duration": figures.duration,
+        "kind": lambda bound: bound.removesuffix("-bound"),
+    }
+    return templates(_HERE, others | {function.__name__: function for function in named})
 
 
 def _unbroken(text: str) -> Markup:

@@ -34,6 +34,7 @@ from whet.tuner.records import Agreement, Built, Judgement, Timing, TrialOutcome
 from whet.tuner.reloading import ANSWERS, write_answers
 from whet.tuner.target_examination import checkpoint_bytes
 from whet.tuner.unseen_answers import difference
+from whet.ui.figures import percent
 
 
 class TrialRequest(BaseModel):
@@ -166,8 +167,10 @@ def judge(
             examined.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
         )
     if drop > max_drop:
-        by = "" if drop > 1 and column else f" by {drop:.1%}"  # the share of a column's spread has no upper end
-        reason = f"{name} drops{by}, more than the {max_drop:.1%} allowed{column}"
+        by = (
+            "" if drop > 1 and column else f" by {percent(drop, decimals=1)}"
+        )  # the share of a column's spread has no upper end
+        reason = f"{name} drops{by}, more than the {percent(max_drop, decimals=1)} allowed{column}"
         return Judgement(
             status="rejected", reason=reason, rejected_for="quality", quality=value, drop=drop, change=change
         )

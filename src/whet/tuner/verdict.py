@@ -15,7 +15,7 @@ from whet.tuner.improvement import best_first, is_better, is_too_large, is_too_s
 from whet.tuner.kind import Kind
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import NO_VERDICT, MeasuredVariant, Word
-from whet.ui.figures import num_bytes
+from whet.ui.figures import num_bytes, percent
 
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower in any process
 _STAYS = "The original stays."
@@ -81,7 +81,7 @@ def decide(
 
 def noise_in_words(baseline: MeasuredVariant) -> str:
     """Return the gain that as many pairs of the original with itself could show by chance, in words."""
-    return f"{baseline.noise - 1:.1%}" if baseline.noise > 1 else "unknown: too few runs"
+    return f"{percent(baseline.noise - 1, decimals=1)}" if baseline.noise > 1 else "unknown: too few runs"
 
 
 def all_failed(records: Sequence[TrialRecord]) -> bool:

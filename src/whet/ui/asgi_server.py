@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -29,6 +30,16 @@ class UvicornWithoutSignals(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals as they are."""
         yield
+
+
+def uvicorn_config(app: Any, **options: Any) -> uvicorn.Config:
+    """Return what uvicorn serves an application with: it logs what fails alone, and does not name itself.
+
+    Args:
+        app: The application.
+        options: Further settings of uvicorn.
+    """
+    return uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off", **options)
 
 
 class AsgiServer(ABC):

@@ -181,6 +181,7 @@ def test_user_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         taken = int(str(monitor.url).rpartition(":")[2])
         with pytest.raises(OptionError, match="is in use"):
             Monitor(watch=False, port=taken, **QUIET)
+    monkeypatch.delitem(sys.modules, "whet.scripts.monitor.server")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     with pytest.raises(MissingExtra):
         Monitor(watch=False, port=0, **QUIET)

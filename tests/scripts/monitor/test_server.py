@@ -15,6 +15,7 @@ from made_runs import feed, make_run
 
 from whet.errors import MissingExtra, OptionError
 from whet.scripts.monitor.run import Run
+from whet.scripts.monitor.served_page import page_server
 from whet.scripts.monitor.server import PageServer
 
 
@@ -115,6 +116,8 @@ def test_the_port_is_free_after(run: Run) -> None:
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "prometheus_client"])
 def test_a_missing_extra_says_what_to_install(package: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("whet.scripts.monitor.server", "whet.ui.asgi_server"):
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"pip install 'torch-whet\[monitor\]'"):
-        PageServer(run)
+        page_server(run, "127.0.0.1", 0)

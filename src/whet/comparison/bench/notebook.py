@@ -4,6 +4,7 @@ from whet.comparison.bench.formats import sentence
 from whet.comparison.bench.report import Gate, Sweep
 from whet.comparison.bench.rows import COLUMNS, cells
 from whet.ui import html_tables
+from whet.ui.figures import percent
 
 
 def sweep_html(sweep: Sweep) -> str:
@@ -25,7 +26,7 @@ def gate_html(gate: Gate) -> str:
     rows = [(verdict.outcome.upper(), verdict.label, sentence(verdict)) for verdict in gate.verdicts]
     return html_tables.block(
         html_tables.paragraph(
-            f"{gate.outcome.upper()}: {gate.compared}, tolerance {gate.tolerance:.1%}", is_strong=True
+            f"{gate.outcome.upper()}: {gate.compared}, tolerance {percent(gate.tolerance, decimals=1)}", is_strong=True
         ),
         html_tables.table(("verdict", "benchmark", "change"), rows),
     )

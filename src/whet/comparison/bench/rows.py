@@ -1,6 +1,7 @@
 """The figures of a sweep's points as people read them, for the terminal and for notebooks."""
 
 from whet.comparison.bench.report import Point
+from whet.ui.figures import percent
 
 COLUMNS = ("P50 ms", "P90 ms", "P99 ms", "per s", "of limit", "peak MB")
 MEMORY_COLUMNS = ("work MB", "live MB")
@@ -16,7 +17,7 @@ def cells(point: Point, *, with_memory: bool = False, with_energy: bool = False)
         _number(point.p90_ms),
         _number(point.p99_ms),
         _number(point.throughput_per_s),
-        "-" if point.share_of_limit is None else f"{point.share_of_limit:.0%}",
+        "-" if point.share_of_limit is None else f"{percent(point.share_of_limit, decimals=0)}",
         _megabytes(point.peak_bytes),
     ]
     if with_memory:

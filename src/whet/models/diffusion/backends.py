@@ -11,6 +11,7 @@ from whet.errors import MissingExtra, OptionError
 from whet.measure.machine import describe
 from whet.models.diffusion.frame_diffusion import Call
 from whet.models.diffusion.names import check_backend_name
+from whet.ui.figures import percent
 
 _FLOAT8_FROM = (8, 9)  # the first compute capability that multiplies 8-bit floats
 _MULTIPLE = 16  # of the sizes that such products take
@@ -108,7 +109,8 @@ def to_float8(models: Sequence[nn.Module], notes: list[str]) -> None:
         names = set(layers)
         whole = sum(parameter.numel() for parameter in model.parameters())
         fast = sum(layer.weight.numel() for layer in layers.values())
-        notes.append(f"{len(layers)} linear layers with {fast / whole:.0%} of the weights multiply in 8-bit floats")
+        share = percent(fast / whole, decimals=0)
+        notes.append(f"{len(layers)} linear layers with {share} of the weights multiply in 8-bit floats")
         if layers:
             config = Float8DynamicActivationFloat8WeightConfig(set_inductor_config=False)
             quantize_(model, config, filter_fn=lambda module, name: name in names)  # noqa: B023 - it is called here

@@ -99,7 +99,9 @@ def _show_sections(console: Console, report: Report) -> None:
     _print(console, "sections", table)
     if len(shown) < len(folded):
         left = len(folded) - len(shown)
-        console.print(Text(f"and {left} sections with less than {_LEAST_SHARE:.0%} of the time each", "dim"))
+        console.print(
+            Text(f"and {left} sections with less than {percent(_LEAST_SHARE, decimals=0)} of the time each", "dim")
+        )
     if len({section.thread for section in report.sections}) == 1 and report.wall_s and not report.latency:
         rest_s = report.wall_s - _outermost_s(report.sections)
         console.print(Text(f"outside of all sections: {duration(max(0.0, rest_s))}", "dim"))

@@ -18,7 +18,7 @@ from whet.scripts.monitor.process import ProcessCollector
 from whet.scripts.monitor.receiver import Receiver
 from whet.scripts.monitor.run import Run
 from whet.scripts.monitor.sampler import Sampler
-from whet.scripts.monitor.server import PageServer
+from whet.scripts.monitor.served_page import page_server
 
 
 class Launch:
@@ -40,7 +40,7 @@ class Launch:
     ) -> None:
         words = list(command)
         self.run = Run(facts(name or name_of(words), words, 0, interval_s))
-        self._server = PageServer(self.run, *address) if address else None
+        self._server = page_server(self.run, *address) if address else None
         self._receiver = Receiver(self.run)
         self._signals = SignalsToChild()  # first, so that no signal ends this process and leaves the child unwatched
         try:

@@ -25,7 +25,7 @@ from whet.scripts.monitor.gpu import GpuCollector
 from whet.scripts.monitor.process import ProcessCollector
 from whet.scripts.monitor.run import Facts, Run
 from whet.scripts.monitor.sampler import Sampler
-from whet.scripts.monitor.server import PageServer
+from whet.scripts.monitor.served_page import page_server
 from whet.scripts.monitor.settings import MIN_INTERVAL_S
 from whet.scripts.monitor.steps import Step, StepCounter, phases_of
 from whet.scripts.monitor.summary import Summary, summarise
@@ -84,7 +84,7 @@ class Monitor:
         self.run = Run(facts_of_this_process(name, interval_s))
         self._out = make_directory(out)
         self._console = Console(stderr=True) if show else None
-        self._server = PageServer(self.run, host, port) if port is not None else None
+        self._server = page_server(self.run, host, port) if port is not None else None
         self._gpu = GpuCollector()
         self.run.name_gpus(self._gpu.names)
         self._counter = StepCounter()

@@ -5,29 +5,26 @@ import contextlib
 import json
 import threading
 import time
-from importlib.resources import files
-from typing import Any
+from collections.abc import Callable
 
-from whet.errors import MissingExtra
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+
 from whet.scripts.monitor import metrics
 from whet.scripts.monitor.exporter import Exporter
 from whet.scripts.monitor.run import Run
 from whet.scripts.monitor.summary import summarise
 from whet.scripts.monitor.summary_page import render
-from whet.ui import charts, page_style
-from whet.ui.network import LOOPBACK, bind, http_url, is_loopback, listen, names_loopback
+from whet.ui.asgi_server import AsgiServer, UvicornWithoutSignals, uvicorn_config
+from whet.ui.charts import PAGE_HEADERS, TYPES, page_files
+from whet.ui.network import LOOPBACK, bind, http_url, is_loopback, names_loopback
 
 _WAIT_S = 15.0  # a page asks again after that, so that each side notices when the other has gone
-_START_S = 10.0
 _BACKLOG = 64
-_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
-_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js", *charts.FILES, *page_style.FILES)
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 _NO_CACHE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-_PAGE_HEADERS = {**_NO_CACHE, "Content-Security-Policy": _POLICY}
 
 
-class PageServer:
+class PageServer(AsgiServer):
     """Serve the page of one run. Call `start` after making it.
 
     Args:
@@ -36,44 +33,46 @@ class PageServer:
         port: The port; 0 takes any free one.
 
     Raises:
-        MissingExtra: fastapi, uvicorn or prometheus-client is not installed.
         OptionError: The address cannot be bound.
     """
 
     def __init__(self, run: Run, host: str = LOOPBACK, port: int = 0) -> None:
         self._waiting = _PageWaiters(run)
         app = _app(run, self._waiting, loopback=is_loopback(host))
-        self._server = _uvicorn(app)
-        self._socket = bind(host, port)
-        listen(self._socket, _BACKLOG)
-        self.host, self.port = host, int(self._socket.getsockname()[1])
-        self._thread = threading.Thread(target=self._serve, name="whet-monitor-page", daemon=True)
+        self._quiet = _QuietUvicorn(uvicorn_config(app, ws="none", date_header=False, timeout_graceful_shutdown=2))
+        super().__init__(self._quiet, bind(host, port), backlog=_BACKLOG, name="whet-monitor-page")
 
     @property
     def url(self) -> str:
         """Return the page's address."""
         return http_url(self.host, self.port)
 
-    def start(self) -> None:
-        """Start the thread, and return once the page can be requested."""
-        self._thread.start()
-        deadline = time.monotonic() + _START_S
-        while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.005)
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(on_ready)
+        await self._quiet.serve(sockets=[self._socket])
 
     def stop(self) -> None:
         """Tell open pages of the end, then stop. If nothing was started, only release the port."""
-        if self._thread.ident is None:
-            self._socket.close()
-            return
         self._waiting.notify_pages()
-        self._waiting.stop()
-        self._server.end()
-        self._thread.join(timeout=_START_S)
-        self._socket.close()
+        super().stop()
 
-    def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
+    async def _finish(self) -> None:
+        self._waiting.stop()
+        self._quiet.ended.set()
+
+    def _end_at_once(self) -> None:
+        self._quiet.force_exit = True
+
+
+class _QuietUvicorn(UvicornWithoutSignals):
+    """Wait for the end without looking for it: uvicorn's own loop looks ten times a second, beside what is watched."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.ended.wait()
 
 
 class _PageWaiters:
@@ -124,49 +123,7 @@ class _PageWaiters:
             event.set()
 
 
-def _uvicorn(app: Any) -> Any:
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtra("uvicorn", "monitor", "the page of whet monitor") from error
-
-    class Server(uvicorn.Server):
-        """Serve until `end` is called.
-
-        uvicorn's own loop checks its flags ten times a second, which takes time from the watched process.
-        """
-
-        _loop: asyncio.AbstractEventLoop | None = None
-
-        async def main_loop(self) -> None:
-            self._ended = asyncio.Event()
-            self._loop = asyncio.get_running_loop()
-            if not self.should_exit:
-                await self._ended.wait()
-
-        def end(self) -> None:
-            self.should_exit = True
-            if self._loop is not None:
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    self._loop.call_soon_threadsafe(self._ended.set)
-
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        date_header=False,
-        timeout_graceful_shutdown=2,
-    )
-    return Server(config)
-
-
-def _app(run: Run, waiting: _PageWaiters, *, loopback: bool) -> Any:
-    try:
-        from fastapi import Depends, FastAPI, HTTPException, Request, Response
-    except ImportError as error:
-        raise MissingExtra("fastapi", "monitor", "the page of whet monitor") from error
+def _app(run: Run, waiting: _PageWaiters, *, loopback: bool) -> FastAPI:
     exporter = Exporter(run)
 
     def check_host(request: Request) -> None:
@@ -175,20 +132,17 @@ def _app(run: Run, waiting: _PageWaiters, *, loopback: bool) -> Any:
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check_host)])
 
-    async def static(name: str) -> Response:
-        shared = next((room for room in (charts, page_style) if name in room.FILES), None)
-        content = shared.read(name) if shared else (files(__package__) / "page" / name).read_text(encoding="utf-8")
-        return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
-
-    @app.get("/")
-    async def page() -> Response:
-        return await static("live.html")
+    content = page_files(str(__package__))
 
     @app.get("/page/{name}")
     async def part(name: str) -> Response:
-        if name not in _STATIC:
+        if name not in content:
             raise HTTPException(404)
-        return await static(name)
+        return Response(content[name], media_type=TYPES[name.rpartition(".")[2]], headers=PAGE_HEADERS)
+
+    @app.get("/")
+    async def page() -> Response:
+        return await part("live.html")
 
     def data(value: object) -> Response:
         # FastAPI's own encoder would look at every number in Python, which takes time from the watched process.

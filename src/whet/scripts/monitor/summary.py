@@ -8,7 +8,7 @@ from whet.profiling.bounds import BOUND_SHARE
 from whet.scripts.monitor import metrics
 from whet.scripts.monitor.run import Run
 from whet.scripts.monitor.series import Cell
-from whet.ui.figures import MIN_SAMPLES_FOR_P99
+from whet.ui.figures import MIN_SAMPLES_FOR_P99, percent
 
 FORMAT = 1
 
@@ -208,5 +208,5 @@ def _sentence(num_steps: int, latency: Latency | None, shares: dict[str, float])
     if wait is None:
         return f"{steps}."
     if wait >= BOUND_SHARE:
-        return f"Input-bound: {wait:.0%} of the step time went into waiting for data. {steps}."
-    return f"{steps}; {wait:.1%} of the step time went into waiting for data."
+        return f"Input-bound: {percent(wait, decimals=0)} of the step time went into waiting for data. {steps}."
+    return f"{steps}; {percent(wait, decimals=1)} of the step time went into waiting for data."

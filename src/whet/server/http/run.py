@@ -17,7 +17,7 @@ from whet.server.http.listener import Listener, most_connections
 from whet.server.http.models import Models
 from whet.server.http.settings import Settings
 from whet.server.rendering import RENDERINGS
-from whet.ui.asgi_server import AsgiServer, UvicornWithoutSignals
+from whet.ui.asgi_server import AsgiServer, UvicornWithoutSignals, uvicorn_config
 from whet.ui.network import http_url
 
 _BACKLOG = 1024
@@ -42,13 +42,9 @@ class HttpServer(AsgiServer):
         self._is_alone = False  # whether the process serves nothing else
         app = make_app(served, settings, self._lifecycle)
         self._intake = app.state.intake
-        config = uvicorn.Config(
+        config = uvicorn_config(
             app,
             http=Connection,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
             ws="none",
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_S,

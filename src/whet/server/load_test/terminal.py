@@ -10,7 +10,7 @@ from rich.text import Text
 from whet.core.slo import Slo
 from whet.server.load_test.figures import Figures, Percentiles
 from whet.server.load_test.report import Report
-from whet.ui.figures import DASH, digits, duration
+from whet.ui.figures import DASH, digits, duration, percent
 
 LATENCIES = ("P50", "P90", "P99", "mean", "longest", "samples")
 
@@ -94,9 +94,10 @@ def rows(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "input", f"{digits(figures.input_tokens_per_s)} tokens/s ({figures.input_tokens:,} tokens)", ""
     if figures.goodput is not None and report.slo is not None:
         good = figures.goodput
-        yield "goodput", f"{good.share:.1%}, {digits(good.requests_per_s)} requests/s, within {_limits(report.slo)}", ""
+        share, rate = percent(good.share, decimals=1), digits(good.requests_per_s)
+        yield "goodput", f"{share}, {rate} requests/s, within {_limits(report.slo)}", ""
     known = "not known: no such counters at /metrics" if report.prefix_hit_rate is None else ""
-    yield "prefix hits", known or f"{report.prefix_hit_rate:.1%} of the prompt tokens looked up", ""
+    yield "prefix hits", known or f"{percent(report.prefix_hit_rate, decimals=1)} of the prompt tokens looked up", ""
     for failure, count in figures.failures.items():
         detail = figures.failure_details.get(failure, "")
         yield "failed", f"{count:,} × {failure}{f' ({detail})' if detail else ''}", "red"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from whet import __version__
@@ -18,6 +17,7 @@ from whet.streamer.drift.report import DriftReport
 from whet.streamer.drift.trend import Array, parts
 from whet.streamer.drift.verdict import MeasureResult
 from whet.ui import page_style
+from whet.ui.templates import templates
 
 _HERE = Path(__file__).parent
 _WIDTH, _HEIGHT = 560, 150  # of the plotting area, in the units of the drawing
@@ -63,13 +63,10 @@ def render(report: DriftReport) -> str:
     Raises:
         MissingExtra: Pillow is not installed.
     """
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"value": _value, "change": _change}
+    page = templates(_HERE, {"value": _value, "change": _change})
     num_frames = report.series.num_frames
     thumbs = report.series.thumbnails
-    return environment.get_template("drift.html.j2").render(
+    return page.get_template("drift.html.j2").render(
         r=report,
         v=report.verdict,
         kind=_KINDS[report.verdict.word],

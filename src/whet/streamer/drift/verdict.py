@@ -10,6 +10,7 @@ from whet.streamer.drift.departure import Departure, departures
 from whet.streamer.drift.measures import LAGS, MEASURES, Measure
 from whet.streamer.drift.meter import Series
 from whet.streamer.drift.trend import PART, Array, Trend, estimate, parts
+from whet.ui.figures import percent
 
 MIN_FRAMES = 120  # of a stream, for a verdict
 _MIN_MOVED = 0.5  # of the frames: with fewer, a stopped output cannot be told from a stopped input
@@ -195,8 +196,8 @@ def _doubts(series: Series, results: tuple[MeasureResult, ...]) -> list[str]:
     moved = float(series.moved.mean())
     if moved < _MIN_MOVED:
         doubts.append(
-            f"The input moved in {moved:.0%} of the frames: an output that stands still or loops would not be seen. "
-            "Use an input that moves."
+            f"The input moved in {percent(moved, decimals=0)} of the frames: an output that stands still or loops "
+            "would not be seen. Use an input that moves."
         )
     changed = [one.measure.title.lower() for one in results if one.why_not]
     if changed:

@@ -17,10 +17,9 @@ from whet.streamer.report import StreamReport
 from whet.ui.network import http_url
 
 try:
-    import uvicorn
+    from whet.ui.asgi_server import AsgiServer, UvicornWithoutSignals, uvicorn_config
 except ImportError as error:
     raise MissingExtra("uvicorn", "stream", "the page of whet stream") from error
-from whet.ui.asgi_server import AsgiServer, UvicornWithoutSignals
 
 if find_spec("websockets") is None:  # uvicorn asks for it only when a page connects
     raise MissingExtra("websockets", "stream", "the page of whet stream")
@@ -59,12 +58,8 @@ class PageServer(AsgiServer):
         self._model_thread = ThreadPoolExecutor(1, thread_name_prefix="whet-stream-model")
         self._served = served
         self._viewers = Viewers(served, settings, self._model_thread, on_report)
-        config = uvicorn.Config(
+        config = uvicorn_config(
             make_app(self._viewers, settings),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
             ws="websockets-sansio",
             ws_max_size=_MAX_MESSAGE,
             ws_ping_interval=_PING_S,

@@ -25,6 +25,7 @@ from whet.core.workload.micro_batches import micro_batches
 from whet.core.workload.training import Loss, seed_everything
 from whet.techniques.mechanisms.kept_gradients import kept_gradients
 from whet.techniques.training_technique import Exactness
+from whet.ui.figures import percent
 
 NUM_BATCHES = 3
 _MOST_SAMPLED = 65_536  # numbers of one parameter
@@ -214,7 +215,7 @@ def _judged_rounded(
     cosine = 1 - apart[bent]["bend"] if bent else 1.0
     length = apart[long]["length"] if long else 0.0
     told = f"cosine {cosine:.4f} {'' if is_bent else 'at least '}({plain(bent)}), "
-    told += f"{'norm off by' if is_long else 'norms within'} {length:.1%} ({plain(long)})"
+    told += f"{'norm off by' if is_long else 'norms within'} {percent(length, decimals=1)} ({plain(long)})"
     return GradientProof(
         is_same=not (is_bent or is_long),
         words=f"{'other' if is_bent or is_long else 'same'} gradients, rounded: {told}",
@@ -240,9 +241,8 @@ def other_dropout(found: dict[str, Tensor], original: dict[str, Tensor]) -> str:
     )
     if apart <= _MOST_OTHER_DROPOUT * norm:
         return ""
-    return (
-        f"dropout drops other numbers: with it, gradients differ by {apart / max(norm, 1e-300):.1%} from the original's"
-    )
+    share = percent(apart / max(norm, 1e-300), decimals=1)
+    return f"dropout drops other numbers: with it, gradients differ by {share} from the original's"
 
 
 def drops_something(model: nn.Module) -> bool:

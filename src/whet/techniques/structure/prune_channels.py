@@ -26,6 +26,7 @@ from whet.techniques.mechanisms.pruning import decoders
 from whet.techniques.mechanisms.pruning.channels import with_fewer_channels, with_share_of_work
 from whet.techniques.mechanisms.pruning.importance import first_batches, gradients
 from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.ui.figures import percent
 
 NAME = "prune_channels"
 _SPACE: Mapping[str, tuple[Any, ...]] = {
@@ -67,7 +68,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
         return NotApplicable("the model is a decoder, whose heads prune_decoder cuts whole")
     if why := pruned.once_for(model, NAME, lambda: _refusal(examined)):
         return NotApplicable(why)
-    return Applies(f"{options.keep:.0%} of the operations stay; {options.steps} steps of fine-tuning")
+    return Applies(f"{percent(options.keep, decimals=0)} of the operations stay; {options.steps} steps of fine-tuning")
 
 
 def _refusal(examined: ExaminedWorkload) -> str:

@@ -26,6 +26,7 @@ from whet.techniques import pruned
 from whet.techniques.mechanisms.pruning import decoders
 from whet.techniques.mechanisms.pruning.importance import cut_to_share, decoder_scores
 from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.ui.figures import percent
 
 NAME = "prune_decoder"
 _WHAT = ("mlp+heads", "layers", "width")
@@ -64,7 +65,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     _check_options(options)
     if why := decoders.refusal(examined.workload.model) or pruned.refusal(examined):
         return NotApplicable(why)
-    return Applies(f"{options.keep:.0%} of the operations stay; {options.steps} steps of fine-tuning")
+    return Applies(f"{percent(options.keep, decimals=0)} of the operations stay; {options.steps} steps of fine-tuning")
 
 
 def _check_options(options: Options) -> None:

@@ -22,6 +22,7 @@ from whet.techniques.mechanisms.blocks import ACTIVATIONS
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import Applicability, Applies, NotApplicable
 from whet.techniques.training_technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
+from whet.ui.figures import percent
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"kept": (0.5, 0.25, 0.0)}
 
@@ -43,7 +44,7 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
         return NotApplicable(f"kept must be 0 or more and below 1, not {options.kept:g}")
     if reason := missing_tools(at_load=True, device=parts.device_type):
         return NotApplicable(reason)
-    return Applies(f"{options.kept:.0%} of the activations' memory is kept")
+    return Applies(f"{percent(options.kept, decimals=0)} of the activations' memory is kept")
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:

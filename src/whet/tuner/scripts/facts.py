@@ -19,6 +19,7 @@ from whet.tuner.facts import Facts
 from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.scripts.examination import Examined
 from whet.tuner.space import ApplicableTechnique, Variant
+from whet.ui.figures import percent
 
 # What is left of forward and backward by each technique, as a rule of thumb: a script's layers are not known.
 _LEFT = {"autocast": 0.5, "compile": 0.6, "chunked_loss": 0.8, "channels_last": 0.8}
@@ -129,7 +130,7 @@ def _diagnosed(record: ScriptRecord, step_s: float) -> Diagnosed | None:
     if not shares:
         return None
     ranked = sorted(shares, key=lambda name: -shares[name])
-    told = ", ".join(f"{shares[name]:.0%} {name}" for name in ranked if shares[name] >= 0.02)
+    told = ", ".join(f"{percent(shares[name], decimals=0)} {name}" for name in ranked if shares[name] >= 0.02)
     sentence = f"A step takes {step_s * 1e3:.0f} ms: {told}."
     return Diagnosed(sentence=sentence, bound=ranked[0], shares=shares, share_of_limit=None)
 

@@ -50,6 +50,7 @@ from whet.tuner.training.soundness import (
     note_stage,
     sums_of,
 )
+from whet.ui.figures import percent
 
 _LAYERS_STEPS, _LAYERS_SHARE = 6, 0.01  # about how many steps the layers' profile takes, and its share of the budget
 
@@ -253,7 +254,9 @@ def diagnosed(profile: StepProfile) -> Diagnosed:
     shares = dict(profile.parts.values())
     total = sum(shares.values()) or 1.0
     ranked = sorted(shares, key=lambda name: -shares[name])
-    told = ", ".join(f"{shares[name] / total:.0%} {name}" for name in ranked if shares[name] >= 0.02 * total)
+    told = ", ".join(
+        f"{percent(shares[name] / total, decimals=0)} {name}" for name in ranked if shares[name] >= 0.02 * total
+    )
     return Diagnosed(
         sentence=f"A step takes {profile.total_s * 1e3:.0f} ms: {told}.",
         bound=ranked[0],

@@ -16,6 +16,7 @@ from whet.core.signature import output_tensors
 from whet.errors import MissingExtra, TargetError, reason
 from whet.techniques.mechanisms.evaluating import evaluating
 from whet.techniques.mechanisms.pruning.cost import largest_within
+from whet.ui.figures import percent
 
 Call = Callable[[nn.Module], Any]
 """Call a model, or a copy of it with fewer channels, with inputs of its own."""
@@ -113,7 +114,7 @@ def with_share_of_work(
     """
     best = largest_within(model, call, keep, lambda ratio: _cut(model, call, ratio, slopes), _PRECISION)
     if best is None:
-        raise TargetError(f"no cut of its channels leaves only {keep:.0%} of the operations")
+        raise TargetError(f"no cut of its channels leaves only {percent(keep, decimals=0)} of the operations")
     return best
 
 

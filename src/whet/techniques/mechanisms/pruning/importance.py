@@ -20,6 +20,7 @@ from whet.errors import OptionError, TargetError
 from whet.techniques.mechanisms.evaluating import evaluating
 from whet.techniques.mechanisms.pruning.cost import largest_within
 from whet.techniques.mechanisms.pruning.decoders import Kept, cut_decoder, layers_of, shape_of
+from whet.ui.figures import percent
 
 Importance = Literal["magnitude", "taylor"]
 IMPORTANCES = ("magnitude", "taylor")
@@ -214,5 +215,7 @@ def cut_to_share(
 
     best = largest_within(model, call, keep, cut, _FINEST)
     if best is None:
-        raise TargetError(f"to cut {' and '.join(what)} cannot leave only {keep:.0%} of the operations")
+        raise TargetError(
+            f"to cut {' and '.join(what)} cannot leave only {percent(keep, decimals=0)} of the operations"
+        )
     return best
