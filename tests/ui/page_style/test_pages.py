@@ -11,22 +11,23 @@ from whet.ui import page_style
 
 ROOT = Path(whet.__file__).parent
 AUDIT = Path(whet_audit.__file__).parent
-STYLES = [path for path in ROOT.rglob("*.css") if path.parent.name not in ("look", "charts")]
+STYLES = [path for path in ROOT.rglob("*.css") if path.parent.name not in ("page_style", "charts")]
 STYLES.append(AUDIT / "formats" / "report.css")
 TEMPLATES = [*ROOT.rglob("*.html"), *ROOT.rglob("*.html.j2"), *AUDIT.rglob("*.html.j2")]
 PAGES = [path for path in TEMPLATES if "_parts" not in path.name]
 TOKENS = set(re.findall(r"(--[\w-]+):", page_style.read(page_style.TOKENS)))
 
 
+COMMANDS = {"tuner": "tune", "whet_audit": "audit", "monitor": "monitor", "server": "serve", "streamer": "stream"}
+
+
 def room(path: Path) -> str:
-    """Return the room of whet that a file lies in, or "whet_audit"."""
-    return path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else AUDIT.name
+    """Return the room of whet that a file lies in, as in COMMANDS."""
+    return next((part for part in path.parts if part in COMMANDS), "none")
 
 
 def test_all_pages_are_found() -> None:
-    rooms = {"tuner", "whet_audit", "monitor", "server", "streamer"}
-    assert set(map(room, STYLES)) == rooms
-    assert set(map(room, PAGES)) == {*rooms, "stream_tuner"}, "whose page has the style of the tuner's"
+    assert set(map(room, STYLES)) == set(COMMANDS) == set(map(room, PAGES))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{room(path)}-{path.name}")
@@ -34,9 +35,7 @@ def test_a_page_begins_with_the_same_head(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     for parts in re.findall(r'from "(\w+_parts\.html\.j2)"', page):  # the head and the foot that several pages share
         page += next(other for other in TEMPLATES if other.name == parts).read_text(encoding="utf-8")
-    command = {"tuner": "tune", "whet_audit": "audit", "monitor": "monitor", "server": "serve", "streamer": "stream"}
-    command["stream_tuner"] = "tune"
-    name = command[room(path)]
+    name = COMMANDS[room(path)]
     assert re.search(rf'class="masthead"><span class="wordmark">whet <span class="command">{name}</span></span>', page)
     assert page.count("<h1") == 1 and "<footer>" in page
 
