@@ -32,7 +32,7 @@ from whet.errors import MissingExtra
 from whet.files import size_bytes
 from whet.measure.machine import Limits, Machine, describe
 from whet.profiling.model import LayerCost, Profile
-from whet.techniques import FOLLOWING, TABLE
+from whet.techniques import FOLDERS, FOLLOWING, TABLE
 from whet.techniques.precision import fp16
 from whet.techniques.rewriting.graph import relative_error
 from whet.techniques.technique import STAGES, Candidate, NotApplicable, Technique
@@ -365,6 +365,7 @@ def test_the_table_is_in_the_order_of_stages() -> None:
 def test_every_file_of_a_stage_is_in_the_table() -> None:
     directory = Path(whet.techniques.__file__).parent
     assert {path.stem for stage in STAGES for path in directory.glob(f"{stage}/[!_]*.py")} == set(TABLE)
+    assert set(FOLDERS) == {*STAGES, "training"}
 
 
 def test_what_follows_is_not_there_yet() -> None:

@@ -241,3 +241,16 @@ def test_what_was_rejected_for_its_memory_is_not_given_quality_back() -> None:
         recipe = next_recipe(space, [*done, record], Goal())
         assert recipe is not None
         assert ("keep_precision" in {step.technique for step in recipe}) is restores
+
+
+def test_without_time_for_a_compiler_what_runs_one_is_left_to_a_longer_search() -> None:
+    space = Space([applicable("inductor", "backend", bounds=[3.0]), applicable("threads", bounds=[1.5])])
+    first = next_recipe(space, [], Goal(), with_reference=False)
+    assert first is not None and first.steps[0].technique == "inductor"
+    quick = next_recipe(space, [], Goal(), with_reference=False, may_compile=False)
+    assert quick is not None and quick.steps[0].technique == "threads"
+    done = TrialRecord(number=0, steps=quick.steps, status="done", speedup=1.2)
+    assert next_recipe(space, [done], Goal(), with_reference=False, may_compile=False) is None, "the finals come now"
+    failed = TrialRecord(number=0, steps=quick.steps, status="failed")
+    left = next_recipe(space, [failed], Goal(), with_reference=False, may_compile=False)
+    assert left is not None and left.steps[0].technique == "inductor", "nothing else could be proved"

@@ -17,12 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli.commands import COMMANDS
+from whet.techniques.names import technique_names, training_technique_names
 from whet.workloads import BUILTIN, BUILTIN_STREAMS, BUILTIN_TRAINING
 from whet.workloads.model_directory import BUILT_IN
 
 VARIABLE = "_WHET_COMPLETE"  # environment variable: what the shell asks for
 _TABLE = Path(__file__).with_name("completion.json")
-_TECHNIQUES = Path(__file__).parents[1] / "techniques"
 
 Values = Callable[[str], Iterator[str]]
 
@@ -98,9 +98,9 @@ def techniques(incomplete: str) -> Iterator[str]:
     """Yield lists of techniques that end in one more; each technique is a file."""
     before = incomplete[: incomplete.rfind(",") + 1]
     named = before.split(",")
-    for path in sorted(_TECHNIQUES.glob("*/[!_]*.py"), key=lambda path: path.stem):
-        if path.stem not in named:
-            yield before + path.stem
+    for name in sorted({*technique_names(), *training_technique_names()}):
+        if name not in named:
+            yield before + name
 
 
 _VALUES: dict[str, Values] = {

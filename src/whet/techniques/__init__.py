@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     TABLE: dict[str, Technique]
 
-__all__ = ["FOLLOWING", "TABLE"]
+__all__ = ["FOLDERS", "FOLLOWING", "TABLE"]
+
+FOLDERS = ("structure", "precision", "layout", "backend", "runtime", "training")
+"""The folders whose files are techniques: one for each stage, and one for those of a training loop."""
 
 
 def _found() -> "dict[str, Technique]":

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from whet.errors import OptionError
-from whet.techniques import FOLLOWING
+from whet.techniques import FOLDERS, FOLLOWING
 
 _TRAINING = "training"  # the folder of those for a training loop
 _MOST_NEAR = 4
@@ -78,4 +78,4 @@ def _spoken(stems: set[str], known: Sequence[str]) -> list[str]:
 
 
 def _files() -> list[Path]:
-    return list(Path(__file__).parent.glob("*/[!_]*.py"))
+    return [path for stage in FOLDERS for path in (Path(__file__).parent / stage).glob("[!_]*.py")]

@@ -152,14 +152,19 @@ class Kind(ABC):
         """Return the space without what cannot pay."""
         return self.space
 
-    def next_recipe(self, records: Sequence[TrialRecord], *, with_reference: bool) -> Recipe | None:
+    def next_recipe(
+        self, records: Sequence[TrialRecord], *, with_reference: bool, may_compile: bool = True
+    ) -> Recipe | None:
         """Return the next recipe that is worth a trial, as a function of the trials alone; None where the plan ends.
 
         Args:
             records: The trials so far.
             with_reference: Whether there is time for torch.compile alone.
+            may_compile: Whether there is time for recipes that run a compiler.
         """
-        return next_recipe(self.space_to_search(), records, self.goal, with_reference=with_reference)
+        return next_recipe(
+            self.space_to_search(), records, self.goal, with_reference=with_reference, may_compile=may_compile
+        )
 
     @abstractmethod
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:

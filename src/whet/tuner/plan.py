@@ -24,7 +24,12 @@ _NUM_FASTER = 4  # techniques that are tried for that, those that exclude each o
 
 
 def next_recipe(
-    space: Space, records: Sequence[TrialRecord], goal: Goal, *, with_reference: bool = True
+    space: Space,
+    records: Sequence[TrialRecord],
+    goal: Goal,
+    *,
+    with_reference: bool = True,
+    may_compile: bool = True,
 ) -> Recipe | None:
     """Return the next recipe that is worth a trial, or None where the plan has ended.
 
@@ -33,13 +38,22 @@ def next_recipe(
         records: The trials so far.
         goal: What the search is to reach.
         with_reference: Whether torch.compile alone comes first. Without it, the most promising technique does.
+        may_compile: Whether there is time for recipes that run a compiler. Without it, they are named only where
+            nothing else is left and no trial has succeeded.
     """
     tried = {record.key for record in records}
-    for steps in _plan(space, records, goal, with_reference):
-        recipe = complete(space, steps)
-        if recipe.key not in tried:
-            return recipe
-    return None
+    left = (complete(space, steps) for steps in _plan(space, records, goal, with_reference))
+    untried = [recipe for recipe in left if recipe.key not in tried]
+    if not may_compile:
+        quick = [recipe for recipe in untried if not runs_compiler(space, recipe.steps)]
+        has_none = not any(record.status == "done" for record in records)
+        untried = quick or (untried if has_none else [])
+    return next(iter(untried), None)
+
+
+def runs_compiler(space: Space, steps: Sequence[Step]) -> bool:
+    """Return whether one of the techniques runs a compiler."""
+    return any(space.table[step.technique].compiles for step in steps)
 
 
 def complete(space: Space, steps: Sequence[Step]) -> Recipe:
@@ -72,18 +86,15 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
     promise, reached = _promise(space, best, goal)
     # Of two recipes with the same bound the shorter comes first, then one without a compiler: it is built sooner, and
     # its result tells more.
-    singles = sorted(_singles(space, goal), key=lambda steps: (-promise(steps), len(steps), _compiles(space, steps)))
+    singles = sorted(
+        _singles(space, goal), key=lambda steps: (-promise(steps), len(steps), runs_compiler(space, steps))
+    )
     least = goal.least_speedup
     yield from (steps for steps in singles if promise(steps) > reached and space.bound(steps) >= least)
     yield from _combinations(space, records, goal)
     if best is not None:
         yield from _options(space, best.steps)
     yield from singles
-
-
-def _compiles(space: Space, steps: Sequence[Step]) -> bool:
-    """Return whether one of the techniques runs a compiler."""
-    return any(space.table[step.technique].compiles for step in steps)
 
 
 def _promise(space: Space, best: TrialRecord | None, goal: Goal) -> tuple[Callable[[Sequence[Step]], float], float]:

@@ -17,7 +17,7 @@ from whet.tuner.budget import BudgetEnded, run_within
 from whet.tuner.budget_plan import MIN_TRIAL_S, TIMING_S
 from whet.tuner.build import is_in_process
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.plan import compile_only, next_recipe
+from whet.tuner.plan import compile_only, next_recipe, runs_compiler
 from whet.tuner.records import Status, TrialOutcome, TrialRecord
 from whet.tuner.space import Space
 from whet.tuner.study import Study
@@ -69,6 +69,11 @@ class SearchTime:
         needed_s = _NUM_WITH_REFERENCE * self.expected_s(records) + self.compile_s
         return self.clock() + needed_s <= self.deadline - self.kept_s(records)
 
+    def allows_compiler(self, records: Sequence[TrialRecord]) -> bool:
+        """Return whether a trial that runs a compiler would end before the deadline."""
+        needed_s = self.expected_s(records) + self.compile_s
+        return not self.compile_s or self.clock() + needed_s <= self.deadline - self.kept_s(records)
+
     def left_s(self, *, is_reference: bool) -> float:
         """Return how many seconds a trial may take: all that are left, and half of them for the reference."""
         return (self.stop_at - self.clock()) * (0.5 if is_reference else 1.0)
@@ -92,7 +97,8 @@ def search_space(
 
     A trial begins if it is expected to end before the deadline. As long as no trial has ended, `stop_at` replaces the
     deadline, and the very first trial needs only two seconds. torch.compile alone, the reference, is left out where
-    fewer than three trials and its compiler fit, and may take half of the time left. A trial that other processes
+    fewer than three trials and its compiler fit, and may take half of the time left. So are other recipes that run a
+    compiler, where it would not end before the deadline and another recipe has succeeded. A trial that other processes
     disturbed is measured again as long as `patience` lasts. Trials that were stopped or disturbed can be tried again
     later. After KeyboardInterrupt the study can be resumed.
 
@@ -102,7 +108,7 @@ def search_space(
         goal: What the search is to reach.
         limit: How long it may take.
         attempt: Tries a recipe, given the trial's number, the recipe and the seconds that are left.
-        propose: Names the next recipe, given the trials and whether torch.compile alone may be it; see next_recipe.
+        propose: Names the next recipe, given the trials and what there is time for; see next_recipe.
         samples: Whether the sampler chooses once no recipe is proposed.
         tidy: Is given all records after each trial, to remove what is no longer needed.
         max_trials: How many trials the study may hold.
@@ -122,11 +128,13 @@ def search_space(
             _LOG.info("the time is used up after %d trials", len(records))
             break
         known = [*records, *stopped]
-        recipe = propose(records=known, with_reference=limit.allows_reference(records))
+        may_compile = limit.allows_compiler(records)
+        recipe = propose(records=known, with_reference=limit.allows_reference(records), may_compile=may_compile)
         if recipe is None and (not samples or not space.techniques or repeats >= _MAX_REPEATS):
             break
         number, chosen = study.begin(recipe, space, space.bound(recipe.steps) if recipe else None)
-        if recipe is None and (not chosen.steps or any(r.key == chosen.key for r in known)):
+        is_too_long = not may_compile and runs_compiler(space, chosen.steps)
+        if recipe is None and (not chosen.steps or is_too_long or any(r.key == chosen.key for r in known)):
             study.pass_over(number)
             repeats += 1
             continue

@@ -152,7 +152,9 @@ class StreamKind(Kind):
         """Return what is decided on by trials."""
         return self.facts.choices(self.original, self._within_s)
 
-    def next_recipe(self, records: Sequence[TrialRecord], *, with_reference: bool) -> Recipe | None:
+    def next_recipe(
+        self, records: Sequence[TrialRecord], *, with_reference: bool, may_compile: bool = True
+    ) -> Recipe | None:
         """Return what is decided on next."""
         return plan.next_recipe(self.choices, records)
 

@@ -28,7 +28,7 @@ from whet.tuner.verdict import noise_in_words
 from whet.ui import page_style
 
 _HERE = Path(__file__).parent
-_STYLE = _HERE.parent / "tuner" / "report.css"
+_STYLE = _HERE.parent / "report.css"
 QUALITY = {
     "ssim": "SSIM",
     "psnr_db": "PSNR (dB)",
