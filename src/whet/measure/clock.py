@@ -327,22 +327,6 @@ def _take(calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[
     return samples
 
 
-def device_type_of(*tensors: Iterable[object]) -> str:
-    """Return the kind of device that the first of several tensors lies on, such as "cpu" or "cuda"; "cpu" for none.
-
-    Args:
-        tensors: Where to look, in order: parameters, buffers, inputs. What is no tensor is passed over.
-    """
-    found = next((x for some in tensors for x in some if isinstance(x, torch.Tensor)), None)
-    return "cpu" if found is None else found.device.type
-
-
-def use_device_of(tensor: torch.Tensor) -> None:
-    """Make the GPU that holds a tensor the current one, so that the clock waits for it and its memory is read."""
-    if tensor.device.type == "cuda":
-        torch.cuda.set_device(tensor.device)
-
-
 def synchronize() -> None:
     """Wait for the current GPU where one is in use; nothing on a CPU."""
     if torch.cuda.is_initialized():

@@ -20,7 +20,7 @@ from torch import Tensor
 from whet.core.scripted import stateless
 from whet.core.signature import Signature, output_tensors, split, tensors_of
 from whet.core.workload import ExaminedWorkload, InferenceWorkload, examine, is_near
-from whet.measure.clock import use_device_of
+from whet.measure.device import use_device_of
 from whet.workloads.target import open_target
 
 INPUTS = "inputs.safetensors"

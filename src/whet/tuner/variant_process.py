@@ -18,7 +18,7 @@ from whet.comparison.run import Run
 from whet.core.artefact import Artefact, load
 from whet.core.signature import FlatModel, Signature, split
 from whet.core.workload.measurables import ModelCalls
-from whet.measure.clock import use_device_of
+from whet.measure.device import use_device_of
 from whet.tuner.known_target import read_inputs
 from whet.workloads.target import open_target
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from whet.core.signature import Outputs
 from whet.core.workload import Predict, Quality, TrainingWorkload, Workload
 from whet.core.workload.training import Loss
-from whet.errors import TargetError
+from whet.errors import OptionError, TargetError
+from whet.measure.device import usable_device
 from whet.workloads.target_name import split_device_name
 
 
@@ -24,9 +24,10 @@ def split_device(target: str) -> tuple[str, str]:
         TargetError: whet does not measure on this device, or this machine does not have it.
     """
     address, device = split_device_name(target)
-    if device == "cuda" and not torch.cuda.is_available():
-        built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
-        raise TargetError(f"device=cuda needs a GPU that torch can use: {built}")
+    try:
+        usable_device(device or "cpu", "device")
+    except OptionError as error:
+        raise TargetError(str(error)) from error
     return address, device
 
 

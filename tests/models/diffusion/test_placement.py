@@ -69,8 +69,8 @@ def test_a_gpu_runs_graphs_unless_told_otherwise(gpus):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"device": "cuda"}, "--device cuda: PyTorch finds no GPU here"),
-        ({"device": "cuda:1"}, "--device cuda:1: PyTorch finds no GPU here"),
+        ({"device": "cuda"}, "--device cuda needs a GPU that torch can use"),
+        ({"device": "cuda:1"}, "--device cuda:1 needs a GPU that torch can use"),
         ({"device": "tpu"}, "--device is cpu, cuda or cuda:NUMBER; got 'tpu'"),
         ({"device": "cuda:-1"}, "--device is cpu, cuda or cuda:NUMBER"),
         ({"dtype": "int8"}, "--dtype is one of float32, bf16, fp16, fp8; got 'int8'"),

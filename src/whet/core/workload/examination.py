@@ -27,7 +27,7 @@ from whet.core.signature import (
 from whet.core.workload.inference import InferenceWorkload
 from whet.core.workload.quality import Predict, Score, measure_score
 from whet.errors import InputsError, ModelError, TargetError, reason
-from whet.measure.clock import device_type_of, use_device_of
+from whet.measure.device import device_type_of, use_device_of
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Name what users can choose for a diffusion model, and check it. Nothing heavy is imported, so that help is quick."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,6 @@ def check_backend_name(name: str) -> None:
     """Raise OptionError where there is no such compiler."""
     if name not in BACKENDS:
         raise OptionError(f"--backend is one of {', '.join(BACKENDS)}; got {name!r}")
-
-
-def check_device_name(name: str) -> None:
-    """Raise OptionError where no device is named so."""
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
-        raise OptionError(f"--device is cpu, cuda or cuda:NUMBER; got {name!r}")
 
 
 def is_diffusers_directory(directory: Path) -> bool:

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from whet.errors import OptionError
+from whet.measure.device import usable_device
 from whet.measure.machine import describe
 from whet.models.diffusion.backends import check_backend, check_float8, compiler, to_float8
 from whet.models.diffusion.diffusers_frames import DiffusersFrames
 from whet.models.diffusion.directory import Parts, quiet
 from whet.models.diffusion.graphs import Graphs, TorchCuda
-from whet.models.diffusion.names import DTYPE_NAMES, check_device_name, check_dtype
+from whet.models.diffusion.names import DTYPE_NAMES, check_dtype
 from whet.models.diffusion.unet_frames import UNetFrames
 
 DTYPES = dict(zip(DTYPE_NAMES, (torch.float32, torch.bfloat16, torch.float16, torch.bfloat16), strict=True))
@@ -71,7 +72,7 @@ class Placement:
         Raises:
             OptionError: This computer has no such device, or it would emulate the format, or the CPU shall have graphs.
         """
-        device = _device(options.device or "cpu")
+        device = usable_device(options.device or "cpu", "--device")
         dtype = _dtype(options.dtype or "float32", device)
         if options.graphs and device.type != "cuda":
             raise OptionError("--graphs needs a GPU: give --device cuda too, or leave --graphs out")
@@ -109,19 +110,6 @@ class Placement:
         if self.graphs:
             frames.wrap(Graphs(TorchCuda(self.device), notes=notes).wrapped)
         return notes
-
-
-def _device(name: str) -> torch.device:
-    check_device_name(name)
-    if name == "cpu":
-        return torch.device(name)
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not num_gpus:
-        raise OptionError(f"--device {name}: PyTorch finds no GPU here; leave --device out to run on the CPU")
-    index = int(name.partition(":")[2] or torch.cuda.current_device())
-    if index >= num_gpus:
-        raise OptionError(f"--device {name}: PyTorch finds {num_gpus} GPUs here, the last one is cuda:{num_gpus - 1}")
-    return torch.device("cuda", index)
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

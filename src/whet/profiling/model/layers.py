@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from whet.core.signature import Batch, split, tensors_of
 from whet.core.workload import ExaminedWorkload
-from whet.measure.clock import device_type_of
+from whet.measure.device import device_type_of
 from whet.profiling.model.spans import Spans, watched, watching_cost_s
 from whet.profiling.model.work import FORMULAS, Work, WorkCounter, count_work
 

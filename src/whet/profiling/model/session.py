@@ -18,6 +18,7 @@ from torch import Tensor
 
 from whet.errors import OptionError, OutputError, named_reason
 from whet.files import write_whole
+from whet.measure.device import usable_device
 from whet.measure.machine import Limits, describe
 from whet.profiling.model import chrome
 from whet.profiling.model.allocations import AllocationTracker, TensorMemory
@@ -79,8 +80,8 @@ def profile(
         raise OptionError(f"active_steps must be 1 or more, not {active_steps}")
     if device not in (None, "cpu", "cuda"):
         raise OptionError(f"device must be 'cpu' or 'cuda', not {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("device='cuda' needs a CUDA device that torch can use; there is none")
+    if device is not None:
+        usable_device(device, "device")
     return Session(depth, operators, memory, active_steps, nvtx, device, limits, name)
 
 

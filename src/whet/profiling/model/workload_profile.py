@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from whet.core.signature import read_signature, split, tensors_of
 from whet.core.workload import ExaminedWorkload, Workload
 from whet.errors import ModelError, WhetError, is_out_of_memory, named_reason, reason
-from whet.measure.clock import Measurement, measure_calls, synchronize, use_device_of
+from whet.measure.clock import Measurement, measure_calls, synchronize
+from whet.measure.device import use_device_of
 from whet.measure.machine import Limits
 from whet.measure.quiet import undisturbed
 from whet.profiling.model import chrome

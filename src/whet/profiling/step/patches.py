@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from whet.measure.clock import device_type_of
+from whet.measure.device import device_type_of
 from whet.profiling.step.log import StepLog
 from whet.profiling.step.phases import Phase, PhaseClock
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.errors import TargetError, reason, type_name
-from whet.measure.clock import device_type_of
+from whet.measure.device import device_type_of
 from whet.profiling.step.forward import patch_models
 from whet.profiling.step.log import StepLog, StepRecord
 from whet.profiling.step.patches import (

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from whet.core.recipe import Recipe
 from whet.core.workload.training import seed_everything
 from whet.errors import WhetError
-from whet.measure.clock import device_type_of
+from whet.measure.device import device_type_of
 from whet.measure.machine import describe
 from whet.measure.memory import TakenMemory, cuda_peak_bytes, peak_rss_bytes
 from whet.profiling.step.patches import Patches

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from whet.measure.clock import device_type_of
+from whet.measure.device import device_type_of
 from whet.techniques.costs.saved_activations import SavedActivations
 from whet.techniques.mechanisms.cpu_offloaded_gradients import numbers_of
 from whet.techniques.mechanisms.master_weights import has_master, value_of

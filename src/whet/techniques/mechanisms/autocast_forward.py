@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from whet.measure.device import device_type_of
 from whet.techniques.mechanisms.module_class import AddedForward
 
 
@@ -14,13 +15,10 @@ class AutocastForward(AddedForward):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what forward returned, with float32 in place of bfloat16."""
-        with torch.autocast(_device_type(self), torch.bfloat16):
+        parameters = self.parameters()  # type: ignore[attr-defined]  # of the module that this is added to
+        with torch.autocast(device_type_of(parameters), torch.bfloat16):
             output = super().forward(*args, **kwargs)  # type: ignore[misc]
         return tree_map_only(Tensor, _in_float32, output)
-
-
-def _device_type(module: Any) -> str:
-    return next((str(p.device.type) for p in module.parameters()), "cpu")
 
 
 def _in_float32(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from whet.measure.clock import device_type_of
+from whet.measure.device import device_type_of
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""Decide which device a name means, and which one tensors lie on."""
+
+from collections.abc import Iterable
+
+import torch
+
+from whet.errors import OptionError
+from whet.measure.device_names import check_device_name
+
+
+def usable_device(name: str, option: str) -> torch.device:
+    """Return the device of a name: cpu, cuda (the current GPU) or cuda:NUMBER.
+
+    Args:
+        name: The name.
+        option: What names it, for the message, as "--device".
+
+    Raises:
+        OptionError: There is no such device, or torch cannot use it here.
+    """
+    check_device_name(name, option)
+    if name == "cpu":
+        return torch.device(name)
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not num_gpus:
+        built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        raise OptionError(f"{option} {name} needs a GPU that torch can use, and {built}; leave it out to use the CPU")
+    index = int(name.partition(":")[2] or torch.cuda.current_device())
+    if index >= num_gpus:
+        raise OptionError(f"{option} {name}: torch finds {num_gpus} GPUs here, the last one is cuda:{num_gpus - 1}")
+    return torch.device("cuda", index)
+
+
+def device_type_of(*tensors: Iterable[object]) -> str:
+    """Return the kind of device that the first of several tensors lies on, such as "cpu" or "cuda"; "cpu" for none.
+
+    Args:
+        tensors: Where to look, in order: parameters, buffers, inputs. What is no tensor is passed over.
+    """
+    found = next((x for some in tensors for x in some if isinstance(x, torch.Tensor)), None)
+    return "cpu" if found is None else found.device.type
+
+
+def use_device_of(tensor: torch.Tensor) -> None:
+    """Make the GPU that holds a tensor the current one, so that the clock waits for it and its memory is read."""
+    if tensor.device.type == "cuda":
+        torch.cuda.set_device(tensor.device)
