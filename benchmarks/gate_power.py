@@ -41,7 +41,7 @@ from whet.comparison.turns import take_turns
 from whet.files import write_whole
 from whet.measure.isolate import run_isolated
 from whet.measure.machine import describe
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "gate.json"
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--single-rounds", type=int, default=60, help="to add, for the common ways")
     arguments = parser.parse_args()
     rounds, singles = _known("rounds"), _known("single_rounds")
-    patience = Patience(report=print)
+    patience = QuietWait(report=print)
     for _ in range(arguments.rounds):
         rounds.append(_measure_round(random.Random(len(rounds)), patience))
         _write(rounds, singles, [])
@@ -101,7 +101,7 @@ def _known(name: str) -> list[Any]:
     return list(known.get(name, [])) if known["machine"]["id"] == describe().fingerprint else []
 
 
-def _measure_round(order: random.Random, patience: Patience) -> list[dict[str, float]]:
+def _measure_round(order: random.Random, patience: QuietWait) -> list[dict[str, float]]:
     """A pair of processes for each case."""
     found = []
     with tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:

@@ -34,7 +34,7 @@ from whet.server.admission import Admission
 from whet.server.assembly import Models, assemble
 from whet.server.masks import Masking
 from whet.server.options import EngineOptions
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.sampling_params import SamplingParams
 from whet.server.stepper import Stepper
 from whet.server.text import Tokenizer
@@ -60,10 +60,10 @@ _PERSON = {
     "additionalProperties": False,
 }
 STRUCTURES = {  # none of them ends within a turn
-    "JSON schema": Structure.json_schema({"type": "array", "minItems": 1000, "items": _PERSON}),
-    "any JSON": Structure.json_schema({"type": "array", "minItems": 1000}),
-    "expression": Structure.regex("([a-z]+ [0-9]{2,5}; )+"),
-    "GBNF": Structure.grammar('root ::= (word sep)+\nword ::= [a-z]+\nsep ::= " " | ", " | "; "'),
+    "JSON schema": OutputConstraint.json_schema({"type": "array", "minItems": 1000, "items": _PERSON}),
+    "any JSON": OutputConstraint.json_schema({"type": "array", "minItems": 1000}),
+    "expression": OutputConstraint.regex("([a-z]+ [0-9]{2,5}; )+"),
+    "GBNF": OutputConstraint.grammar('root ::= (word sep)+\nword ::= [a-z]+\nsep ::= " " | ", " | "; "'),
 }
 
 
@@ -87,7 +87,7 @@ class Bench:
         self._waits: list[float] = []
         self._watch(self._stepper)
 
-    def turn(self, structure: Structure | None, num_steps: int) -> Turn:
+    def turn(self, structure: OutputConstraint | None, num_steps: int) -> Turn:
         """Run fresh sequences for so many steps, with the structure or without any."""
         requests = []
         for seed in range(NUM_SEQS):

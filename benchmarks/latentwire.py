@@ -30,7 +30,7 @@ from whet.comparison.stopping import Fixed
 from whet.core.recipe import Recipe
 from whet.files import write_whole
 from whet.measure.isolate import Outcome, run_isolated
-from whet.measure.quiet import OnBusy, Patience
+from whet.measure.quiet import OnBusy, QuietWait
 from whet.scripts.audit_measure.child import run_script
 from whet.scripts.audit_measure.version import ScriptVersion
 from whet.tuner.result import FILE, Result
@@ -58,7 +58,7 @@ def main() -> None:
         folder = Path(scratch)
         found = {} if args.recipe else tuned(folder / "tuned", args.tune, on_busy)
         recipe = args.recipe.resolve() if args.recipe else folder / "tuned" / "recipe.toml"
-        patience = Patience(on_busy, report=lambda text: print(text, file=sys.stderr) if text else None)
+        patience = QuietWait(on_busy, report=lambda text: print(text, file=sys.stderr) if text else None)
         patience.begin()
         claims = measured(folder, recipe, args.pairs, args.steps, patience)
         rows = [row_of(name, claim) for name, claim in claims.items()]
@@ -111,7 +111,7 @@ def tuned(directory: Path, budget: str, on_busy: OnBusy) -> dict[str, Any]:
     }
 
 
-def measured(folder: Path, recipe: Path, num_pairs: int, num_steps: int, patience: Patience) -> dict[str, Claim]:
+def measured(folder: Path, recipe: Path, num_pairs: int, num_steps: int, patience: QuietWait) -> dict[str, Claim]:
     """Compare the versions in pairs of processes.
 
     Args:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 
 from whet.measure.load import Observed
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 _DISTURBED = 3  # exit code, as of whet's commands
 
@@ -13,7 +13,7 @@ _DISTURBED = 3  # exit code, as of whet's commands
 @contextlib.contextmanager
 def quiet_machine() -> Iterator[None]:
     """Wait for a quiet machine, then run the block; end the script where other processes disturbed it."""
-    patience = Patience(report=lambda text: print(text, file=sys.stderr) if text else None)
+    patience = QuietWait(report=lambda text: print(text, file=sys.stderr) if text else None)
     patience.begin()
     if patience.has_run_out:
         _leave(patience.sentence)

@@ -41,7 +41,7 @@ def test_what_is_not_meant_is_refused_before_any_work(case: str, monkeypatch: py
     def waits(*_: object) -> None:
         pytest.fail("it began to work")
 
-    monkeypatch.setattr("whet.measure.quiet.Patience.begin", waits)
+    monkeypatch.setattr("whet.measure.quiet.QuietWait.begin", waits)
     call, said = REFUSED[case]
     with pytest.raises(WhetError, match=said) as refused:
         call()

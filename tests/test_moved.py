@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
+import whet
 from whet.moved import PLACES, new_place
 
 
@@ -47,3 +48,9 @@ def test_an_import_from_an_old_place_works_in_a_fresh_process() -> None:
 def test_what_never_was_there_is_not_found(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=name.partition(".nothing")[0]):
         import_module(name)
+
+
+def test_a_name_that_has_changed_warns_and_gives_the_same() -> None:
+    with pytest.warns(DeprecationWarning, match="whet.Structure is now called whet.OutputConstraint"):
+        found = whet.Structure
+    assert found is whet.OutputConstraint

@@ -9,7 +9,8 @@
     what bounds a program     profile_target, profile, profile_step, profile_trace, profile_nvtx, watch, audit
     train                     train, TrainResult, prepare, prepare_trainer, tune_script, run_script, measure_fixes,
                               largest_batch, LargestBatch, micro_batches, BufferPool, monitor_command, Monitor
-    serve                     serve, Engine, EngineOptions, SamplingParams, Structure, chat, bench_serve, DynamicBatcher
+    serve                     serve, Engine, EngineOptions, SamplingParams, OutputConstraint, chat, bench_serve,
+                              DynamicBatcher
     streams of frames         Stream, StreamOptions, tune_stream, StreamGoal
     this machine              describe, Machine, limits, doctor, list_techniques, describe_technique, register_kernel
     what the user can mend    WhetError
@@ -41,6 +42,9 @@ MEANT = {
 }
 """What people look for under another name -> what does it, as a function and as a command."""
 
+RENAMED = {"Structure": "OutputConstraint"}
+"""Public names of version 0.1 -> what they are called now."""
+
 _load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]
 keep_old_places()
@@ -49,6 +53,12 @@ register_views()
 
 def __getattr__(name: str) -> Any:
     """Load a public name, or say which one may be meant."""
+    if name in RENAMED:
+        import warnings
+
+        message = f"whet.{name} is now called whet.{RENAMED[name]}; the old name goes with the next version"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = RENAMED[name]
     try:
         found = _load(name)
     except AttributeError as error:

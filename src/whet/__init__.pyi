@@ -35,7 +35,7 @@ from .server.conversation import chat as chat
 from .server.engine import Engine as Engine
 from .server.load_test.bench_serve import bench_serve as bench_serve
 from .server.options import EngineOptions as EngineOptions
-from .server.output_constraint import Structure as Structure
+from .server.output_constraint import OutputConstraint as OutputConstraint
 from .server.sampling_params import SamplingParams as SamplingParams
 from .server.serving import serve as serve
 from .streamer.stream import Stream as Stream

@@ -195,7 +195,7 @@ def test_a_wrong_address_is_told_before_the_wait_for_quiet(
     def waits(_: object) -> None:
         raise AssertionError("it waited before it asked the server")
 
-    monkeypatch.setattr("whet.measure.quiet.Patience.begin", waits)
+    monkeypatch.setattr("whet.measure.quiet.QuietWait.begin", waits)
     assert exit_code(["http://127.0.0.1:9", "--rate", "1"]) == 2
     assert "cannot reach http://127.0.0.1:9" in capsys.readouterr().err
 

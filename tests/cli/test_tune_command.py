@@ -12,7 +12,7 @@ from whet.cli import main
 from whet.cli.exit_codes import INTERRUPTED
 from whet.cli.tune import _directory
 from whet.cli.tuning_progress import TuningProgress
-from whet.tuner.budget_plan import Costs, Outlook
+from whet.tuner.budget_plan import BudgetPlan, Costs
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Diagnosed, Result, UntriedTechnique
 from whet.tuner.untried import TIME_UP
@@ -101,7 +101,7 @@ def test_the_plan_is_one_plain_line_and_the_end_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     costs = Costs(trial_s=12.0, original_s=4.0, variant_s=3.0)
-    outlook = Outlook(
+    outlook = BudgetPlan(
         budget_s=20.0, elapsed_s=9.0, spent_s=9.0, search_s=11.0, stop_s=16.0, has_verdict=False, costs=costs,
         has_trials=False,
     )  # fmt: skip

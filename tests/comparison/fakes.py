@@ -6,7 +6,7 @@ from itertools import repeat
 
 from whet.comparison.run import Run
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 
 @dataclass
@@ -33,8 +33,8 @@ def made(name: str, make: Callable[[int], Run], log: list[str] | None = None) ->
     return Fake(name, map(make, range(1000)), log if log is not None else [])
 
 
-def patience(on_busy: str = "wait", wait_s: float = 0.001) -> Patience:
+def patience(on_busy: str = "wait", wait_s: float = 0.001) -> QuietWait:
     """One that has hardly any, on a machine that stays busy."""
-    return Patience(
+    return QuietWait(
         on_busy, wait_s, glance=lambda seconds: (Load(seconds, 2, foreign_s=2 * seconds), "make (2.0 cores)")
     )

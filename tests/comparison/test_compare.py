@@ -15,7 +15,7 @@ from whet.comparison.schedules import ABBA, Rounds
 from whet.comparison.stopping import Fixed, Sequential, UntilClear
 from whet.measure.evidence import Losses
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 
 def noisy(name: str, seconds: float, seed: int = 0, log: list[str] | None = None) -> Fake:
@@ -283,7 +283,7 @@ def test_no_more_rounds_than_are_spare_replace_disturbed_ones(spare: int, num_ro
     """Every second measurement is disturbed, so the machine never looks hopeless."""
     old = made("old", lambda i: Run(seconds=2.0, busy="others"))
     new = noisy("new", 1.0, 1)
-    waiting = Patience("wait", 100.0, glance=lambda seconds: (Load(seconds, 2), ""), clock=lambda: 0.0)
+    waiting = QuietWait("wait", 100.0, glance=lambda seconds: (Load(seconds, 2), ""), clock=lambda: 0.0)
     waiting.left_s = 0.0
     found = compare_all([(old, new)], schedule=Rounds(), stop=replace(Fixed(), spare=spare), patience=waiting)
     assert len(found.runs["new"]) == num_rounds

@@ -9,16 +9,16 @@ from fakes import Fake, made, timed
 from whet.comparison.run import Run, Side
 from whet.comparison.schedules import ABBA, Rounds, Schedule, Turns, measured
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 
-def waiting(wait_s: float = 100.0) -> Patience:
-    """Patience on a machine that is quiet whenever somebody looks."""
-    return Patience("wait", wait_s, glance=lambda seconds: (Load(seconds, 2), ""))
+def waiting(wait_s: float = 100.0) -> QuietWait:
+    """QuietWait on a machine that is quiet whenever somebody looks."""
+    return QuietWait("wait", wait_s, glance=lambda seconds: (Load(seconds, 2), ""))
 
 
-def spent() -> Patience:
-    """Patience that has run out: no time is left, and three measurements in a row were disturbed."""
+def spent() -> QuietWait:
+    """QuietWait that has run out: no time is left, and three measurements in a row were disturbed."""
     patience = waiting(0.0)
     for _ in range(3):
         patience.measure(lambda: Run(busy="others"), lambda run: run.busy)

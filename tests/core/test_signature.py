@@ -18,8 +18,8 @@ from whet.core.signature import (
     Argument,
     FlatModel,
     Outputs,
+    PyTree,
     Signature,
-    Structure,
     output_tensors,
     read_output,
     read_signature,
@@ -77,7 +77,7 @@ def test_calls_are_flattened_in_order(args: list[Tensor], kwargs: dict[str, Tens
     fixed = {name: value for name, value in fixed.items() if name not in kwargs}
     arguments = [Argument(None, str(t.dtype)[6:], tuple(t.shape)) for t in args]
     arguments += [Argument(name, str(t.dtype)[6:], tuple(t.shape)) for name, t in kwargs.items()]
-    tensor, nodes = Structure("tensor"), {name: Structure("constant", value=value) for name, value in fixed.items()}
+    tensor, nodes = PyTree("tensor"), {name: PyTree("constant", value=value) for name, value in fixed.items()}
     named = dict.fromkeys(kwargs, tensor)
     signature = Signature(tuple(arguments), tensor, tuple(tensor for _ in args), {**named, **nodes})
     expected = [*args, *kwargs.values()]
@@ -98,7 +98,7 @@ def test_a_signature_survives_json(args: list[Tensor], output: Any) -> None:
     assert read_types(again.output) == read_types(signature.output)
 
 
-def read_types(output: Structure) -> list[type]:
+def read_types(output: PyTree) -> list[type]:
     """The types of the constants: 1, 1.0 and True are equal and not the same."""
     return [type(output.value), *(t for item in output.items for t in read_types(item))]
 
@@ -136,8 +136,8 @@ def test_other_calls_are_refused_with_both_sides_named(
     args: tuple[Any, ...], kwargs: dict[str, Any], given: str
 ) -> None:
     taken = (Argument(None, "float32", (2, 3)), Argument("mask", "float32", (2,)))
-    tensor = Structure("tensor")
-    signature = Signature(taken, tensor, (tensor,), {"mask": tensor, "scale": Structure("constant", value=2.0)})
+    tensor = PyTree("tensor")
+    signature = Signature(taken, tensor, (tensor,), {"mask": tensor, "scale": PyTree("constant", value=2.0)})
     with pytest.raises(InputsError) as caught:
         signature.flatten(args, kwargs)
     assert str(caught.value).startswith("this model takes (float32[2, 3], mask: float32[2], scale=2.0) but was called")
@@ -238,8 +238,8 @@ def test_a_flat_model_gives_what_the_model_gives() -> None:
     model = Mixed()
     expected = model(x, y=y, scale=3.0)
     arguments = (Argument(None, "float32", (2, 3)), Argument("y", "float32", (2, 3)))
-    tensor = Structure("tensor")
-    named = {"y": tensor, "scale": Structure("constant", value=3.0)}
+    tensor = PyTree("tensor")
+    named = {"y": tensor, "scale": PyTree("constant", value=3.0)}
     signature = Signature(arguments, read_output(expected), (tensor,), named)
     flat = FlatModel(model, signature)(*signature.flatten((x,), {"y": y}))
     assert len(flat) == 3
@@ -261,8 +261,8 @@ def test_a_hugging_face_output_keeps_its_names() -> None:
 
 
 def test_the_message_shows_free_dimensions_and_constants() -> None:
-    named = {"ids": Structure("tensor"), "return_dict": Structure("constant", value=True)}
-    signature = Signature((Argument("ids", "int64", (None, 8)),), Structure("tensor"), kwargs=named)
+    named = {"ids": PyTree("tensor"), "return_dict": PyTree("constant", value=True)}
+    signature = Signature((Argument("ids", "int64", (None, 8)),), PyTree("tensor"), kwargs=named)
     assert str(signature) == "(ids: int64[any, 8], return_dict=True)"
     assert described(signature) == f"this model takes {signature} but was called with ('nothing')"
 

@@ -7,7 +7,7 @@ import pytest
 
 from whet.errors import OptionError
 from whet.measure.load import Load, Reading
-from whet.measure.quiet import OnBusy, Patience, undisturbed
+from whet.measure.quiet import OnBusy, QuietWait, undisturbed
 
 BUSY = Load(seconds=0.5, cores=2, foreign_s=0.5, waited_s=0.0)
 QUIET = Load(seconds=0.5, cores=2)
@@ -34,8 +34,8 @@ class Machine:
         began, self.now_s = self.now_s, self.now_s + 2.0
         return "other processes used 1.0 of 2 cores" if began < self.busy_until_s else ""
 
-    def patience(self, on_busy: str = "wait", wait_s: float = 60.0) -> Patience:
-        return Patience(on_busy, wait_s, report=self.said.append, glance=self.glance, clock=self.clock)
+    def patience(self, on_busy: str = "wait", wait_s: float = 60.0) -> QuietWait:
+        return QuietWait(on_busy, wait_s, report=self.said.append, glance=self.glance, clock=self.clock)
 
 
 def test_a_quiet_machine_is_measured_once_and_nothing_is_said() -> None:

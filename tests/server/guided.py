@@ -9,7 +9,7 @@ from hash_model import HashModel
 from whet.server.admission import Admission
 from whet.server.engine import Engine
 from whet.server.options import EngineOptions
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.speculative import Speculation
@@ -49,13 +49,13 @@ def random_stepper(speculation: Speculation | None = None, **options: Any) -> St
 _ADMISSION = Admission(TOKENIZER, VOCAB, 256)
 
 
-def request(structure: Structure | None, prompt: str = "The for statement", **params: Any) -> Request:
+def request(structure: OutputConstraint | None, prompt: str = "The for statement", **params: Any) -> Request:
     return _ADMISSION.request(
         prompt, SamplingParams(**{"max_tokens": 100, "seed": 1, "structure": structure, **params})
     )
 
 
-def allowed(structure: Structure, token_ids: list[int]) -> np.ndarray:
+def allowed(structure: OutputConstraint, token_ids: list[int]) -> np.ndarray:
     """The tokens that the library's own matcher allows after these, a bool for each; the last is for the end."""
     matcher = _ADMISSION.guide(structure).matcher
     assert matcher.consume_tokens(token_ids)

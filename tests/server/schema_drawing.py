@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 
 from whet.server.grammars import Grammars, Guide
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 
 _ENDS = np.isin(np.arange(257), [*b'"}],:', 256])
 _MOST_BYTES = 400
@@ -37,7 +37,7 @@ def byte_grammars() -> Grammars:
 
 def allows(grammars: Grammars, schema: Any, value: str) -> bool:
     """Whether the grammar of a schema allows a whole text."""
-    guide, ids = grammars.guide(Structure.json_schema(schema)), list(value.encode())
+    guide, ids = grammars.guide(OutputConstraint.json_schema(schema)), list(value.encode())
     return guide.num_valid(ids) == len(ids) and guide.matcher.consume_tokens(ids) and guide.matcher.is_accepting()
 
 

@@ -11,10 +11,10 @@ from whet.server import compiling
 from whet.server.compiling import Trials
 from whet.server.grammars import Grammars
 from whet.server.isolated_process import ChildEnded, IsolatedProcess
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 
 DESCRIBED: dict[str, object] = {"size": 300, "special": {"299": b"<call>".hex()}}
-NAMED = Structure.grammar('start: <call> <[299]> "a"')
+NAMED = OutputConstraint.grammar('start: <call> <[299]> "a"')
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def test_a_structure_is_tried_once(asked: list[str]) -> None:
     for text, error in [("a", None), ("wrong", "no"), ("crash", "it crashes the library"), ("slow", "more than 10 s")]:
         for _ in range(2):
             if error is None:
-                assert trials.written(Structure.regex(text), DESCRIBED) == text
+                assert trials.written(OutputConstraint.regex(text), DESCRIBED) == text
                 continue
             with pytest.raises(RequestError, match=error) as refused:
-                trials.written(Structure.regex(text), DESCRIBED)
+                trials.written(OutputConstraint.regex(text), DESCRIBED)
             assert refused.value.code == "invalid_structure"
     assert asked == ["a", "wrong", "crash", "slow"]
-    trials.written(Structure.regex("a"), {"size": 5, "special": {}})
+    trials.written(OutputConstraint.regex("a"), {"size": 5, "special": {}})
     assert asked[-1] == "a", "another vocabulary has other special tokens"
 
 
@@ -51,7 +51,7 @@ def test_what_was_tried_last_is_remembered(asked: list[str], monkeypatch: pytest
     monkeypatch.setattr(compiling, "_MOST_TRIED", 2)
     trials = Trials()
     for text in ("a", "b", "a", "c", "a", "b"):
-        trials.written(Structure.regex(text), DESCRIBED)
+        trials.written(OutputConstraint.regex(text), DESCRIBED)
     assert asked == ["a", "b", "c", "b"]
 
 
@@ -61,8 +61,8 @@ def test_a_crash_of_the_library_is_the_requests_own_error(monkeypatch: pytest.Mo
 
     crashing = {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 1}
     text = 'start: %json {"type": "integer", "minimum": -9223372036854775808, "maximum": -9223372036854775807}'
-    assert Grammars(TOKENIZER, VOCAB).guide(Structure.json_schema(crashing)) is not None
-    assert Grammars(TOKENIZER, VOCAB).guide(Structure.grammar(text)) is not None
+    assert Grammars(TOKENIZER, VOCAB).guide(OutputConstraint.json_schema(crashing)) is not None
+    assert Grammars(TOKENIZER, VOCAB).guide(OutputConstraint.grammar(text)) is not None
     assert llguidance.__version__
 
 

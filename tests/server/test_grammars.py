@@ -15,12 +15,12 @@ from whet.errors import RequestError
 from whet.server import grammars
 from whet.server.detokenizer import MarkedDetokenizer
 from whet.server.grammars import Grammars
-from whet.server.output_constraint import MAX_CHARACTERS, Structure
+from whet.server.output_constraint import MAX_CHARACTERS, OutputConstraint
 from whet.server.text import Tokenizer
 
 
 def test_it_is_public() -> None:
-    assert whet.Structure is Structure
+    assert whet.OutputConstraint is OutputConstraint
 
 
 def test_a_structure_is_compiled_once_and_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,18 +29,18 @@ def test_a_structure_is_compiled_once_and_the_last_ones_are_kept(monkeypatch: py
     compiled: list[str] = []
     compile_anew = store._compile
 
-    def counted(structure: Structure) -> Any:
+    def counted(structure: OutputConstraint) -> Any:
         compiled.append(structure.text)
         return compile_anew(structure)
 
     monkeypatch.setattr(store, "_compile", counted)
     for pattern in ("a", "b", "a", "c", "a", "b"):
-        store.guide(Structure.regex(pattern))
+        store.guide(OutputConstraint.regex(pattern))
     assert compiled == ["a", "b", "c", "b"], "b went when c came, as a was used since"
 
 
 def test_two_requests_do_not_share_their_place() -> None:
-    store, structure = Grammars(TOKENIZER, VOCAB), Structure.regex("ab")
+    store, structure = Grammars(TOKENIZER, VOCAB), OutputConstraint.regex("ab")
     first, second = store.guide(structure), store.guide(structure)
     a, b = TOKENIZER.encode("a", False)[0], TOKENIZER.encode("b", False)[0]
     whole = TOKENIZER.encode("ab", False)
@@ -57,23 +57,23 @@ def test_two_requests_do_not_share_their_place() -> None:
 @pytest.mark.parametrize(
     ("structure", "message"),
     [
-        (Structure.json_schema(False), "no value is valid by it"),
-        (Structure.json_schema({"$ref": "http://example.com/x"}), "is in another document"),
-        (Structure.json_schema("{"), "it is not JSON"),
-        (Structure.json_schema("5"), "the JSON schema cannot be enforced"),
-        (Structure.json_schema(PERSON, "("), "unclosed group"),
-        (Structure.regex(r"(a)\1"), "backreferences are not supported"),
-        (Structure.regex("a" * (MAX_CHARACTERS + 1)), f"{MAX_CHARACTERS} is the most"),
-        (Structure.regex(""), "not empty"),
-        (Structure.grammar("root ::= other"), "Rule 'other' not found"),
-        (Structure.grammar("start: nothing"), "the grammar cannot be enforced"),
-        (Structure.choice([]), "at least one text"),
-        (Structure("choice", "5"), "at least one text"),
-        (Structure("xml", "a"), "structure.kind='xml': write one of json_schema"),  # type: ignore[arg-type]
-        (Structure("regex", "a", " "), "only for JSON"),
+        (OutputConstraint.json_schema(False), "no value is valid by it"),
+        (OutputConstraint.json_schema({"$ref": "http://example.com/x"}), "is in another document"),
+        (OutputConstraint.json_schema("{"), "it is not JSON"),
+        (OutputConstraint.json_schema("5"), "the JSON schema cannot be enforced"),
+        (OutputConstraint.json_schema(PERSON, "("), "unclosed group"),
+        (OutputConstraint.regex(r"(a)\1"), "backreferences are not supported"),
+        (OutputConstraint.regex("a" * (MAX_CHARACTERS + 1)), f"{MAX_CHARACTERS} is the most"),
+        (OutputConstraint.regex(""), "not empty"),
+        (OutputConstraint.grammar("root ::= other"), "Rule 'other' not found"),
+        (OutputConstraint.grammar("start: nothing"), "the grammar cannot be enforced"),
+        (OutputConstraint.choice([]), "at least one text"),
+        (OutputConstraint("choice", "5"), "at least one text"),
+        (OutputConstraint("xml", "a"), "structure.kind='xml': write one of json_schema"),  # type: ignore[arg-type]
+        (OutputConstraint("regex", "a", " "), "only for JSON"),
     ],
 )
-def test_what_cannot_be_enforced(structure: Structure, message: str) -> None:
+def test_what_cannot_be_enforced(structure: OutputConstraint, message: str) -> None:
     with pytest.raises(RequestError, match=message.replace("(", r"\(")) as refused:
         Grammars(TOKENIZER, VOCAB).guide(structure)
     assert refused.value.param == "structure"
@@ -82,8 +82,8 @@ def test_what_cannot_be_enforced(structure: Structure, message: str) -> None:
 
 def test_what_is_no_json() -> None:
     with pytest.raises(RequestError, match="cannot be written as JSON"):
-        Structure.json_schema({"enum": [float("nan")]})
-    with pytest.raises(RequestError, match=r"it is a whet\.Structure"):
+        OutputConstraint.json_schema({"enum": [float("nan")]})
+    with pytest.raises(RequestError, match=r"it is a whet\.OutputConstraint"):
         whet.SamplingParams(structure="a").check(VOCAB)  # type: ignore[arg-type]
 
 
@@ -92,7 +92,7 @@ def test_a_huge_schema_is_refused_or_compiled_in_bounded_time() -> None:
     branches = [{"type": "string", "pattern": f"^(a|b|{i}){{1,400}}c{{1,300}}$"} for i in range(300)]
     store = Grammars(TOKENIZER, VOCAB)
     with pytest.raises(RequestError, match="cannot be enforced"):
-        store.guide(Structure.json_schema({"anyOf": branches, "allOf": [{"anyOf": branches}]}))
+        store.guide(OutputConstraint.json_schema({"anyOf": branches, "allOf": [{"anyOf": branches}]}))
 
 
 def metaspace(directory: Path) -> Tokenizer:
@@ -118,13 +118,13 @@ def metaspace(directory: Path) -> Tokenizer:
 @pytest.mark.parametrize(
     ("structure", "texts"),
     [
-        (Structure.choice(["{", "yes no", " yes"]), {"{", "yes no", " yes"}),
-        (Structure.choice(["<s>", "</s>x"]), {"<s>", "</s>x"}),
-        (Structure.regex("hello world"), {"hello world"}),
-        (Structure.regex("é🙂"), {"é🙂"}),
+        (OutputConstraint.choice(["{", "yes no", " yes"]), {"{", "yes no", " yes"}),
+        (OutputConstraint.choice(["<s>", "</s>x"]), {"<s>", "</s>x"}),
+        (OutputConstraint.regex("hello world"), {"hello world"}),
+        (OutputConstraint.regex("é🙂"), {"é🙂"}),
     ],
 )
-def test_a_vocabulary_with_spaces_before_words(tmp_path: Path, structure: Structure, texts: set[str]) -> None:
+def test_a_vocabulary_with_spaces_before_words(tmp_path: Path, structure: OutputConstraint, texts: set[str]) -> None:
     """Any walk through the allowed tokens ends in one of the texts."""
     tokenizer = metaspace(tmp_path)
     store, generator = Grammars(tokenizer, tokenizer.vocab_size + 7), np.random.default_rng(0)
@@ -155,8 +155,8 @@ class Alphabet:
 def test_what_no_token_can_write() -> None:
     store = Grammars(Alphabet(), 27)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="no token of the model's vocabulary can stand"):
-        store.guide(Structure.json_object())
-    guide = store.guide(Structure.regex(r"ab\{"))
+        store.guide(OutputConstraint.json_object())
+    guide = store.guide(OutputConstraint.regex(r"ab\{"))
     assert not guide.consume(0)
     assert not guide.consume(1)
     guide.matcher.compute_bitmask()
@@ -165,7 +165,7 @@ def test_what_no_token_can_write() -> None:
 
 
 def test_an_output_that_can_only_stop_in_the_midst_is_no_success() -> None:
-    guide = Grammars(TOKENIZER, VOCAB).guide(Structure.regex("ab"))
+    guide = Grammars(TOKENIZER, VOCAB).guide(OutputConstraint.regex("ab"))
     guide.matcher = StoppedEarly()
     with pytest.raises(RequestError, match="nothing can follow, and it is not complete"):
         guide.consume(0)

@@ -23,12 +23,12 @@ from whet.models.step import Allocation
 from whet.server.completion import Completion, join
 from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.engine import Engine
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.randomness import uniform
 from whet.server.request import Request
 from whet.server.speculative import Speculation
 
-PERSON_STRUCTURE = Structure.json_schema(PERSON, DENSE)
+PERSON_STRUCTURE = OutputConstraint.json_schema(PERSON, DENSE)
 SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
 PENALISED: dict[str, Any] = {
     "temperature": 1.2,
@@ -39,7 +39,7 @@ PENALISED: dict[str, Any] = {
 }
 
 
-def by_brute_force(one: Request, structure: Structure) -> list[int]:
+def by_brute_force(one: Request, structure: OutputConstraint) -> list[int]:
     """The tokens, from float64 logits and the library's matcher, one after another and all anew."""
     model, output = random_model(), list[int]()
     while len(output) < (one.params.max_tokens or 0):
@@ -60,15 +60,15 @@ def by_brute_force(one: Request, structure: Structure) -> list[int]:
 
 STRUCTURES = [
     PERSON_STRUCTURE,
-    Structure.regex(r"[a-f]{2,6}(x|é🙂)*"),
-    Structure.choice(["yes", "no", "perhaps"]),
-    Structure.grammar('root ::= "(" root ")" | [0-9]+'),
+    OutputConstraint.regex(r"[a-f]{2,6}(x|é🙂)*"),
+    OutputConstraint.choice(["yes", "no", "perhaps"]),
+    OutputConstraint.grammar('root ::= "(" root ")" | [0-9]+'),
 ]
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: structure.kind)
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
-def test_tokens_are_the_best_of_those_allowed(structure: Structure, params: dict[str, Any]) -> None:
+def test_tokens_are_the_best_of_those_allowed(structure: OutputConstraint, params: dict[str, Any]) -> None:
     one = request(structure, max_tokens=20, **params)
     expected = by_brute_force(one, structure)
     assert outputs(random_stepper(), [one])[0].token_ids == expected
@@ -89,7 +89,7 @@ class WholeText(HashModel):
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, SAMPLED, {**PENALISED, "min_tokens": 5}])
 def test_a_structure_that_allows_everything_changes_nothing(params: dict[str, Any]) -> None:
-    def completions(structure: Structure | None) -> list[Completion]:
+    def completions(structure: OutputConstraint | None) -> list[Completion]:
         options = {"max_num_seqs": 8, "memory": 64 * 2**10}
         model = WholeText(vocab_size=VOCAB, max_model_len=256)
         with Engine(model, whet.EngineOptions(**options), tokenizer=TOKENIZER) as engine:
@@ -98,7 +98,7 @@ def test_a_structure_that_allows_everything_changes_nothing(params: dict[str, An
             ]
             return engine.generate([f"Prompt {i}" for i in range(6)], chosen)
 
-    plain, guided = completions(None), completions(Structure.regex(r"(?s:.*)"))
+    plain, guided = completions(None), completions(OutputConstraint.regex(r"(?s:.*)"))
     assert [one.token_ids for one in guided] == [one.token_ids for one in plain]
     assert [(one.text, one.finish_reason) for one in guided] == [(one.text, one.finish_reason) for one in plain]
     assert params["temperature"] == 0 or "stop" in {one.finish_reason for one in guided}
@@ -154,7 +154,7 @@ def test_drafts_that_the_grammar_refuses_are_not_verified() -> None:
             return True
 
     speculation = Speculation(Wrong(), 3)
-    one = request(Structure.choice(["yes", "no"]), temperature=0)
+    one = request(OutputConstraint.choice(["yes", "no"]), temperature=0)
     outputs(random_stepper(speculation), [one])
     assert speculation.num_drafted == 0
 
@@ -170,14 +170,14 @@ def test_what_is_complete_ends_and_what_is_not_was_cut() -> None:
 
 @pytest.mark.parametrize("params", [{"ignore_eos": True}, {"min_tokens": 90}, {"min_tokens": 90, "ignore_eos": True}])
 def test_what_is_complete_ends_whatever_is_asked(params: dict[str, Any]) -> None:
-    for structure in (PERSON_STRUCTURE, Structure.choice(["yes", "no"]), Structure.regex("a?")):
+    for structure in (PERSON_STRUCTURE, OutputConstraint.choice(["yes", "no"]), OutputConstraint.regex("a?")):
         done = outputs(random_stepper(), [request(structure, **params)])[0]
         assert done.finish_reason == "stop"
         assert EOS not in done.token_ids
 
 
 def test_the_end_only_where_the_grammar_may_end() -> None:
-    digits = Structure.regex("[0-9]{3,}")
+    digits = OutputConstraint.regex("[0-9]{3,}")
     eager = {"logit_bias": {EOS: 90.0}}
     done = outputs(random_stepper(), [request(digits, **eager), request(digits, min_tokens=9, **eager)])
     assert re.fullmatch("[0-9]{3,4}", done[0].text), "as soon as it may"
@@ -188,7 +188,7 @@ def test_the_end_only_where_the_grammar_may_end() -> None:
 
 
 def test_stop_strings_and_stop_tokens() -> None:
-    structure = Structure.regex("(ab|cd){30}")
+    structure = OutputConstraint.regex("(ab|cd){30}")
     cut = outputs(random_stepper(), [request(structure, stop=("da",))])[0]
     whole = outputs(random_stepper(), [request(structure)])[0]
     assert cut.finish_reason == "stop"
@@ -202,7 +202,7 @@ def test_stop_strings_and_stop_tokens() -> None:
 
 def test_before_min_tokens_what_the_grammar_needs_is_text() -> None:
     """Tokens that end the output would be forbidden so early; where nothing else is allowed they do not end it."""
-    structure = Structure.regex("b{6}x")
+    structure = OutputConstraint.regex("b{6}x")
     ends = tuple(i for i in range(VOCAB) if set(TOKENIZER.token_text(i)) == {"b"})
     done = outputs(random_stepper(), [request(structure, stop_token_ids=ends, min_tokens=30)])[0]
     assert (done.text, done.finish_reason) == ("bbbbbbx", "stop")
@@ -210,16 +210,16 @@ def test_before_min_tokens_what_the_grammar_needs_is_text() -> None:
 
 def test_a_grammar_of_nothing_ends_at_once() -> None:
     for ignore_eos in (False, True):
-        one = request(Structure.grammar('root ::= ""'), ignore_eos=ignore_eos, logprobs=1)
+        one = request(OutputConstraint.grammar('root ::= ""'), ignore_eos=ignore_eos, logprobs=1)
         done = outputs(random_stepper(), [one])[0]
         assert (done.text, done.finish_reason) == ("", "stop")
         assert len(done.token_ids) == (0 if ignore_eos else 1)
 
 
 def test_log_probabilities_are_of_the_allowed_tokens() -> None:
-    one = request(Structure.choice(["yes", "no"]), temperature=0, logprobs=3)
+    one = request(OutputConstraint.choice(["yes", "no"]), temperature=0, logprobs=3)
     entry = (outputs(random_stepper(), [one])[0].logprobs or [])[0]
-    mask = torch.from_numpy(allowed(Structure.choice(["yes", "no"]), [])[:VOCAB])
+    mask = torch.from_numpy(allowed(OutputConstraint.choice(["yes", "no"]), [])[:VOCAB])
     logits = random_model().logits_after(one.prompt_ids).double().masked_fill(~mask, -torch.inf)
     expected = logits.log_softmax(0)
     assert entry.logprob == pytest.approx(float(expected[entry.token_id]), abs=1e-5)
@@ -227,7 +227,7 @@ def test_log_probabilities_are_of_the_allowed_tokens() -> None:
 
 
 def test_parts_of_characters_come_as_whole_ones() -> None:
-    structure = Structure.choice(["é🙂日本", "日é"])
+    structure = OutputConstraint.choice(["é🙂日本", "日é"])
     run = Run(random_stepper())
     one = request(structure)
     run.add(one)
@@ -250,7 +250,7 @@ def test_choices_of_one_prompt_share_what_is_cached() -> None:
 def test_a_model_without_numbers_is_still_an_error() -> None:
     model = random_model(nan_after=range(VOCAB))
     with Engine(model, tokenizer=TOKENIZER) as engine:
-        done = engine.generate("x", whet.SamplingParams(structure=Structure.choice(["yes"]), max_tokens=5))
+        done = engine.generate("x", whet.SamplingParams(structure=OutputConstraint.choice(["yes"]), max_tokens=5))
     assert done.finish_reason == "error"
     assert "NaN" in (done.error or "")
 
@@ -325,7 +325,7 @@ def _larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.recursive(SCALARS, _larger, max_leaves=5), st.integers(0, 100), st.sampled_from([DENSE, None, " "]))
 def test_a_random_model_writes_what_any_schema_asks(schema: dict[str, Any], seed: int, whitespace: str | None) -> None:
-    one = request(Structure.json_schema(schema, whitespace), seed=seed, max_tokens=230)
+    one = request(OutputConstraint.json_schema(schema, whitespace), seed=seed, max_tokens=230)
     done = outputs(random_stepper(), [one])[0]
     if done.finish_reason == "length":  # numbers may have as many digits as they like
         return
@@ -341,6 +341,6 @@ COUNTS = st.sampled_from(["", "?", "{1,3}", "{2}"])
 @given(st.lists(st.tuples(PARTS, COUNTS), min_size=1, max_size=5), st.integers(0, 50))
 def test_a_random_model_writes_what_any_expression_matches(parts: list[tuple[str, str]], seed: int) -> None:
     pattern = "".join(part + count for part, count in parts) + "q"
-    done = outputs(random_stepper(), [request(Structure.regex(pattern), seed=seed)])[0]
+    done = outputs(random_stepper(), [request(OutputConstraint.regex(pattern), seed=seed)])[0]
     assert done.finish_reason == "stop"
     assert re.fullmatch(pattern, done.text)

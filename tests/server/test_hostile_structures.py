@@ -14,52 +14,62 @@ from guided import TOKENIZER, VOCAB
 from whet.errors import RequestError
 from whet.server.expression_size import MOST_PLAIN, MOST_STARTS, expression_size
 from whet.server.grammars import Grammars
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.schema_size import MOST_MULTIPLES, why_schema_expensive
 from whet.server.structure_size import why_too_large
 
 GRAMMARS = Grammars(TOKENIZER, VOCAB)
 
 
-def schema(**keywords: Any) -> Structure:
-    return Structure.json_schema(keywords)
+def schema(**keywords: Any) -> OutputConstraint:
+    return OutputConstraint.json_schema(keywords)
 
 
-def doubling(count: int) -> Structure:
+def doubling(count: int) -> OutputConstraint:
     """Each definition holds the next one twice, so that the last one holds 2**count times."""
     links = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(count)}
     return schema(**{"$defs": {**links, f"a{count}": {"pattern": "^a"}}, "$ref": "#/$defs/a0"})
 
 
-def alternatives(count: int) -> Structure:
+def alternatives(count: int) -> OutputConstraint:
     return schema(allOf=[{"anyOf": [{"required": [f"p{i}"]}, {"required": [f"q{i}"]}]} for i in range(count)])
 
 
 # For each family: how to make one of a size, a size that compiles, one that is refused, and what the refusal names.
-FAMILIES: dict[str, tuple[Callable[[int], Structure], int, int, str]] = {
-    "optional alternations": (lambda n: Structure.regex("(a|b)?" * n), 100, 30_000, "optional parts"),
-    "optional sets": (lambda n: Structure.regex(r"\w?" * n), 100, 30_000, "optional parts"),
-    "stars in a row": (lambda n: Structure.regex("a*" * n), 100, 30_000, "optional parts"),
-    "empty alternatives": (lambda n: Structure.regex("(a|)" * n), 100, 30_000, "optional parts"),
-    "counted from none": (lambda n: Structure.regex("a{0,3}" * n), 100, 30_000, "optional parts"),
-    "optional in a star": (lambda n: Structure.regex("((a?)*" + "b*" * n + ")*"), 100, 30_000, "optional parts"),
+FAMILIES: dict[str, tuple[Callable[[int], OutputConstraint], int, int, str]] = {
+    "optional alternations": (lambda n: OutputConstraint.regex("(a|b)?" * n), 100, 30_000, "optional parts"),
+    "optional sets": (lambda n: OutputConstraint.regex(r"\w?" * n), 100, 30_000, "optional parts"),
+    "stars in a row": (lambda n: OutputConstraint.regex("a*" * n), 100, 30_000, "optional parts"),
+    "empty alternatives": (lambda n: OutputConstraint.regex("(a|)" * n), 100, 30_000, "optional parts"),
+    "counted from none": (lambda n: OutputConstraint.regex("a{0,3}" * n), 100, 30_000, "optional parts"),
+    "optional in a star": (lambda n: OutputConstraint.regex("((a?)*" + "b*" * n + ")*"), 100, 30_000, "optional parts"),
     "a pattern of a schema": (lambda n: schema(pattern="(a|b)?" * n), 100, 30_000, "optional parts"),
     "a name's pattern": (lambda n: schema(patternProperties={"^" + "a?" * n: {}}), 100, 30_000, "optional parts"),
-    "in a Lark grammar": (lambda n: Structure.grammar(f"start: /{'a?' * n}/"), 100, 30_000, "optional parts"),
+    "in a Lark grammar": (lambda n: OutputConstraint.grammar(f"start: /{'a?' * n}/"), 100, 30_000, "optional parts"),
     "a schema in Lark": (
-        lambda n: Structure.grammar(f"start: %json {json.dumps({'type': 'string', 'pattern': 'a?' * n})}"),
+        lambda n: OutputConstraint.grammar(f"start: %json {json.dumps({'type': 'string', 'pattern': 'a?' * n})}"),
         100,
         30_000,
         "optional parts",
     ),
-    "a Lark terminal": (lambda n: Structure.grammar("start: A\nA: " + '"a"? ' * n), 100, 5_000, "optional parts"),
-    "a Lark rule": (lambda n: Structure.grammar("start: " + '"a"? ' * n), 100, 30_000, "30000 parts"),
-    "a GBNF rule": (lambda n: Structure.grammar("root ::= " + "[a-z]? " * n), 100, 30_000, "30000 parts"),
-    "plain text": (lambda n: Structure.regex("ab" * n), 1_000, 100_000, "200000 bytes of fixed text"),
-    "a long choice": (lambda n: Structure.choice(["x", "ab" * n]), 1_000, 100_000, "200000 bytes of fixed text"),
+    "a Lark terminal": (
+        lambda n: OutputConstraint.grammar("start: A\nA: " + '"a"? ' * n),
+        100,
+        5_000,
+        "optional parts",
+    ),
+    "a Lark rule": (lambda n: OutputConstraint.grammar("start: " + '"a"? ' * n), 100, 30_000, "30000 parts"),
+    "a GBNF rule": (lambda n: OutputConstraint.grammar("root ::= " + "[a-z]? " * n), 100, 30_000, "30000 parts"),
+    "plain text": (lambda n: OutputConstraint.regex("ab" * n), 1_000, 100_000, "200000 bytes of fixed text"),
+    "a long choice": (lambda n: OutputConstraint.choice(["x", "ab" * n]), 1_000, 100_000, "200000 bytes of fixed text"),
     "a long constant": (lambda n: schema(const={"a": ["ab" * n]}), 1_000, 100_000, "200000 bytes of fixed text"),
-    "a long text in GBNF": (lambda n: Structure.grammar(f'root ::= "{"a" * n}"'), 1_000, 100_000, "100000 bytes"),
-    "texts in a terminal": (lambda n: Structure.grammar("start: A\nA: " + '"a" ' * n), 500, 9_000, "9000 bytes"),
+    "a long text in GBNF": (
+        lambda n: OutputConstraint.grammar(f'root ::= "{"a" * n}"'),
+        1_000,
+        100_000,
+        "100000 bytes",
+    ),
+    "texts in a terminal": (lambda n: OutputConstraint.grammar("start: A\nA: " + '"a" ' * n), 500, 9_000, "9000 bytes"),
     "optional properties": (
         lambda n: schema(type="object", properties={f"p{i}": {"type": "null"} for i in range(n)}),
         100,
@@ -87,7 +97,7 @@ FAMILIES: dict[str, tuple[Callable[[int], Structure], int, int, str]] = {
     "doubling references": (doubling, 2, 30, "more than 999999999 patterns"),
     "combinations": (alternatives, 5, 12, "4096 ways"),
     "intersections in Lark": (
-        lambda n: Structure.grammar("start: A\nA: " + " & ".join(f"/.*{i}.*/" for i in range(n))),
+        lambda n: OutputConstraint.grammar("start: A\nA: " + " & ".join(f"/.*{i}.*/" for i in range(n))),
         5,
         400,
         "399 signs &",
@@ -121,12 +131,12 @@ def test_a_hostile_structure_is_refused_and_a_small_one_compiles(family: str) ->
 @pytest.mark.parametrize(
     "structure",
     [
-        Structure.regex("a{0,10000}"),
-        Structure.regex("((a{0,10000}){0,10000}b?){0,10000}"),
-        Structure.regex("((((a?)*)*)*)*"),
-        Structure.regex("|".join(f"item {i}" for i in range(10_000))),
-        Structure.regex("[ab]c" * 10_000),
-        Structure.grammar('root ::= ("a" | "b"){0,10000}'),
+        OutputConstraint.regex("a{0,10000}"),
+        OutputConstraint.regex("((a{0,10000}){0,10000}b?){0,10000}"),
+        OutputConstraint.regex("((((a?)*)*)*)*"),
+        OutputConstraint.regex("|".join(f"item {i}" for i in range(10_000))),
+        OutputConstraint.regex("[ab]c" * 10_000),
+        OutputConstraint.grammar('root ::= ("a" | "b"){0,10000}'),
         schema(enum=[f"item {i}" for i in range(10_000)]),
         schema(anyOf=[{"const": f"item {i}"} for i in range(4_000)]),
         schema(
@@ -136,13 +146,13 @@ def test_a_hostile_structure_is_refused_and_a_small_one_compiles(family: str) ->
     ],
     ids=lambda structure: structure.text[:20],
 )
-def test_what_is_large_but_cheap_compiles(structure: Structure) -> None:
+def test_what_is_large_but_cheap_compiles(structure: OutputConstraint) -> None:
     assert not GRAMMARS.guide(structure).has_failed()
 
 
 def test_20_000_choices_can_be_taken_to_the_end() -> None:
     choices = [f"{number:x}" for number in range(20_000)]
-    generator, guide = np.random.default_rng(0), GRAMMARS.guide(Structure.choice(choices))
+    generator, guide = np.random.default_rng(0), GRAMMARS.guide(OutputConstraint.choice(choices))
     for choice in ("0", "4e1f", "1a"):
         ids, at = TOKENIZER.encode(choice, False), guide.copy()
         assert at.num_valid(ids) == len(ids)
@@ -185,16 +195,16 @@ def test_what_is_counted_in_an_expression(expression: str, starts: int, plain: i
 
 
 def test_the_limits_are_where_they_say() -> None:
-    assert why_too_large(Structure.regex("a" * MOST_PLAIN)) is None
-    assert why_too_large(Structure.regex("a" * (MOST_PLAIN + 1))) is not None
+    assert why_too_large(OutputConstraint.regex("a" * MOST_PLAIN)) is None
+    assert why_too_large(OutputConstraint.regex("a" * (MOST_PLAIN + 1))) is not None
     longest = int((2 * MOST_STARTS) ** 0.5) - 1
-    assert why_too_large(Structure.regex("a?" * longest)) is None
-    assert why_too_large(Structure.regex("a?" * (longest + 2))) is not None
+    assert why_too_large(OutputConstraint.regex("a?" * longest)) is None
+    assert why_too_large(OutputConstraint.regex("a?" * (longest + 2))) is not None
 
 
 def test_a_refusal_says_what_to_do() -> None:
     with pytest.raises(RequestError, match=r"optional parts follow.*is the most.*write a counted repeat") as refused:
-        GRAMMARS.guide(Structure.regex("(a|b)?" * 30_000))
+        GRAMMARS.guide(OutputConstraint.regex("(a|b)?" * 30_000))
     assert refused.value.param == "structure"
 
 

@@ -14,7 +14,7 @@ from whet.kernels.sample import UNUSABLE
 from whet.server import masks
 from whet.server import sampler as sampler_module
 from whet.server.masks import MaskFiller, Masks
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.randomness import uniform
 from whet.server.sampler import Row, Sampler
 from whet.server.sampling_params import SamplingParams
@@ -80,7 +80,7 @@ def test_an_empty_mask_and_what_is_no_number(has_kernels: bool, monkeypatch: pyt
 
 
 def test_rows_without_a_structure_have_no_mask() -> None:
-    plain, guided = request(None), request(Structure.choice(["yes", "no"]))
+    plain, guided = request(None), request(OutputConstraint.choice(["yes", "no"]))
     filler = MaskFiller(VOCAB)
     assert filler.begin([Row(plain)])() is None
     found = filler.begin([Row(plain), Row(guided), Row(plain)])()
@@ -92,11 +92,11 @@ def test_rows_without_a_structure_have_no_mask() -> None:
 def test_masks_are_made_while_the_model_computes() -> None:
     """`begin` returns before the work is done, and leaves the thread that runs the model free."""
     filler = MaskFiller(VOCAB, is_beside=True)
-    filler.begin([Row(request(Structure.choice(["yes"])))])()
+    filler.begin([Row(request(OutputConstraint.choice(["yes"])))])()
     waiting: Future[None] = Future()
     assert filler._thread is not None
     blocker = filler._thread.submit(waiting.result)
-    masking = filler.begin([Row(request(Structure.choice(["yes"])))])
+    masking = filler.begin([Row(request(OutputConstraint.choice(["yes"])))])
     assert not blocker.done()
     waiting.set_result(None)
     assert masking() is not None
@@ -105,7 +105,7 @@ def test_masks_are_made_while_the_model_computes() -> None:
 @pytest.mark.parametrize("text", ['["a", 1.5, {"b": null}]', "[]", '[{"name": "zoo"}, false]'])
 def test_masks_are_the_same_beside_the_model_and_after_it(text: str) -> None:
     """Both ways allow what the text goes on with, and the same tokens."""
-    guided = [request(Structure.json_schema({"type": "array"})) for _ in range(3)]
+    guided = [request(OutputConstraint.json_schema({"type": "array"})) for _ in range(3)]
     fillers = [MaskFiller(VOCAB, is_beside=is_beside) for is_beside in (False, True)]
     rows = [Row(one) for one in guided]
     for token_id in TOKENIZER.encode(text, False):
@@ -129,13 +129,13 @@ def test_masks_are_made_beside_the_model_where_it_leaves_a_core(
     monkeypatch.setattr(masks, "allowed_cores", lambda: range(num_cores))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     filler = MaskFiller(VOCAB)
-    assert filler.begin([Row(request(Structure.choice(["yes"])))])() is not None
+    assert filler.begin([Row(request(OutputConstraint.choice(["yes"])))])() is not None
     assert (filler._thread is not None) is (num_cores == 3)
 
 
 def test_before_min_tokens_a_stop_token_is_forbidden_even_as_text() -> None:
     letter, other = (TOKENIZER.encode(text, False)[0] for text in ("e", "x"))
-    word = Structure.regex("[a-z]{9}")
+    word = OutputConstraint.regex("[a-z]{9}")
     rows = [Row(request(word, stop_token_ids=[letter], min_tokens=count)) for count in (0, 3)]
     found = MaskFiller(VOCAB, is_beside=False).begin(rows)()
     assert found is not None

@@ -14,7 +14,7 @@ import pytest
 from schema_drawing import allows, byte_grammars, check_valid, drawn_root, drawn_text
 
 from whet.errors import RequestError
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.schemas.forms import Number
 from whet.server.schemas.numbers import integer_range
 from whet.server.schemas.patterns import whole
@@ -203,7 +203,7 @@ class Everyday(pydantic.BaseModel):
 def test_a_pydantic_model_of_everyday_types_reads_what_is_written() -> None:
     schema = Everyday.model_json_schema()
     schema["properties"]["what"]["const"] = "a+"  # whether a text is a regular expression, no grammar can say
-    guide, random, num_read = GRAMMARS.guide(Structure.json_schema(schema, "")), Random(0), 0
+    guide, random, num_read = GRAMMARS.guide(OutputConstraint.json_schema(schema, "")), Random(0), 0
     for _ in range(40):
         text = drawn_text(guide.copy(), random, most_bytes=2_000)
         if text is not None:
@@ -240,7 +240,7 @@ def test_a_pydantic_model_of_everyday_types_reads_what_is_written() -> None:
 )
 def test_others_are_refused_in_words_of_json_schema(schema: Any, message: str) -> None:
     with pytest.raises(RequestError) as refused:
-        GRAMMARS.guide(Structure("json_schema", json.dumps(schema)))
+        GRAMMARS.guide(OutputConstraint("json_schema", json.dumps(schema)))
     assert message in str(refused.value)
     assert refused.value.code == "invalid_structure"
     assert not re.search(r"coerce|lenient|\d \| |%json", str(refused.value))
@@ -250,12 +250,12 @@ def test_schemas_in_a_grammar_are_held_to_the_same() -> None:
     grammar = (
         'start: "%json {" a\na: %json {"enum": [1234567890123456789], "x-guidance": {"lenient": true}}  // %json {\n'
     )
-    guide = GRAMMARS.guide(Structure.grammar(grammar))
+    guide = GRAMMARS.guide(OutputConstraint.grammar(grammar))
     ids = list(b"%json {1234567890123456789")
     assert guide.num_valid(ids) == len(ids)
     assert guide.num_valid(list(b"%json {1234567890123456788")) == len(ids) - 1
     with pytest.raises(RequestError, match="what follows %json at character 7 is no JSON"):
-        GRAMMARS.guide(Structure.grammar("start: %json {"))
+        GRAMMARS.guide(OutputConstraint.grammar("start: %json {"))
 
 
 def test_ranges_of_integers_are_exact() -> None:
@@ -299,7 +299,7 @@ def check_drawn(seed: int) -> bool:
     random = Random(seed)
     schema = drawn_root(random)
     try:
-        guide = GRAMMARS.guide(Structure.json_schema(schema))
+        guide = GRAMMARS.guide(OutputConstraint.json_schema(schema))
     except RequestError as error:
         assert "fails on it" not in str(error)
         assert "crashes" not in str(error)

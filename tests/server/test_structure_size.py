@@ -15,28 +15,30 @@ from hypothesis import strategies as st
 
 from whet.errors import RequestError
 from whet.server import compiling
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.structure_size import MOST_LINKS, num_levels, why_too_large
 
 
-def definitions(count: int, link: Callable[[dict[str, Any]], dict[str, Any]]) -> Structure:
+def definitions(count: int, link: Callable[[dict[str, Any]], dict[str, Any]]) -> OutputConstraint:
     chained = {f"a{i}": link({"$ref": f"#/$defs/a{i + 1}"}) for i in range(count - 1)}
-    return Structure.json_schema({"$defs": {**chained, f"a{count - 1}": {"type": "string"}}, "$ref": "#/$defs/a0"})
+    return OutputConstraint.json_schema(
+        {"$defs": {**chained, f"a{count - 1}": {"type": "string"}}, "$ref": "#/$defs/a0"}
+    )
 
 
-def rules(count: int, name: str, is_: str, after: str = "") -> Structure:
+def rules(count: int, name: str, is_: str, after: str = "") -> OutputConstraint:
     lines = [f"{name}{i}{is_} {name}{i + 1}{after}" for i in range(count - 1)]
     first = "root ::=" if "=" in is_ else "start:"
-    return Structure.grammar("\n".join([f"{first} {name}0", *lines, f'{name}{count - 1}{is_} "x"']))
+    return OutputConstraint.grammar("\n".join([f"{first} {name}0", *lines, f'{name}{count - 1}{is_} "x"']))
 
 
-CHAINS: dict[str, Callable[[int], Structure]] = {
+CHAINS: dict[str, Callable[[int], OutputConstraint]] = {
     "branches": lambda count: definitions(count, lambda link: {"anyOf": [link, {"type": "null"}]}),
     "references": lambda count: definitions(count, lambda link: link),
     "rules": lambda count: rules(count, "a", ":"),
     "terminals": lambda count: rules(count, "A", ":", ' "y"'),
     "gbnf": lambda count: rules(count, "a", " ::="),
-    "brackets": lambda count: Structure.grammar("start: " + "(" * count + '"x"' + ")" * count),
+    "brackets": lambda count: OutputConstraint.grammar("start: " + "(" * count + '"x"' + ")" * count),
 }
 
 
@@ -79,11 +81,11 @@ def test_what_is_counted() -> None:
         "start: " + '"a:b" '.join("" for _ in range(MOST_LINKS + 9)) + " # a: b\n",
         'root ::= [^:"]+ ' + "(" * 9 + '"x"' + ")" * 9,
     ):
-        assert why_too_large(Structure.grammar(text)) is None
+        assert why_too_large(OutputConstraint.grammar(text)) is None
     schemas = "\n".join(f'a{i}: %json {{"$ref": "#", "x": {{"$ref": "#"}}}}' for i in range(MOST_LINKS // 2 + 1))
-    assert "references" in (why_too_large(Structure.grammar(schemas)) or "")
+    assert "references" in (why_too_large(OutputConstraint.grammar(schemas)) or "")
     escaped = '{"anyOf": [' + ",".join(['{"\\u0024ref": "#"}'] * MOST_LINKS) + "]}"
-    assert "references" in (why_too_large(Structure.json_schema(escaped)) or "")
+    assert "references" in (why_too_large(OutputConstraint.json_schema(escaped)) or "")
     values: list[Any] = [1, [], {"a": []}, [[1], [[2]]]]
     assert [num_levels(value) for value in values] == [0, 1, 2, 3]
 
@@ -92,8 +94,8 @@ AMBIGUOUS = 'start: s\ns: s s | s s s | "a" | "b" | " " | /[a-z]/ | /[a-z]+/'
 
 
 def test_a_grammar_that_is_too_ambiguous_ends_its_request_alone() -> None:
-    ambiguous = request(Structure.grammar(AMBIGUOUS), max_tokens=120)
-    other = request(Structure.regex("[ab]{40}"), max_tokens=60)
+    ambiguous = request(OutputConstraint.grammar(AMBIGUOUS), max_tokens=120)
+    other = request(OutputConstraint.regex("[ab]{40}"), max_tokens=60)
     found = outputs(random_stepper(), [ambiguous, other])
     assert found[0].finish_reason == "error"
     assert "too many alternatives can go on at one place" in (found[0].error or "")
@@ -102,7 +104,7 @@ def test_a_grammar_that_is_too_ambiguous_ends_its_request_alone() -> None:
 
 
 def test_a_token_that_exceeds_a_limit_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = request(Structure.regex("[ab]{9}")), request(Structure.regex("[ab]{9}"))
+    one, other = request(OutputConstraint.regex("[ab]{9}")), request(OutputConstraint.regex("[ab]{9}"))
     assert one.guide is not None
 
     def consume(token_id: int) -> bool:
@@ -150,7 +152,11 @@ _PIECES = st.sampled_from(["root", "::=", ":", "start", "A", '"a"', "/b/", *"[](
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_judged_without_an_error(text: str) -> None:
     """Whether it is a structure at all is for the library to say."""
-    for structure in (Structure.grammar(text), Structure.regex(text), Structure("json_schema", text)):
+    for structure in (
+        OutputConstraint.grammar(text),
+        OutputConstraint.regex(text),
+        OutputConstraint("json_schema", text),
+    ):
         assert isinstance(why_too_large(structure), str | None)
 
 
@@ -159,4 +165,4 @@ def test_any_text_is_judged_without_an_error(text: str) -> None:
 )
 @settings(max_examples=200, deadline=None)
 def test_any_json_is_judged_without_an_error(schema: Any) -> None:
-    assert isinstance(why_too_large(Structure.json_schema(json.dumps(schema))), str | None)
+    assert isinstance(why_too_large(OutputConstraint.json_schema(json.dumps(schema))), str | None)

@@ -9,7 +9,7 @@ from chat_models import FAMILIES, Family
 
 from whet.errors import OptionError
 from whet.server.grammars import Grammars
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.text import Tokenizer
 from whet.server.tool_formats import FORMATS, find_format
 from whet.server.tool_parser import Arguments, CallBegins, Content, ToolParser
@@ -44,7 +44,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, request.param.write(tmp_path_factory.mktemp("family"))
 
 
-def takes(tokenizer: Tokenizer, structure: Structure, text: str) -> bool:
+def takes(tokenizer: Tokenizer, structure: OutputConstraint, text: str) -> bool:
     """Whether an output of this text is one that the structure allows, as a whole."""
     guide = Grammars(tokenizer, tokenizer.vocab_size).guide(structure)
     ids = tokenizer.encode(text, False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stream_fakes import Delayed, Listed, negative
 
 from whet.errors import ModelError, TargetError
-from whet.streamer.frame_skip_filter import StillnessFilter
+from whet.streamer.frame_skip_filter import FrameSkipFilter
 from whet.streamer.loop import Loop, LoopOptions
 from whet.streamer.model import FrameModel, as_image
 from whet.streamer.timings import Timings
@@ -44,7 +44,7 @@ def test_a_still_scene_gets_its_answers_and_repeats_them(levels, steps, cap):
     """With equal frames and others that are never alike, each answer is the negative of a frame as bright."""
     step = Delayed(steps)
     source = Listed(len(levels), levels=[100 * value for value in levels])
-    answers, timings = run(step, source, stillness=StillnessFilter(0.9999, most_in_a_row=cap))
+    answers, timings = run(step, source, stillness=FrameSkipFilter(0.9999, most_in_a_row=cap))
     assert [answer.frame.index for answer in answers] == list(range(len(levels)))
     computed = [answer for answer in answers if answer.kind == "computed"]
     assert all(level(answer) == 255 - 100 * levels[answer.frame.index] for answer in computed)
@@ -57,7 +57,7 @@ def test_a_still_scene_gets_its_answers_and_repeats_them(levels, steps, cap):
 
 def test_a_still_scene_advances_what_is_in_flight():
     step = Delayed(4)
-    answers, _ = run(step, Listed(10, levels=[50] * 10), stillness=StillnessFilter(0.98, most_in_a_row=100))
+    answers, _ = run(step, Listed(10, levels=[50] * 10), stillness=FrameSkipFilter(0.98, most_in_a_row=100))
     assert step.num_calls == 4  # one frame, four steps
     assert [answer.kind for answer in answers] == ["computed", *["still"] * 9]
     assert {level(answer) for answer in answers} == {205}

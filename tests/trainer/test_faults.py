@@ -27,7 +27,7 @@ from whet.trainer.checkpoints import Checkpoints
 from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.export import write_model
 from whet.trainer.loop import run
-from whet.trainer.metrics_log import Journal, Line
+from whet.trainer.metrics_log import Line, MetricsLog
 from whet.trainer.model import TrainedModel
 from whet.trainer.setup import set_up
 from whet.trainer.state import state_of
@@ -97,15 +97,15 @@ def test_a_mapped_file_may_be_removed_or_replaced(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_ends_the_run_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Journal.write
+    write = MetricsLog.write
 
-    def on_a_full_disk(self: Journal, line: Line) -> None:
+    def on_a_full_disk(self: MetricsLog, line: Line) -> None:
         if line.step == 4:
             self._file.close()
             self._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - the journal closes it
         write(self, line)
 
-    monkeypatch.setattr(Journal, "write", on_a_full_disk)
+    monkeypatch.setattr(MetricsLog, "write", on_a_full_disk)
     made = config(tmp_path, checkpoints={"save_interval": 100})
     with pytest.raises(OutputError, match=r"log\.jsonl: No space left on device; free some space and go on with"):
         trained(made)

@@ -13,7 +13,7 @@ from whet.comparison.claim import Claim
 from whet.comparison.run import Run
 from whet.comparison.schedules import Rounds
 from whet.core.recipe import Recipe, Step
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
@@ -39,9 +39,9 @@ class FakeSide:
         return self.measure()
 
 
-def work(patience: Patience | None = None, budget_s: float = 300.0, clock: Callable[[], float] | None = None) -> Work:
+def work(patience: QuietWait | None = None, budget_s: float = 300.0, clock: Callable[[], float] | None = None) -> Work:
     budget = Budget(budget_s, clock=clock) if clock is not None else Budget(budget_s)
-    return Work(budget, TimeAccount(budget.clock), patience or Patience("go-on"), Listener())
+    return Work(budget, TimeAccount(budget.clock), patience or QuietWait("go-on"), Listener())
 
 
 class FakeKind(Kind):

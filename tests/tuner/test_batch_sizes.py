@@ -11,7 +11,7 @@ from whet.comparison.run import Run
 from whet.core.recipe import Step
 from whet.errors import OptionError
 from whet.measure.isolate import Outcome
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.tuner.result import LargerBatch
 from whet.tuner.training.batch_sizes import try_batches
 from whet.tuner.training.context import TrainingContext
@@ -51,7 +51,7 @@ def found_with(times: GivenTimes, tmp_path: Path) -> list[LargerBatch]:
     context = TrainingContext("train.py:workload", facts, tmp_path, times)
     clock = iter(range(10**6)).__next__
     return try_batches(
-        context, STEPS, 40, allowed=0.0025, clock=lambda: clock() / 100, left_s=1000, patience=Patience("go-on")
+        context, STEPS, 40, allowed=0.0025, clock=lambda: clock() / 100, left_s=1000, patience=QuietWait("go-on")
     )
 
 

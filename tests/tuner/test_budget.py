@@ -17,7 +17,7 @@ from whet.core.artefact.runtime import MANIFEST
 from whet.errors import OptionError
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.tuner.budget import Budget, BudgetEnded, needed_for, run_within
-from whet.tuner.budget_plan import Costs, Outlook, going_on
+from whet.tuner.budget_plan import BudgetPlan, Costs, going_on
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
 from whet.tuner.known_target import INPUTS, OUTPUTS
@@ -98,10 +98,10 @@ def facts(examined_s: float = 8.0, call_s: float = 0.01, exclude: Sequence[str] 
 
 class Ear(Listener):
     def __init__(self) -> None:
-        self.outlooks: list[Outlook] = []
+        self.outlooks: list[BudgetPlan] = []
         self.records: list[TrialRecord] = []
 
-    def planned(self, outlook: Outlook) -> None:
+    def planned(self, outlook: BudgetPlan) -> None:
         self.outlooks.append(outlook)
 
     def tried(self, record: TrialRecord) -> None:

@@ -15,7 +15,7 @@ from whet.comparison.run import Run
 from whet.core.recipe import Step
 from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.tuner.asked import Asked
 from whet.tuner.doubt import doubt_about
 from whet.tuner.model_kind import ModelKind
@@ -57,8 +57,8 @@ def final(ratio: float = 2.0, width: float = 1.0, noise: float = 1.0, num_pairs:
     )
 
 
-def patience() -> Patience:
-    return Patience("wait", 100.0, glance=lambda seconds: (Load(seconds, 2), ""))
+def patience() -> QuietWait:
+    return QuietWait("wait", 100.0, glance=lambda seconds: (Load(seconds, 2), ""))
 
 
 @pytest.mark.parametrize(("noise", "is_doubted"), [(1.2, False), (1.25, False), (1.26, True), (1.4, True)])

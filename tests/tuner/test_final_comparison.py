@@ -18,7 +18,7 @@ from whet.comparison.schedules import Rounds
 from whet.measure.clock import measure_pairs
 from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.measure.stats import noise_floor
 from whet.tuner import verdict
 from whet.tuner.doubt import doubt_about
@@ -165,11 +165,11 @@ class Busy:
         return Run(seconds=seconds * (10 if is_disturbed else 1), busy="others" if is_disturbed else "")
 
 
-def judge(busy: Busy, finalist: TrialRecord, on_busy: str = "wait", wait_s: float = 0.001) -> tuple[Finals, Patience]:
+def judge(busy: Busy, finalist: TrialRecord, on_busy: str = "wait", wait_s: float = 0.001) -> tuple[Finals, QuietWait]:
     def glance(seconds: float) -> tuple[Load, str]:
         return Load(seconds, 2, foreign_s=2 * seconds), "make (2.0 cores)"
 
-    patience = Patience(on_busy, wait_s, glance=glance)
+    patience = QuietWait(on_busy, wait_s, glance=glance)
     kind = FakeKind(measure=busy)
     kind.work = work(patience, budget_s=1e-9)
     return compare_finalists(kind, [finalist], []), patience
@@ -222,12 +222,12 @@ def test_finals_that_the_screening_denies_are_no_gain(tmp_path: Path, again: flo
     finalist = TrialRecord(number=1, steps=[], status="done", speedup=30.0, speedup_ci95=(29.0, 31.0))
     trials = TrialContext("t", fake_search.facts(), tmp_path, run)
     claim = claim_of([10.0, 10.1, 9.9, 10.0, 10.2, 9.8], [5.0, 5.1, 4.9, 5.0, 5.1, 4.9], noise=1.01)
-    doubt = doubt_about(trials, finalist, claim, Patience("go-on"))
+    doubt = doubt_about(trials, finalist, claim, QuietWait("go-on"))
     assert asked == ["screen_again"]
     assert bool(doubt) is is_doubted
     assert not doubt or doubt.startswith("beside the original in one process it is 30.00x as fast")
     near = finalist.model_copy(update={"speedup": 2.3, "speedup_ci95": (2.2, 2.4)})
-    assert doubt_about(trials, near, claim, Patience("go-on")) == ""
+    assert doubt_about(trials, near, claim, QuietWait("go-on")) == ""
     assert asked == ["screen_again"], "a screening that agrees is not measured again"
 
 

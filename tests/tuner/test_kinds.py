@@ -20,7 +20,7 @@ from written_unets import write_unet
 from whet.comparison.run import Run
 from whet.core.recipe import Recipe, Step
 from whet.errors import ModelError, OptionError, OutputError, StudyError
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.models.diffusion.unet import UNetConfig
 from whet.scripts.injection.script_command import ScriptCommand
 from whet.streamer.stream import StreamOptions
@@ -55,7 +55,7 @@ class Case:
 
     def tuned(self, out: Path, **asked: Any) -> Result:
         known = {"budget_s": 300.0, "out": str(out), "exclude": tuple(self.everything - {self.technique}), **asked}
-        result = run(self.make(Asked(**known)), Patience("go-on"), Listener())
+        result = run(self.make(Asked(**known)), QuietWait("go-on"), Listener())
         assert isinstance(result, Result)
         return result
 
@@ -149,7 +149,7 @@ FEW = [applicable("bf16", "precision", bounds=[4.0]), applicable("openvino", "ba
 
 
 def tuned(kind: Kind) -> Result | OtherKind:
-    return run(kind, Patience("go-on"), Listener())
+    return run(kind, QuietWait("go-on"), Listener())
 
 
 def test_the_driver_searches_compares_and_keeps_the_best(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_function_that_describes_a_training_is_tuned_as_one(
     (tmp_path / "train.py").write_text(test_training.SCRIPT)
     asked: list[str] = []
 
-    def begun(kind: Kind, patience: Patience, listener: Listener) -> Result | OtherKind:
+    def begun(kind: Kind, patience: QuietWait, listener: Listener) -> Result | OtherKind:
         asked.append(kind.word)
         return run(kind, patience, listener) if kind.word == "inference" else BARE
 

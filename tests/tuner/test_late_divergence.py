@@ -12,7 +12,7 @@ import pytest
 from whet.core.recipe import Recipe, Step
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.tuner.records import TrialOutcome
-from whet.tuner.training.context import Neighbours, TrainingContext, record_of
+from whet.tuner.training.context import InterleavedBaseline, TrainingContext, record_of
 from whet.tuner.training.finals import prove_losses
 from whet.tuner.training.trial import LossRequest, LossRun, TrainingMeasured, train_for_loss
 
@@ -84,5 +84,5 @@ def test_a_faster_recipe_that_comes_to_where_the_original_diverges_is_not_blamed
 
     found = TrainingMeasured(outcome=TrialOutcome(status="failed", reason=NAN), num_steps=60)
     where = context(Written(loss_run, found))
-    record = record_of(where, cast(Neighbours, None), 1, Recipe(steps=(AUTOCAST,)), 60.0)
+    record = record_of(where, cast(InterleavedBaseline, None), 1, Recipe(steps=(AUTOCAST,)), 60.0)
     assert (record.status, record.reason, asked) == ("failed", said, [60])

@@ -17,7 +17,7 @@ import torch
 from whet.cli import main
 from whet.core.recipe import Recipe, Step
 from whet.errors import ModelError, OptionError, StudyError, TargetError
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.scripts.injection.command import ScriptCommand, ScriptOutcome
 from whet.scripts.injection.messages import GRADIENTS, ScriptRecord
 from whet.techniques.costs.memory import StepMemory
@@ -93,7 +93,7 @@ def test_a_script_is_tuned_and_nothing_of_the_users_changes(
     monkeypatch.setattr(finals, "MIN_ROUNDS", 2)
     others = tuple(TRAINING_TABLE.keys() - {"fused_optimizer"})
     out, command = tmp_path / "out", scripts(TRAIN)
-    result = run(kind_of(command, out, exclude=others), Patience("go-on"), Listener())
+    result = run(kind_of(command, out, exclude=others), QuietWait("go-on"), Listener())
     assert isinstance(result, Result)
     assert [(trial.status, trial.label) for trial in result.trials] in ([("done", "fused_optimizer(kind=fused)")], [])
     assert result.kind == "script" and result.baseline.throughput_per_s > 0
@@ -108,7 +108,7 @@ def test_a_script_is_tuned_and_nothing_of_the_users_changes(
     assert Path("train.py").read_text() == TRAIN
     Path("train.py").write_text(TRAIN.replace("1e-2", "2e-2"))
     with pytest.raises(StudyError, match="holds no search for this target"):
-        run(kind_of(command, out, exclude=others, resume=True), Patience("go-on"), Listener())
+        run(kind_of(command, out, exclude=others, resume=True), QuietWait("go-on"), Listener())
 
 
 def test_a_script_that_is_not_reproducible_is_named(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:

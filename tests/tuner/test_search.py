@@ -16,7 +16,7 @@ from whet.core.recipe import Recipe, Step
 from whet.errors import StudyError
 from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.techniques import TABLE
 from whet.techniques.applicability import options_that_apply
 from whet.techniques.technique import Applies, NotApplicable
@@ -291,7 +291,7 @@ def test_a_trial_that_was_disturbed_is_measured_again_and_else_left_for_later(tm
         return Load(seconds, 2, foreign_s=0.0 if len(looks) == 1 else 2 * seconds), ""
 
     study = Study.open(default_storage(tmp_path), "test")
-    patience = Patience("wait", 60.0, glance=glance, clock=lambda: 100.0 * len(looks))
+    patience = QuietWait("wait", 60.0, glance=glance, clock=lambda: 100.0 * len(looks))
     found = search(context(tmp_path, run_busily), study, Goal(), FOREVER, patience=patience)  # type: ignore[arg-type]
     # The first is measured again after a quiet look. Then the machine stays busy: three in a row end the search.
     assert [record.busy for record in found] == [""]

@@ -28,7 +28,7 @@ from whet.tuner.asked import Asked
 from whet.tuner.finals import compare_finalists
 from whet.tuner.goal import MAX_DROP_TRAINING, Goal
 from whet.tuner.records import TrainingEvidence, TrialOutcome, TrialRecord
-from whet.tuner.training.context import Neighbours, TrainingContext, timed
+from whet.tuner.training.context import InterleavedBaseline, TrainingContext, timed
 from whet.tuner.training.examination import write_gradients
 from whet.tuner.training.facts import MOVED, KnownTraining, TrainingFacts
 from whet.tuner.training.finals import PairServers
@@ -221,7 +221,7 @@ def test_a_trial_is_compared_with_the_original_before_and_after_it(tmp_path: Pat
 
     facts = TrainingFacts.model_construct(num_samples=16.0)
     context = TrainingContext("train.py:workload", facts, tmp_path, run, trial_limit_s=30.0)
-    originals = Neighbours(context, run_of(0.100))
+    originals = InterleavedBaseline(context, run_of(0.100))
     evidence = TrainingEvidence(set_up_s=1.0)
     found = timed(facts, originals.around(7.0), run_of(0.105), evidence)
     assert found["speedup"] == pytest.approx((0.100 * 0.110) ** 0.5 / 0.105)

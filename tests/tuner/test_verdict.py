@@ -14,7 +14,7 @@ from whet.comparison.claim import Claim, Verdict
 from whet.comparison.run import Run
 from whet.core.recipe import Step
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.profiling.model import Profile
 from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner import verdict
@@ -202,9 +202,9 @@ def test_the_noise_in_words() -> None:
     assert verdict.noise_in_words(BASELINE.model_copy(update={"noise": 1.0})) == "unknown: too few runs"
 
 
-def busy(on_busy: str = "wait", num_disturbed: int = 1, wait_s: float = 0.0) -> Patience:
-    """Patience after so many disturbed measurements in a row."""
-    patience = Patience(on_busy, wait_s, glance=lambda seconds: (Load(seconds, 2), ""))
+def busy(on_busy: str = "wait", num_disturbed: int = 1, wait_s: float = 0.0) -> QuietWait:
+    """QuietWait after so many disturbed measurements in a row."""
+    patience = QuietWait(on_busy, wait_s, glance=lambda seconds: (Load(seconds, 2), ""))
     for _ in range(num_disturbed):
         patience.measure(lambda: "others", lambda cause: cause)
     return patience
@@ -215,7 +215,7 @@ THIN = {"verdict": "inconclusive", "process_latencies_ms": [1.0] * 5}
 
 def disturbed(
     points: Sequence[MeasuredVariant],
-    patience: Patience,
+    patience: QuietWait,
     num_finalists: int = 0,
     baseline: MeasuredVariant = BASELINE,
     **known: Any,
@@ -225,11 +225,11 @@ def disturbed(
 
 
 def test_nothing_stands_in_the_way_of_a_verdict_on_a_quiet_machine() -> None:
-    assert disturbed([], Patience()) == ""
+    assert disturbed([], QuietWait()) == ""
     quiet = Finals(BASELINE, [point(), point(**THIN)], (), 3)
     assert verdict.disturbed(quiet, busy()) == "", "what was disturbed before the finals does not count"
     loud = BASELINE.model_copy(update={"noise": 1.25})
-    assert disturbed([point()], Patience(), baseline=loud) == ""
+    assert disturbed([point()], QuietWait(), baseline=loud) == ""
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,13 @@ def test_too_few_quiet_rounds_leave_it_open(points: list[MeasuredVariant], num_c
 def test_why_there_is_no_verdict() -> None:
     assert disturbed([point()], busy(num_disturbed=3)) == ("the machine stayed busy for 0 s of waiting: others")
     doubted = [point(), point("y", doubt="it is odd"), point("z", doubt="it is odder")]
-    assert disturbed(doubted, Patience()) == "y cannot be judged: it is odd"
+    assert disturbed(doubted, QuietWait()) == "y cannot be judged: it is odd"
     loud = BASELINE.model_copy(update={"noise": 1.4})
-    assert disturbed([point()], Patience(), baseline=loud) == (
+    assert disturbed([point()], QuietWait(), baseline=loud) == (
         "runs of the original differ by up to 1.40x; a verdict needs at most 1.25x"
     )
-    assert disturbed([], Patience(), baseline=loud) == ""
-    assert disturbed([point()], Patience(), baseline=loud, counts_noise=False) == "", "pairs cancel it"
+    assert disturbed([], QuietWait(), baseline=loud) == ""
+    assert disturbed([point()], QuietWait(), baseline=loud, counts_noise=False) == "", "pairs cancel it"
     kind = FakeKind()
     kind.work = work(busy(num_disturbed=3))
     found = decide(kind, Finals(BASELINE, [], (), 1), [trial(speedup=2.0)])

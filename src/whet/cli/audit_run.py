@@ -32,7 +32,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _measured(given: argparse.Namespace) -> Outcome:
     """Measure the fixes of a script. The imports are here because they need torch."""
-    patience_of = import_module("whet.measure.quiet").Patience
+    patience_of = import_module("whet.measure.quiet").QuietWait
     on_busy = import_module("whet.measure.quiet").OnBusy.checked(given.on_busy)
     seconds = import_module("whet.ui.units").seconds
     outcome: Outcome = import_module("whet.scripts.audit_measure.measure_fixes").measure_fixes(

@@ -16,7 +16,7 @@ from whet.comparison.bench.report import Gate, Sweep
 from whet.comparison.bench.sweep import bench
 from whet.comparison.claim import Verdict
 from whet.files import write_whole
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 __all__ = ["against_baseline", "check_baseline", "conclude", "leave", "measured", "pairs", "write"]
 
@@ -32,7 +32,7 @@ def pairs(
     budget_s: float,
     limit_s: float,
     sizes: dict[str, list[int]],
-    patience: Patience,
+    patience: QuietWait,
 ) -> Gate:
     """Measure pairs until the verdicts are clear."""
     with console.status("measuring pairs") as status:
@@ -75,7 +75,7 @@ def conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool, 
     raise typer.Exit(_EXIT_CODES[Verdict(gate.outcome)])
 
 
-def leave(sweep: Sweep, patience: Patience, *, as_json: bool) -> None:
+def leave(sweep: Sweep, patience: QuietWait, *, as_json: bool) -> None:
     """Leave with an exit code of its own where every point failed, or where the machine was too busy for one."""
     if as_json:
         print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))

@@ -22,7 +22,7 @@ from whet.workloads.model_directory import model_directory
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from whet.measure.quiet import Patience
+    from whet.measure.quiet import QuietWait
     from whet.server.load_test.bench_serve import LoadTest
     from whet.server.load_test.report import Report
 
@@ -171,7 +171,7 @@ def _measured(
     options: Options,
     serve_options: Sequence[str],
     api_key: str | None,
-    patience: "Patience",
+    patience: "QuietWait",
 ) -> "LoadTest":
     """Measure, with a bar of how many requests have ended; redrawn seldom, as that takes time from the generator."""
     from whet.cli.counted_progress import counted_progress
@@ -205,7 +205,7 @@ def _show(console: "Console", test: "LoadTest", directory: Path | None, *, as_js
         console.print(f"written to {directory}", highlight=False, markup=False)
 
 
-def _leave(report: "Report", patience: "Patience") -> None:
+def _leave(report: "Report", patience: "QuietWait") -> None:
     """Leave with an exit code of its own where the run was cut off, nothing was answered, or the machine was busy."""
     if report.is_partial:
         raise typer.Exit(INTERRUPTED)

@@ -10,7 +10,7 @@ from whet.ui.units import seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from whet.measure.quiet import Patience
+    from whet.measure.quiet import QuietWait
 
 INCONCLUSIVE = 3  # exit code: the machine was too busy to tell
 
@@ -27,21 +27,21 @@ BusyWaitOption = Annotated[
 ]
 
 
-def patience_of(on_busy: str, busy_wait: str, console: "Console") -> "Patience":
-    """Return the Patience that two options ask for. It shows one line whenever the command waits for quiet.
+def patience_of(on_busy: str, busy_wait: str, console: "Console") -> "QuietWait":
+    """Return the QuietWait that two options ask for. It shows one line whenever the command waits for quiet.
 
     Raises:
         OptionError: An option has no such value.
     """
-    from whet.measure.quiet import Patience
+    from whet.measure.quiet import QuietWait
 
-    return Patience(
+    return QuietWait(
         OnBusy.checked(on_busy), seconds("--busy-wait", busy_wait), report=lambda text: show_waiting(console, text)
     )
 
 
 def show_waiting(console: "Console", text: str) -> None:
-    """Show what a Patience reports."""
+    """Show what a QuietWait reports."""
     from rich.text import Text
 
     if text:

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli import tables, training_tables
 from whet.cli.busy import show_waiting
-from whet.tuner.budget_plan import Outlook
+from whet.tuner.budget_plan import BudgetPlan
 from whet.tuner.facts import Facts, TargetFacts
 from whet.tuner.figures import one_line
 from whet.tuner.kind_options import KindWord, check_options
@@ -98,7 +98,7 @@ class TuningProgress(Listener):
         """Say what is known so far."""
         self._console.print(text, style="dim", markup=False, highlight=False)
 
-    def planned(self, outlook: Outlook) -> None:
+    def planned(self, outlook: BudgetPlan) -> None:
         """Say how the budget is divided."""
         self._console.print(outlook.sentence, markup=False, highlight=False)
 

@@ -12,7 +12,7 @@ from whet.comparison.schedules import Pair, Schedule
 from whet.comparison.stopping import Stop
 from whet.measure.evidence import agreement_between
 from whet.measure.load import total
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def compare(
     *,
     schedule: Schedule,
     stop: Stop,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     limit: TimeLimit = NO_LIMIT,
 ) -> Claim:
     """Compare two sides; see compare_all."""
@@ -117,7 +117,7 @@ def compare_all(
     schedule: Schedule,
     stop: Stop,
     alone: Sequence[Side] = (),
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     limit: TimeLimit = NO_LIMIT,
     old_may_fail: bool = False,
     report: Callable[[int, Sequence[Progress]], None] = lambda num_rounds, measured: None,
@@ -140,7 +140,7 @@ def compare_all(
     Returns:
         The claims and all runs.
     """
-    patience = patience or Patience()
+    patience = patience or QuietWait()
     progress = [Progress(pair) for pair in pairs]
     originals = {pair[0].name for pair in pairs} | {side.name for side in alone}
     runs: defaultdict[str, list[Run]] = defaultdict(list)
@@ -177,7 +177,7 @@ def _taken_in(
     found: Mapping[str, Run],
     running: Sequence[Progress],
     runs: Mapping[str, list[Run]],
-    patience: Patience,
+    patience: QuietWait,
     *,
     old_may_fail: bool,
 ) -> tuple[list[Progress], bool]:
@@ -201,12 +201,12 @@ def _num_alone(alone: Sequence[Side], runs: Mapping[str, Sequence[Run]]) -> int:
     return min((sum(run.counts for run in runs.get(side.name, ())) for side in alone), default=0)
 
 
-def _is_hopeless(patience: Patience, runs: Mapping[str, Sequence[Run]], originals: Iterable[str]) -> bool:
+def _is_hopeless(patience: QuietWait, runs: Mapping[str, Sequence[Run]], originals: Iterable[str]) -> bool:
     """Return whether the machine stays busy, and there is at least one run of an original to speak of."""
     return patience.has_run_out and any(not run.failure for name in originals for run in runs.get(name, ()))
 
 
-def _counted(run: Run, patience: Patience) -> Run:
+def _counted(run: Run, patience: QuietWait) -> Run:
     """Return a run, and let it count although it was disturbed if the user wants to go on despite the load."""
     return run.model_copy(update={"busy": ""}) if run.busy and patience.goes_on else run
 
@@ -215,7 +215,7 @@ def _concluded(
     progress: Sequence[Progress],
     runs: Mapping[str, Sequence[Run]],
     stop: Stop,
-    patience: Patience,
+    patience: QuietWait,
     longest_s: float,
 ) -> Comparison:
     """Judge every claim, then all of them together."""
@@ -223,7 +223,9 @@ def _concluded(
     return Comparison(stop.conclude(claims), runs, longest_s)
 
 
-def _judged(one: Progress, runs: Mapping[str, Sequence[Run]], stop: Stop, patience: Patience, num_claims: int) -> Claim:
+def _judged(
+    one: Progress, runs: Mapping[str, Sequence[Run]], stop: Stop, patience: QuietWait, num_claims: int
+) -> Claim:
     """Judge one claim, and add what is known beside its times."""
     old_s, new_s = one.times
     original_s = [run.seconds for run in runs.get(one.pair[0].name, ()) if run.counts]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from whet.comparison.run import Run, Side
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 Pair = tuple[Side, Side]
 """The old variant and the new one."""
@@ -19,7 +19,7 @@ class Schedule(Protocol):
     """Define an order of measurements."""
 
     def round(
-        self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: Patience
+        self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: QuietWait
     ) -> Iterator[dict[str, Run]]:
         """Measure one round: every pair once.
 
@@ -47,7 +47,7 @@ class Rounds:
     seed: int = 0
 
     def round(
-        self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: Patience
+        self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: QuietWait
     ) -> Iterator[dict[str, Run]]:
         """Measure every side once; see Schedule."""
         sides = {side.name: side for pair in pairs for side in pair} | {side.name: side for side in alone}
@@ -60,7 +60,7 @@ class ABBA:
     """Measure each pair by itself, the old side first in every other round, so that a steady drift cancels out."""
 
     def round(
-        self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: Patience
+        self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: QuietWait
     ) -> Iterator[dict[str, Run]]:
         """Measure each pair, one process after the other; see Schedule. After a failure the other side is left out."""
         for pair in pairs:
@@ -88,7 +88,7 @@ class Turns:
     seed: int = 0
 
     def round(
-        self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: Patience
+        self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: QuietWait
     ) -> Iterator[dict[str, Run]]:
         """Measure each pair; see Schedule. No pair is begun once the patience has run out."""
         drawn = random.Random(f"{self.seed}, rounds {number // 2}").randrange(2)
@@ -103,6 +103,6 @@ class Turns:
             yield {old.name: old_run, new.name: new_run}
 
 
-def measured(side: Side, patience: Patience) -> Run:
+def measured(side: Side, patience: QuietWait) -> Run:
     """Measure a side in a process of its own, and again after waiting where other processes disturbed it."""
     return patience.measure(side.run, lambda run: run.busy)

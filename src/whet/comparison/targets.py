@@ -17,7 +17,7 @@ from whet.core.workload.measurables import AnyWorkload, measurable_of
 from whet.core.workload.training import seed_everything
 from whet.errors import OptionError, StreamTarget, TargetError, type_name
 from whet.measure.measurable import Measurable
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.ui.units import duration_s
 from whet.workloads.handover import hand_over
 from whet.workloads.target import open_any
@@ -69,7 +69,7 @@ def compare(
     """
     budget_s, time_limit_s = duration_s("budget_s", budget_s), duration_s("time_limit_s", time_limit_s)
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
-    patience = Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     chosen_schedule = _chosen(SCHEDULES, schedule, "schedule")
     chosen_stop = _chosen(STOPS, stop, "stop")
     for name, workload in (("old", old), ("new", new)):

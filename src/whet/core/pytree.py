@@ -1,6 +1,6 @@
 """Describe the structure around the tensors of a call or a result: constants, tuples, lists, dicts and dataclasses.
 
-A Structure is a tree that is small enough to be saved as JSON. Together with the tensors, in order, it rebuilds the
+A PyTree is a tree that is small enough to be saved as JSON. Together with the tensors, in order, it rebuilds the
 value that it was read from.
 """
 
@@ -23,7 +23,7 @@ _CONSTANTS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
-class Structure:
+class PyTree:
     """Describe a node: a tensor, a constant or a container of nodes.
 
     Attributes:
@@ -38,7 +38,7 @@ class Structure:
     kind: str
     value: Constant = None
     keys: tuple[str, ...] = ()
-    items: tuple["Structure", ...] = ()
+    items: tuple["PyTree", ...] = ()
     type: str = ""
 
     @property
@@ -60,28 +60,28 @@ class Outputs(dict[str, Any]):
         return tuple(self.values())[key] if isinstance(key, int | slice) else super().__getitem__(key)
 
 
-def read_output(output: Any) -> Structure:
+def read_output(output: Any) -> PyTree:
     """Return the structure of what a model returned. A list is read as a tuple.
 
     Raises:
         TargetError: The output holds something other than tensors, constants and containers of them.
     """
     if isinstance(output, Tensor):
-        return Structure("tensor")
+        return PyTree("tensor")
     if isinstance(output, _CONSTANTS):
-        return Structure("constant", value=output)
+        return PyTree("constant", value=output)
     if isinstance(output, Mapping):
-        return Structure("dict", keys=tuple(map(str, output)), items=tuple(map(read_output, output.values())))
+        return PyTree("dict", keys=tuple(map(str, output)), items=tuple(map(read_output, output.values())))
     if isinstance(output, list | tuple):
         names = tuple(getattr(output, "_fields", ()))
-        return Structure("namedtuple" if names else "tuple", keys=names, items=tuple(map(read_output, output)))
+        return PyTree("namedtuple" if names else "tuple", keys=names, items=tuple(map(read_output, output)))
     raise TargetError(
         f"the model returns {type_name(output)}; whet handles tensors and tuples, lists and dicts of them "
         "(for a Hugging Face model with a cache, set config.use_cache = False)"
     )
 
 
-def read_input(value: Any, path: str) -> Structure:
+def read_input(value: Any, path: str) -> PyTree:
     """Return the structure of one argument of a call.
 
     Args:
@@ -92,23 +92,23 @@ def read_input(value: Any, path: str) -> Structure:
         InputsError: The argument holds something other than tensors, constants and containers of them.
     """
     if isinstance(value, Tensor):
-        return Structure("tensor")
+        return PyTree("tensor")
     if is_constant(value):
-        return Structure("constant", value=_plain(value))
+        return PyTree("constant", value=_plain(value))
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise InputsError(f"input {path} is a dict whose keys are not all strings; whet takes only string keys")
         items = tuple(read_input(item, f"{path}[{key!r}]") for key, item in value.items())
-        return Structure("dict", keys=tuple(value), items=items, type=_remember(type(value), dict))
+        return PyTree("dict", keys=tuple(value), items=items, type=_remember(type(value), dict))
     if isinstance(value, list | tuple):
         names = tuple(getattr(value, "_fields", ()))
         kind = "namedtuple" if names else "list" if isinstance(value, list) else "tuple"
         items = tuple(read_input(item, f"{path}[{i}]") for i, item in enumerate(value))
-        return Structure(kind, keys=names, items=items, type=_remember(type(value), list, tuple))
+        return PyTree(kind, keys=names, items=items, type=_remember(type(value), list, tuple))
     if dataclasses.is_dataclass(value) and all(field.init for field in dataclasses.fields(value)):
         names = tuple(field.name for field in dataclasses.fields(value))
         items = tuple(read_input(getattr(value, name), f"{path}.{name}") for name in names)
-        return Structure("dataclass", keys=names, items=items, type=_remember(type(value)))
+        return PyTree("dataclass", keys=names, items=items, type=_remember(type(value)))
     raise InputsError(
         f"input {path} is {type_name(value)}; whet takes tensors, constants (int, float, bool, str, None), and "
         "tuples, lists, dicts and dataclasses of them"
@@ -132,7 +132,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, field.name))
 
 
-def matches(structure: Structure, value: Any, found: list[Tensor]) -> bool:
+def matches(structure: PyTree, value: Any, found: list[Tensor]) -> bool:
     """Return whether a value has this structure and these constants; its tensors are appended to `found`, in order.
 
     The entries of a dict may come in any order. A dict with the fields of a dataclass, or of a mapping class, may stand
@@ -158,7 +158,7 @@ def matches(structure: Structure, value: Any, found: list[Tensor]) -> bool:
     )
 
 
-def rebuild_output(structure: Structure, tensors: Iterator[Tensor]) -> Any:
+def rebuild_output(structure: PyTree, tensors: Iterator[Tensor]) -> Any:
     """Return what the model returned: mappings as Outputs, namedtuples with their names, lists as tuples."""
     if structure.kind == "tensor":
         return next(tensors)
@@ -170,7 +170,7 @@ def rebuild_output(structure: Structure, tensors: Iterator[Tensor]) -> Any:
     return _named(structure.keys)(*items) if structure.kind == "namedtuple" else tuple(items)
 
 
-def rebuild_input(structure: Structure, tensors: Iterator[Tensor]) -> Any:
+def rebuild_input(structure: PyTree, tensors: Iterator[Tensor]) -> Any:
     """Return an argument as the model takes it, with the classes that read_input met in this process.
 
     Raises:
@@ -208,7 +208,7 @@ def is_same(value: Constant, constant: Constant) -> bool:
     return type(value) is type(constant) and repr(value) == repr(constant)
 
 
-def described(structure: Structure, tensors: Iterator[str]) -> str:
+def described(structure: PyTree, tensors: Iterator[str]) -> str:
     """Return the structure as text.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from whet.core.pytree import (
     Constant,
     Outputs,
-    Structure,
+    PyTree,
     described,
     matches,
     read_input,
@@ -28,7 +28,7 @@ from whet.core.pytree import (
 )
 from whet.errors import InputsError
 
-__all__ = ["Argument", "Batch", "FlatModel", "Outputs", "Signature", "Structure", "argument_of", "map_tensors"]
+__all__ = ["Argument", "Batch", "FlatModel", "Outputs", "PyTree", "Signature", "argument_of", "map_tensors"]
 __all__ += ["output_tensors", "read_output", "read_signature", "split", "tensors_of"]
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -69,9 +69,9 @@ class Signature:
     """
 
     inputs: tuple[Argument, ...]
-    output: Structure
-    args: tuple[Structure, ...] = ()
-    kwargs: dict[str, Structure] = field(default_factory=dict)
+    output: PyTree
+    args: tuple[PyTree, ...] = ()
+    kwargs: dict[str, PyTree] = field(default_factory=dict)
 
     def __str__(self) -> str:
         tensors = (str(dataclasses.replace(argument, name=None)) for argument in self.inputs)
@@ -294,7 +294,7 @@ def _word(name: str | None, value: Any) -> str:
     return _argument_as_text(name, node, map(str, (argument_of(None, tensor) for tensor in tensors_in(value))))
 
 
-def _argument_as_text(name: str | None, node: Structure, tensors: Iterator[str]) -> str:
+def _argument_as_text(name: str | None, node: PyTree, tensors: Iterator[str]) -> str:
     text = described(node, tensors)
     if name is None:
         return text

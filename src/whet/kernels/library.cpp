@@ -57,7 +57,7 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "paged_attention/cpu.cpp"
 #include "decoder/cpu.cpp"
 #include "cross_entropy/cpu.cpp"
-#include "chance_rounding/cpu.cpp"
+#include "stochastic_rounding/cpu.cpp"
 #include "selective_scan/cpu.cpp"
 #include "causal_conv/cpu.cpp"
 #include "selective_model/cpu.cpp"

@@ -11,7 +11,7 @@ import psutil
 from whet.measure.load import MAX_WAITED_LONG, PRETENDED, SOME_FOREIGN, Load, Observed, Read, meter, roots, tree_of
 from whet.measure.on_busy import WAIT_S, OnBusy
 
-__all__ = ["WAIT_S", "OnBusy", "Others", "Patience"]
+__all__ = ["WAIT_S", "OnBusy", "Others", "QuietWait"]
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Others:
         return found
 
 
-class Patience:
+class QuietWait:
     """Keep how long a command may still wait for a quiet machine, and what kept it waiting. Make one for each command.
 
     Args:

@@ -9,7 +9,7 @@ from whet.models.step import ServedModel
 from whet.server.beginnings import UNREAD, Beginning, beginning
 from whet.server.detokenizer import MarkedDetokenizer
 from whet.server.grammars import Grammars, Guide
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.randomness import make_seed
 from whet.server.request import Request
 from whet.server.request_limits import RequestLimits
@@ -96,7 +96,7 @@ class Admission:
             beginning=start,
         )
 
-    def guide(self, structure: Structure) -> Guide:
+    def guide(self, structure: OutputConstraint) -> Guide:
         """Return the beginning of a structure's grammar. A structure that is new is compiled, which takes time.
 
         Raises RequestError where it cannot be enforced, or there is nothing to enforce it with.

@@ -16,7 +16,7 @@ from typing import Any
 
 from whet.errors import RequestError, reason
 from whet.server.isolated_process import ChildEnded, IsolatedProcess, answer_messages
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.schemas.writing import grammar as schema_grammar
 from whet.server.structure_size import inserted_schemas, why_too_large
 
@@ -45,7 +45,7 @@ _NAMES = {
 }
 
 
-def refused(structure: Structure, why: str) -> RequestError:
+def refused(structure: OutputConstraint, why: str) -> RequestError:
     """Return the error for a structure that cannot be enforced."""
     if structure.kind == "json_schema":
         why = _of_schema_error(why)
@@ -79,7 +79,7 @@ def short(why: str) -> str:
     return why if len(why) <= _LONGEST_REASON else f"{why[:_LONGEST_REASON]} ..."
 
 
-def matcher(library: Any, vocabulary: Any, structure: Structure, written: str) -> Any:
+def matcher(library: Any, vocabulary: Any, structure: OutputConstraint, written: str) -> Any:
     """Return llguidance's matcher of a grammar, before the first token.
 
     Args:
@@ -113,7 +113,7 @@ def vocabulary(library: Any, tokens: Any) -> Any:
     return library.LLTokenizer(tokens, slices=[_WORDS, *library.LLTokenizer.general_slices()])
 
 
-def written(library: Any, structure: Structure) -> str:
+def written(library: Any, structure: OutputConstraint) -> str:
     """Return a structure as a grammar of llguidance.
 
     Raises:
@@ -165,9 +165,9 @@ class Trials:
         self._all = list(self._idle)
         self._free = threading.Semaphore(_NUM_CHILDREN)
         self._changing = threading.Lock()
-        self._known: OrderedDict[tuple[Structure, str], str | RequestError] = OrderedDict()
+        self._known: OrderedDict[tuple[OutputConstraint, str], str | RequestError] = OrderedDict()
 
-    def written(self, structure: Structure, described: Mapping[str, object]) -> str:
+    def written(self, structure: OutputConstraint, described: Mapping[str, object]) -> str:
         """Return the grammar of a structure, once a child has compiled it.
 
         Args:
@@ -197,7 +197,7 @@ class Trials:
         for child in self._all:
             child.end()
 
-    def _tried(self, structure: Structure, described: Mapping[str, object]) -> str | RequestError:
+    def _tried(self, structure: OutputConstraint, described: Mapping[str, object]) -> str | RequestError:
         asked = {
             "kind": structure.kind,
             "text": structure.text,
@@ -269,7 +269,7 @@ def on_large_stack(work: Callable[[], Any]) -> Any:
 
 def _answer(library: Any, message: Mapping[str, Any]) -> dict[str, object]:
     """Return the grammar of a structure, or why it has none. It runs in the child."""
-    structure = Structure(message["kind"], message["text"], message["whitespace"])
+    structure = OutputConstraint(message["kind"], message["text"], message["whitespace"])
     sys.setrecursionlimit(_MOST_CALLS)
 
     def tried() -> dict[str, object]:

@@ -26,7 +26,7 @@ from whet.server.engine_memory import EngineMemory
 from whet.server.grammars import Guide
 from whet.server.loop import EngineLoop, Reservation
 from whet.server.options import EngineOptions
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.sizing import explaining_lack_of_memory
@@ -144,7 +144,7 @@ class Engine:
             RequestError: A prompt cannot be served.
             QueueFull: Too many requests are waiting.
         """
-        guides: dict[Structure | None, Guide] = {}
+        guides: dict[OutputConstraint | None, Guide] = {}
         for one in [params] if params is None or isinstance(params, SamplingParams) else params:
             if one is not None and one.structure is not None:
                 guides[one.structure] = await asyncio.to_thread(
@@ -238,7 +238,7 @@ class Engine:
         self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
 
-    def compile(self, structure: Structure) -> Guide:
+    def compile(self, structure: OutputConstraint) -> Guide:
         """Compile a structure that requests will have, so that they need not wait for it. From any thread.
 
         A request compiles its structure itself where this was not called, before it is queued: `stream_async` would
@@ -318,7 +318,7 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         params: Params,
         cache_salt: str = "",
-        guides: Mapping[Structure | None, Guide] = MappingProxyType({}),
+        guides: Mapping[OutputConstraint | None, Guide] = MappingProxyType({}),
         state: LtmState | None = None,
     ) -> list[Request]:
         several = cast(Sequence[Prompt], [prompts] if _is_one(prompts) else prompts)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from whet.errors import MissingExtra, RequestError
 from whet.server.compiling import TRIALS, matcher, on_large_stack, short, vocabulary
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.text import Tokenizer
 
 CANNOT_GO_ON = "the structure cannot go on"  # how the error of a request begins whose structure is at fault
@@ -75,9 +75,9 @@ class Grammars:
         self._described: dict[str, object] = {}
         self._building = threading.Lock()
         self._changing = threading.Lock()
-        self._compiled: OrderedDict[Structure, Any] = OrderedDict()
+        self._compiled: OrderedDict[OutputConstraint, Any] = OrderedDict()
 
-    def guide(self, structure: Structure) -> Guide:
+    def guide(self, structure: OutputConstraint) -> Guide:
         """Return the beginning of a structure's grammar, compiled now unless it was before.
 
         Raises:
@@ -96,7 +96,7 @@ class Grammars:
                     self._compiled.popitem(last=False)
         return Guide(compiled.deep_copy())
 
-    def _compile(self, structure: Structure) -> Any:
+    def _compile(self, structure: OutputConstraint) -> Any:
         structure.check()
         self._build()
         written = TRIALS.written(structure, self._described)

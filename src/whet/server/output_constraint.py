@@ -14,7 +14,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 @dataclass(frozen=True)
-class Structure:
+class OutputConstraint:
     """A structure is what the text of an output must match, as a field of SamplingParams. The class methods make one.
 
     Every token is chosen among those that the structure allows. The output ends with the reason "stop" once nothing
@@ -32,7 +32,9 @@ class Structure:
     whitespace_pattern: str | None = None
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool | str, whitespace_pattern: str | None = None) -> "Structure":
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool | str, whitespace_pattern: str | None = None
+    ) -> "OutputConstraint":
         """Return the structure of JSON that is valid by a schema.
 
         Args:
@@ -43,22 +45,22 @@ class Structure:
         return cls("json_schema", text, whitespace_pattern)
 
     @classmethod
-    def json_object(cls, whitespace_pattern: str | None = None) -> "Structure":
+    def json_object(cls, whitespace_pattern: str | None = None) -> "OutputConstraint":
         """Return the structure of any JSON object."""
         return cls("json_schema", _ANY_OBJECT, whitespace_pattern)
 
     @classmethod
-    def regex(cls, pattern: str) -> "Structure":
+    def regex(cls, pattern: str) -> "OutputConstraint":
         """Return the structure of texts that a regular expression matches as a whole. Look-around is not supported."""
         return cls("regex", pattern)
 
     @classmethod
-    def choice(cls, choices: Sequence[str]) -> "Structure":
+    def choice(cls, choices: Sequence[str]) -> "OutputConstraint":
         """Return the structure of an output that is one of several texts."""
         return cls("choice", _as_json(list(choices)))
 
     @classmethod
-    def grammar(cls, text: str) -> "Structure":
+    def grammar(cls, text: str) -> "OutputConstraint":
         """Return the structure of a context-free grammar, in llama.cpp's GBNF or in llguidance's dialect of Lark."""
         return cls("grammar", text)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.errors import RequestError
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 
 MAX_LOGPROBS = 100  # alternatives for each token; each one is an object that is kept and sent
 MAX_STOP_STRINGS = 64
@@ -60,7 +60,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    structure: Structure | None = None
+    structure: OutputConstraint | None = None
     shown_token_ids: tuple[int, ...] = ()
 
     @property
@@ -119,8 +119,8 @@ class SamplingParams:
             _whole("logit_bias", token_id, 0, vocab_size - 1, what=": a token")
             _number("logit_bias", bias, -_MAX_BIAS, _MAX_BIAS, what=f" of {token_id}")
         if self.structure is not None:
-            if not isinstance(self.structure, Structure):
-                raise RequestError(f"structure={self.structure!r}: it is a whet.Structure", param="structure")
+            if not isinstance(self.structure, OutputConstraint):
+                raise RequestError(f"structure={self.structure!r}: it is a whet.OutputConstraint", param="structure")
             self.structure.check()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from whet.server.expression_size import MOST_PLAIN, why_expensive, why_too_plain
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.schema_size import nested, why_schema_expensive
 
 MOST_LINKS = 500  # rules of a grammar; references and levels of a schema
@@ -34,7 +34,7 @@ _PART = re.compile(r'"[0-9]*"|[\w-]+')
 _NAME_OR_OPTIONAL = re.compile(r"[A-Za-z_][\w-]*|[?*]|\{0?,|\{0\}|\|(?=\s*(?:[|)]|$))")
 
 
-def why_too_large(structure: Structure) -> str | None:
+def why_too_large(structure: OutputConstraint) -> str | None:
     """Return why a structure is not compiled, and what to do about it; None where it is."""
     if structure.kind == "json_schema":
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.errors import OptionError
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 
 _MOST_CALLS = 32  # in one answer that must call
 _WHITESPACE = r"\x20"  # as models were shown calls, written by json.dumps
@@ -54,7 +54,7 @@ class ToolFormat:
 
     def required(
         self, functions: Mapping[str, Mapping[str, Any] | None], token_id: Callable[[str], int | None], *, several: bool
-    ) -> Structure:
+    ) -> OutputConstraint:
         """Return the structure of an answer that is nothing but calls.
 
         Args:
@@ -67,7 +67,7 @@ class ToolFormat:
 
     def strict(
         self, functions: Mapping[str, Mapping[str, Any] | None], token_id: Callable[[str], int | None], *, several: bool
-    ) -> Structure:
+    ) -> OutputConstraint:
         """Return the structure of an answer that may be text or calls, whose calls match their schemas.
 
         Args:
@@ -134,8 +134,8 @@ class ToolFormat:
         return rules
 
 
-def _grammar(rules: Iterable[_Rule]) -> Structure:
-    return Structure.grammar("\n".join(f"{name}: {body}" for name, body in rules))
+def _grammar(rules: Iterable[_Rule]) -> OutputConstraint:
+    return OutputConstraint.grammar("\n".join(f"{name}: {body}" for name, body in rules))
 
 
 def _options(functions: Mapping[str, Any]) -> str:

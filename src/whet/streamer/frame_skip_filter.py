@@ -16,7 +16,7 @@ from whet.streamer.frames import Image
 _SIDE = 64  # frames are compared at about this many pixels a side
 
 
-class StillnessFilter:
+class FrameSkipFilter:
     """Decide which frames need not be computed.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from whet.errors import ModelError
-from whet.streamer.frame_skip_filter import StillnessFilter
+from whet.streamer.frame_skip_filter import FrameSkipFilter
 from whet.streamer.frames import Frame, Image
 from whet.streamer.model import FrameModel
 from whet.streamer.quality_controller import Controller, Level, levels_of
@@ -76,7 +76,7 @@ class LoopOptions:
     degrades: bool = True
     num_waiting: int = 1
     size: tuple[int, int] | None = None
-    stillness: StillnessFilter | None = None
+    stillness: FrameSkipFilter | None = None
 
 
 class Loop:

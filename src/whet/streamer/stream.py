@@ -13,7 +13,7 @@ from whet.core.workload import StreamWorkload
 from whet.errors import OptionError, TargetError, WhetError
 from whet.measure.load import Observed
 from whet.models.diffusion.guidance import Guidance
-from whet.streamer.frame_skip_filter import StillnessFilter
+from whet.streamer.frame_skip_filter import FrameSkipFilter
 from whet.streamer.frames import Fit, Frame, Size
 from whet.streamer.interrupts import uninterrupted
 from whet.streamer.loop import Answer, Loop, LoopOptions
@@ -85,7 +85,7 @@ class Stream:
             raise OptionError(f"--threads is at least 1; got {options.threads}")
         self.opened: Opened = target if isinstance(target, Opened) else open_target(target, options)
         similarity = options.stillness or self.opened.settings.get("stillness")
-        stillness = None if similarity is None else StillnessFilter(similarity, seed=options.seed)
+        stillness = None if similarity is None else FrameSkipFilter(similarity, seed=options.seed)
         self._threads = options.threads or self.opened.settings.get("threads")
         self.opened.model.restart()  # a model that is open may have run before
         budget_s = options.budget_s or self.opened.budget_s

@@ -26,7 +26,7 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.trainer.checkpoints import Checkpoints, Found, RunLock
 from whet.trainer.export import write_model
 from whet.trainer.memory_parts import check_memory, memory_told
-from whet.trainer.metrics_log import Journal, Line
+from whet.trainer.metrics_log import Line, MetricsLog
 from whet.trainer.pruning import gradual_pruning
 from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
@@ -148,7 +148,7 @@ class _Run:
         for note in self._notes:
             self._say(note)
         begin = self._step
-        journal = Journal(
+        journal = MetricsLog(
             config.out, steps=config.steps, begin=begin, tensorboard=config.log.tensorboard, say=self._say
         )
         with (

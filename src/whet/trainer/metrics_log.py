@@ -66,7 +66,7 @@ class Line(BaseModel):
         return "  ".join([*told, duration(self.seconds)])
 
 
-class Journal:
+class MetricsLog:
     """Write the lines of a run. What an earlier start wrote after the step that is gone on from is taken back."""
 
     def __init__(

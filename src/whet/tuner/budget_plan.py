@@ -71,7 +71,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class BudgetPlan:
     """Describe what fits into the rest of a budget.
 
     Attributes:
@@ -95,7 +95,7 @@ class Outlook:
     has_trials: bool
 
     @classmethod
-    def of(cls, budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] = ()) -> "Outlook":
+    def of(cls, budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] = ()) -> "BudgetPlan":
         """Divide what is left of the budget.
 
         Args:
@@ -157,7 +157,7 @@ def saving_s(budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] 
     That is twice what it should take, since other processes may slow it down. It is less where a trial and its finals
     would not fit otherwise, but at least a tenth of the budget and 5 s.
     """
-    outlook = Outlook.of(budget, facts, records)
+    outlook = BudgetPlan.of(budget, facts, records)
     wanted_s = 2 * (facts.examined_s + _BUILD_S + outlook.costs.start_s)
     spare_s = outlook.stop_s - outlook.costs.trial_s if outlook.has_verdict else 0.0
     return min(wanted_s, max(spare_s, _SAVING_SHARE * budget.seconds + _BUILD_S))

@@ -3,7 +3,7 @@
 import math
 
 from whet.comparison.claim import Claim
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.measure.stats import MAX_NOISE
 from whet.tuner import figures
 from whet.tuner.budget_plan import TIMING_S
@@ -15,7 +15,7 @@ _LIMIT_S = 180.0
 _SHARED = 1.25  # sharing a process, its caches and its threads changes a ratio by at most this factor
 
 
-def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: Patience) -> str:
+def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: QuietWait) -> str:
     """Return why a comparison cannot be believed, as a clause for people; "" where there is no reason for doubt.
 
     Where the screening showed another ratio than the finals, the screening is measured once more before it counts.

@@ -11,7 +11,7 @@ from pathlib import Path
 from whet.core.recipe import FILE as RECIPE
 from whet.files import write_whole
 from whet.measure.machine import versions
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.tuner.budget import Budget
 from whet.tuner.finals import Finals, compare_finalists
 from whet.tuner.improvement import best_first
@@ -27,7 +27,7 @@ from whet.tuner.time_account import EXAMINATION, FINALS, LOSSES, TRIALS, TimeAcc
 from whet.tuner.verdict import decide, pareto
 
 
-def run(kind: Kind, patience: Patience, listener: Listener) -> Result | OtherKind:
+def run(kind: Kind, patience: QuietWait, listener: Listener) -> Result | OtherKind:
     """Find the best recipe for a target, and prove it.
 
     Args:

@@ -25,7 +25,7 @@ from whet.comparison.claim import Claim
 from whet.comparison.run import Run, Side
 from whet.comparison.schedules import ABBA, Schedule
 from whet.core.recipe import Recipe, Step
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
 from whet.tuner.facts import Facts, KnownFacts
@@ -55,7 +55,7 @@ class Work:
 
     budget: Budget
     account: TimeAccount
-    patience: Patience
+    patience: QuietWait
     listener: Listener
 
 

@@ -1,6 +1,6 @@
 """Tell whoever watches a search how it goes."""
 
-from whet.tuner.budget_plan import Outlook
+from whet.tuner.budget_plan import BudgetPlan
 from whet.tuner.facts import Facts
 from whet.tuner.records import TrialRecord
 
@@ -14,7 +14,7 @@ class Listener:
     def looked(self, facts: Facts) -> None:
         """Note that the target has been examined."""
 
-    def planned(self, outlook: Outlook) -> None:
+    def planned(self, outlook: BudgetPlan) -> None:
         """Note how the rest of the budget was divided: what fits, and about how long it takes."""
 
     def tried(self, record: TrialRecord) -> None:

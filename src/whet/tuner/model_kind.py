@@ -21,7 +21,7 @@ from whet.techniques.names import check_excluded
 from whet.techniques.training import TRAINING_TABLE
 from whet.tuner.asked import Asked
 from whet.tuner.budget import BudgetEnded, Runner, needed_for
-from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS, Costs, Outlook, saving_s
+from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS, BudgetPlan, Costs, saving_s
 from whet.tuner.build import is_in_process
 from whet.tuner.doubt import doubt_about
 from whet.tuner.facts import TargetFacts
@@ -126,7 +126,7 @@ class ModelKind(Kind):
         self.work, run = replace(self.work, budget=budget), budget.bounded(self._unbounded)
         work = prepare_work_directory(self._prepared.scratch, directory)
         self.context = TrialContext(self._prepared.address, self.facts, work, run, self.asked.trial_limit_s)
-        self._outlook = Outlook.of(budget, self.facts, records)
+        self._outlook = BudgetPlan.of(budget, self.facts, records)
         self.work.listener.planned(self._outlook)
         now, costs = budget.clock(), self._outlook.costs
         return SearchTime(

@@ -12,7 +12,7 @@ from whet.comparison.run import Run
 from whet.core.recipe import Recipe
 from whet.measure.isolate import Arguments, Function, Outcome
 from whet.measure.machine import describe
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.tuner.budget import BudgetEnded, run_within
 from whet.tuner.budget_plan import MIN_TRIAL_S, TIMING_S
 from whet.tuner.build import is_in_process
@@ -90,7 +90,7 @@ def search_space(
     samples: bool = True,
     tidy: Callable[[Sequence[TrialRecord]], None] = lambda records: None,
     max_trials: int = 200,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     report: Callable[[TrialRecord], None] = lambda record: None,
 ) -> list[TrialRecord]:
     """Try recipes until the time is up, the plan ends, or `max_trials` are made.
@@ -118,7 +118,7 @@ def search_space(
     Returns:
         Every record of the study, and those of the trials that were stopped.
     """
-    patience = patience or Patience()
+    patience = patience or QuietWait()
     propose = propose or partial(next_recipe, space, goal=goal)
     records = study.records()
     stopped: list[TrialRecord] = []
@@ -157,7 +157,7 @@ def _is_reference(recipe: Recipe, space: Space) -> bool:
     return reference is not None and recipe.key == reference.key
 
 
-def _tried(trial: Callable[[], TrialRecord], study: Study, number: int, goal: Goal, patience: Patience) -> TrialRecord:
+def _tried(trial: Callable[[], TrialRecord], study: Study, number: int, goal: Goal, patience: QuietWait) -> TrialRecord:
     """Run a trial and keep its record in the study. One that was stopped or disturbed is left to be tried again."""
     try:
         record = patience.measure(trial, lambda found: found.busy)

@@ -9,7 +9,7 @@ from torch import nn
 from whet.core.signature import Batch
 from whet.core.workload import Quality, TrainingWorkload, Workload
 from whet.errors import OptionError, StreamTarget, TargetError
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.tuner.asked import Asked
 from whet.tuner.driver import run
 from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal, Objective
@@ -97,7 +97,7 @@ def tune(
     place = "" if out is None else os.fspath(out)
     asked = Asked(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
     listener = listener or Listener()
-    patience = Patience(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
+    patience = QuietWait(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
     is_a_training = isinstance(target, TrainingWorkload) or is_training(target)
     if is_a_training and training is not None:
         raise OptionError("training goes with a model to run; this target is a training itself")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whet.comparison.claim import Verdict
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.measure.stats import MAX_NOISE
 from whet.tuner import figures
 from whet.tuner.budget import enough
@@ -132,7 +132,7 @@ def _open(kind: Kind, point: MeasuredVariant, needed_s: float) -> str:
     return f"{why}; {enough(needed_s)}" if kind.is_unfinished(point) else why
 
 
-def disturbed(finals: Finals, patience: Patience, *, counts_noise: bool = True) -> str:
+def disturbed(finals: Finals, patience: QuietWait, *, counts_noise: bool = True) -> str:
     """Return why what was measured does not count, as a clause; "" where it does.
 
     Args:

@@ -16,7 +16,7 @@ from whet.comparison.stopping import Sequential
 from whet.errors import BaselineError, OptionError
 from whet.measure.load import Load
 from whet.measure.machine import describe
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -156,8 +156,8 @@ def gate_of(*labels: str, measure: Disturbed, on_busy: str = "wait") -> Gate:
     return run_gate(benchmarks(*labels), (OLD, NEW), Turns(measure), Sequential(), patience=impatient(on_busy))
 
 
-def impatient(on_busy: str = "wait") -> Patience:
-    return Patience(
+def impatient(on_busy: str = "wait") -> QuietWait:
+    return QuietWait(
         on_busy, 0.001, glance=lambda seconds: (Load(seconds, 2, foreign_s=2 * seconds), "make (2.0 cores)")
     )
 

@@ -10,7 +10,7 @@ from whet.comparison.bench.sweep import _growth, bench, combined, grid
 from whet.errors import BaselineError, OptionError, TargetError
 from whet.measure.isolate import Outcome
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 
 TARGETS = """
 import time
@@ -106,7 +106,7 @@ def test_a_size_that_no_memory_could_hold_says_so(targets: Path) -> None:
 
 def test_a_wrong_name_is_refused_before_the_wait_for_quiet() -> None:
     waited: list[str] = []
-    patience = Patience("wait", 100.0, report=waited.append, glance=lambda seconds: (Load(seconds, 2, 9.0), "others"))
+    patience = QuietWait("wait", 100.0, report=waited.append, glance=lambda seconds: (Load(seconds, 2, 9.0), "others"))
     with pytest.raises(TargetError, match="no target is named"):
         bench(["digits-cnn", "no-such-workload"], patience=patience)
     assert not waited

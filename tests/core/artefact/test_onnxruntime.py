@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 
 from whet.core.artefact import load
 from whet.core.artefact.onnxruntime import DATA, FILE, Folder, ONNXRuntime
-from whet.core.signature import Argument, Signature, Structure
+from whet.core.signature import Argument, PyTree, Signature
 from whet.errors import ArtefactError, MissingExtra
 
 onnx = pytest.importorskip("onnx")
@@ -44,8 +44,8 @@ def linear(size: int | str, operator: str = "MatMul", external: bool = False) ->
 
 
 def signature(size: int | None) -> Signature:
-    output = Structure("tuple", items=(Structure("tensor"), Structure("tensor")))
-    return Signature((Argument("x", "float32", (size, 8)),), output, kwargs={"x": Structure("tensor")})
+    output = PyTree("tuple", items=(PyTree("tensor"), PyTree("tensor")))
+    return Signature((Argument("x", "float32", (size, 8)),), output, kwargs={"x": PyTree("tensor")})
 
 
 def reference(x: Tensor) -> Tensor:

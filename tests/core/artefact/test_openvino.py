@@ -25,7 +25,7 @@ from whet.core.artefact.openvino import (
     properties,
     said,
 )
-from whet.core.signature import Argument, Signature, Structure
+from whet.core.signature import Argument, PyTree, Signature
 from whet.errors import ArtefactError, MissingExtra
 
 WEIGHT_NK = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
@@ -42,8 +42,8 @@ def linear(size: int, precision: str = "f32") -> OpenVINORuntime:
 
 
 def signature(size: int | None) -> Signature:
-    output = Structure("tuple", items=(Structure("tensor"), Structure("tensor")))
-    return Signature((Argument("x", "float32", (size, 8)),), output, kwargs={"x": Structure("tensor")})
+    output = PyTree("tuple", items=(PyTree("tensor"), PyTree("tensor")))
+    return Signature((Argument("x", "float32", (size, 8)),), output, kwargs={"x": PyTree("tensor")})
 
 
 def reference(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from whet.core.artefact.runtime import MANIFEST, Manifest, Runtime, read_manifest
-from whet.core.signature import Argument, Signature, Structure
+from whet.core.signature import Argument, PyTree, Signature
 from whet.errors import ArtefactError, OutputError
 
 names = st.text("abcdefgh_", min_size=1, max_size=6)
@@ -24,11 +24,11 @@ arguments = st.builds(
     shape=st.lists(st.none() | st.integers(0, 9), max_size=4).map(tuple),
 )
 outputs = st.recursive(
-    st.just(Structure("tensor")) | st.builds(Structure, st.just("constant"), value=constants),
+    st.just(PyTree("tensor")) | st.builds(PyTree, st.just("constant"), value=constants),
     lambda inner: (
-        st.lists(inner, max_size=3).map(lambda items: Structure("tuple", items=tuple(items)))
+        st.lists(inner, max_size=3).map(lambda items: PyTree("tuple", items=tuple(items)))
         | st.dictionaries(names, inner, max_size=3).map(
-            lambda d: Structure("dict", keys=tuple(d), items=tuple(d.values()))
+            lambda d: PyTree("dict", keys=tuple(d), items=tuple(d.values()))
         )
     ),
     max_leaves=5,
@@ -41,7 +41,7 @@ signatures = st.builds(
     kwargs=st.dictionaries(names, outputs, max_size=3),
 )
 
-SIGNATURE = Signature((Argument(None, "float32", (None, 3)),), Structure("tensor"), (Structure("tensor"),))
+SIGNATURE = Signature((Argument(None, "float32", (None, 3)),), PyTree("tensor"), (PyTree("tensor"),))
 
 
 class Doubling(Runtime):
@@ -75,7 +75,7 @@ def saved(tmp_path: Path) -> Path:
     return Doubling().save(tmp_path / "deep" / "down", SIGNATURE, num_threads=2, notes=["layer 3 stays float32"])
 
 
-def types(output: Structure) -> list[type]:
+def types(output: PyTree) -> list[type]:
     return [type(output.value), *(t for item in output.items for t in types(item))]
 
 

@@ -11,7 +11,7 @@ from whet.comparison.stopping import UntilClear
 from whet.measure.evidence import Losses
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.measure.load import Load
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.scripts.audit_measure.version import ScriptVersion, middle, run_of
 
 
@@ -40,7 +40,7 @@ def busy_outcome(step_s: float, *, disturbed: bool) -> Outcome:
     return Outcome({**found.value, "seconds": seconds, "blocks": blocks}, None, 1.0, 0)
 
 
-def screened(old: Callable[[], Outcome], new: Callable[[], Outcome], patience: Patience | None = None) -> Claim:
+def screened(old: Callable[[], Outcome], new: Callable[[], Outcome], patience: QuietWait | None = None) -> Claim:
     sides = ScriptVersion("old", old), ScriptVersion("new", new)
     return compare(*sides, schedule=ABBA(), stop=UntilClear(), patience=patience)
 
@@ -84,7 +84,7 @@ def test_a_machine_that_is_busy_gives_no_gain() -> None:
     claim = screened(
         lambda: busy_outcome(1.0, disturbed=False),
         lambda: busy_outcome(0.5, disturbed=True),
-        Patience("inconclusive"),
+        QuietWait("inconclusive"),
     )
     assert (claim.verdict, claim.ratio) == (Verdict.INCONCLUSIVE, None)
     assert "other processes used" in claim.busy
@@ -95,7 +95,7 @@ def test_a_process_that_was_disturbed_is_run_again() -> None:
     claim = screened(
         lambda: busy_outcome(1.0, disturbed=False),
         lambda: busy_outcome(0.5, disturbed=next(left)),
-        Patience("wait", 10.0, glance=lambda seconds: (Load(seconds, 2), "")),
+        QuietWait("wait", 10.0, glance=lambda seconds: (Load(seconds, 2), "")),
     )
     assert claim.verdict is Verdict.PASS
     assert claim.ratio == pytest.approx(2.0)

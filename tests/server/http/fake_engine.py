@@ -14,7 +14,7 @@ from whet.errors import EngineClosed, QueueFull
 from whet.server.completion import Delta
 from whet.server.grammars import Grammars, Guide
 from whet.server.options import EngineOptions
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.request import TokenLogprobs
 from whet.server.sampling_params import SamplingParams
 from whet.server.stats import Observer, Stats
@@ -112,7 +112,7 @@ class FakeEngine:
             threading.Thread(target=self._run, args=(asked,), daemon=True).start()
         return asked.id
 
-    def compile(self, structure: Structure) -> Guide:
+    def compile(self, structure: OutputConstraint) -> Guide:
         """As the engine does. What the fake says does not follow it."""
         return self.grammars.guide(structure)
 

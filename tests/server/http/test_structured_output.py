@@ -16,7 +16,7 @@ from whet.server import grammars
 from whet.server.grammars import Grammars
 from whet.server.http.request_parsing import SMALL
 from whet.server.http.run import HttpServer
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 
 openai = pytest.importorskip("openai")
 
@@ -184,7 +184,7 @@ def test_others_are_answered_while_a_structure_is_compiled(server: HttpServer, m
     has_begun, may_end, answers = threading.Event(), threading.Event(), list[Answer]()
     compile_anew = Grammars._compile
 
-    def slowly(self: Grammars, structure: Structure) -> Any:
+    def slowly(self: Grammars, structure: OutputConstraint) -> Any:
         has_begun.set()
         assert may_end.wait(20)
         return compile_anew(self, structure)
@@ -208,7 +208,7 @@ def test_a_structure_is_compiled_once_even_where_none_is_kept(
     compiled: list[str] = []
     compile_anew = Grammars._compile
 
-    def counted(self: Grammars, structure: Structure) -> Any:
+    def counted(self: Grammars, structure: OutputConstraint) -> Any:
         compiled.append(structure.text)
         return compile_anew(self, structure)
 

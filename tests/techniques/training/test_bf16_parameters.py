@@ -13,7 +13,7 @@ from torch import nn
 
 from whet.core.recipe import Step
 from whet.core.workload.training import Trainer
-from whet.kernels.chance_rounding import rounded_by_chance
+from whet.kernels.stochastic_rounding import rounded_stochastically
 from whet.measure.machine import describe
 from whet.techniques.costs.memory import step_memory
 from whet.techniques.mechanisms.master_weights import keep_in_bfloat16, value_of
@@ -205,12 +205,12 @@ def test_autograd_notices_an_update_between_forward_and_backward() -> None:
 def test_stochastic_rounding_is_right_on_average() -> None:
     generator = torch.Generator().manual_seed(0)
     for value in (1.001, -1.001, 3e-5, 0.0, 1.0):
-        found = rounded_by_chance(torch.full((200_000,), value), generator).double()
+        found = rounded_stochastically(torch.full((200_000,), value), generator).double()
         step = max(2**-8 * abs(value), 1e-300)
         assert abs(float(found.mean()) - value) < 5 * step / 200_000**0.5 + 1e-8 * abs(value)
         assert len(found.unique()) <= 2
     odd = torch.tensor([float("inf"), float("-inf"), float("nan")])
-    torch.testing.assert_close(rounded_by_chance(odd, generator).float(), odd, equal_nan=True)
+    torch.testing.assert_close(rounded_stochastically(odd, generator).float(), odd, equal_nan=True)
 
 
 def test_stochastic_rounding_owes_the_proof_of_the_loss() -> None:

@@ -23,7 +23,7 @@ from whet.comparison.turns import take_turns
 from whet.comparison.variant import Variant
 from whet.errors import BaselineError, OptionError
 from whet.measure.machine import Machine, describe
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.ui.units import duration_s
 from whet.workloads.target_name import check_name
 
@@ -44,7 +44,7 @@ def compare_with(
     directory: Path | None = None,
     on_busy: str = OnBusy.WAIT,
     busy_wait_s: float | str = WAIT_S,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     report: Callable[[BenchmarkVerdict], None] = lambda verdict: None,
 ) -> Gate:
     """Tell whether the work tree is slower than a git reference, for each target and size.
@@ -77,7 +77,7 @@ def compare_with(
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
     if not 0 < tolerance < 1:
         raise OptionError(f"the tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
-    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     if directory is None:  # names are looked up here; of another directory, the sides tell what is wrong
         for target in targets:
             check_name(target)
@@ -134,7 +134,7 @@ def run_gate(
     schedule: Schedule,
     stop: Sequential,
     *,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     report: Callable[[BenchmarkVerdict], None] = lambda verdict: None,
 ) -> Gate:
     """Compare the two sides of every benchmark, and judge all of them together.

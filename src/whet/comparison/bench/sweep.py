@@ -18,7 +18,7 @@ from whet.errors import OptionError, TargetError, type_name
 from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.load import Load, total
 from whet.measure.machine import describe, load_limits, versions
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.measure.stats import percentile
 from whet.ui.figures import MIN_SAMPLES_FOR_P99
 from whet.ui.units import duration_s
@@ -41,7 +41,7 @@ def bench(
     memory_limit_bytes: int | None = None,
     on_busy: str = OnBusy.WAIT,
     busy_wait_s: float | str = WAIT_S,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     report: Callable[[Point], None] = lambda point: None,
 ) -> Sweep:
     """Measure each target at each batch size and sequence length.
@@ -71,7 +71,7 @@ def bench(
     budget_s, time_limit_s = duration_s("budget_s", budget_s), duration_s("time_limit_s", time_limit_s)
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
     all_sizes = _checked(targets, batch, seq, processes, budget_s)
-    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     machine = describe()
     load_limits(machine)  # measured once, before anything else runs
@@ -126,7 +126,7 @@ def _checked(
 
 
 def _measured(
-    target: str, sizes: dict[str, int], run: Callable[[], Outcome], processes: int, patience: Patience
+    target: str, sizes: dict[str, int], run: Callable[[], Outcome], processes: int, patience: QuietWait
 ) -> Point:
     """Measure a point in so many processes; fewer where one fails or the machine stays busy."""
     outcomes = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from whet.errors import OptionError
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.scripts.audit_measure.plan import measure_impact, script_at
 from whet.scripts.audit_measure.sources import script_files
 from whet.scripts.auditing import PROGRAM, errors_of_whet
@@ -35,7 +35,7 @@ def measure_fixes(
     write: bool = True,
     on_busy: str = OnBusy.WAIT,
     busy_wait_s: float = WAIT_S,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Audit a training script with its own modules, and measure what each fix is worth on this machine.
@@ -71,7 +71,7 @@ def measure_fixes(
     path = Path(script)
     with errors_of_whet():
         settings = settings_of([path], select, ignore)
-    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     before = script_files(path)
     with tempfile.TemporaryDirectory(prefix="whet-impact-") as directory:

@@ -16,7 +16,7 @@ from whet.comparison.schedules import ABBA
 from whet.comparison.stopping import Fixed, UntilClear
 from whet.errors import TargetError
 from whet.measure.isolate import Outcome, run_isolated
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.scripts.audit_measure.child import run_script
 from whet.scripts.audit_measure.version import ScriptVersion, middle
 from whet.scripts.injection.overlay import make_overlay
@@ -100,7 +100,7 @@ def measure_impact(
     *,
     budget_s: float,
     report: Callable[[str], None],
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
 ) -> tuple[Impact, tuple[SourceFile, ...]]:
     """Try the fixes of what `look` finds in `files`, and keep those that pay at the same loss.
 
@@ -112,7 +112,7 @@ def measure_impact(
     Raises:
         TargetError: The unchanged script cannot be run.
     """
-    patience = patience or Patience()
+    patience = patience or QuietWait()
     started = time.monotonic()
     originals = list(files)
     as_is = script.version("original", originals, originals)
@@ -155,7 +155,7 @@ def measure_impact(
     return impact, tuple(current)
 
 
-def _first_run(as_is: ScriptVersion, report: Callable[[str], None], patience: Patience) -> Run:
+def _first_run(as_is: ScriptVersion, report: Callable[[str], None], patience: QuietWait) -> Run:
     """Run the unchanged script once.
 
     Raises:
@@ -169,7 +169,7 @@ def _first_run(as_is: ScriptVersion, report: Callable[[str], None], patience: Pa
     return first
 
 
-def _total(as_is: ScriptVersion, now: ScriptVersion, report: Callable[[str], None], patience: Patience) -> Claim:
+def _total(as_is: ScriptVersion, now: ScriptVersion, report: Callable[[str], None], patience: QuietWait) -> Claim:
     """Compare the script with all kept fixes to the unchanged script.
 
     Raises:
@@ -251,7 +251,7 @@ def _try(
     originals: Sequence[SourceFile],
     now: ScriptVersion,
     report: Callable[[str], None],
-    patience: Patience,
+    patience: QuietWait,
 ) -> tuple[FixTrial, list[SourceFile], ScriptVersion]:
     """Compare one rule's fixes with the fixes kept so far, and return the trial, the sources and their version."""
     report(f"{chosen[0].code} {chosen[0].name}: {_titles(chosen)[0]}")

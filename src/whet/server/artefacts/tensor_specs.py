@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.core.pytree import Structure
+from whet.core.pytree import PyTree
 from whet.core.signature import Signature
 from whet.errors import TargetError
 
@@ -91,7 +91,7 @@ def output_spec(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Ten
     return TensorSpec(name, _known(str(tensor.dtype).removeprefix("torch."), "returns"), shape)
 
 
-def _names(structure: Structure, path: str) -> Iterator[str]:
+def _names(structure: PyTree, path: str) -> Iterator[str]:
     if structure.kind == "tensor":
         yield path or "output_0"
         return

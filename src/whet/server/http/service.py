@@ -22,7 +22,7 @@ from whet.server.http.request_parsing import Served
 from whet.server.http.settings import Settings
 from whet.server.http.states import StateFiles
 from whet.server.loop import Reservation
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
 from whet.server.tool_formats import find_format
@@ -121,7 +121,7 @@ class ModelService:
             await generation.start(orders, slots, salt)
         return generation
 
-    async def _compile(self, body: Sampling, structure: Structure | None) -> Guide | None:
+    async def _compile(self, body: Sampling, structure: OutputConstraint | None) -> Guide | None:
         """Return the compiled structure of a request's answers, if any.
 
         Others have their turn on the event loop meanwhile.

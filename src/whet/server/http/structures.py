@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from whet.errors import RequestError
-from whet.server.output_constraint import MAX_CHARACTERS, Structure
+from whet.server.output_constraint import MAX_CHARACTERS, OutputConstraint
 
 _STRICT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -23,7 +23,7 @@ def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
         PydanticCustomError: It cannot.
     """
     try:
-        Structure.json_schema(schema)
+        OutputConstraint.json_schema(schema)
     except RequestError as error:
         raise PydanticCustomError("no_schema", "{why}", {"why": str(error)}) from error
     return schema
@@ -71,13 +71,17 @@ class ResponseFormat(BaseModel):
             raise PydanticCustomError("json_schema", message)
         return self
 
-    def structure(self, whitespace: str | None) -> Structure | None:
+    def structure(self, whitespace: str | None) -> OutputConstraint | None:
         """Return what the answer must match; None for any text."""
         if self.type == "text":
             return None
         inner = self.json_schema.schema_ if self.type == "json_schema" and self.json_schema is not None else None
         schema = self.schema_ if inner is None else inner
-        return Structure.json_object(whitespace) if schema is None else Structure.json_schema(schema, whitespace)
+        return (
+            OutputConstraint.json_object(whitespace)
+            if schema is None
+            else OutputConstraint.json_schema(schema, whitespace)
+        )
 
 
 class StructuredOutputs(BaseModel):
@@ -101,19 +105,19 @@ class StructuredOutputs(BaseModel):
             raise PydanticCustomError("structured_outputs", message)
         return self
 
-    def structures(self, whitespace: str | None) -> Iterator[tuple[str, Structure]]:
+    def structures(self, whitespace: str | None) -> Iterator[tuple[str, OutputConstraint]]:
         """Yield each structure that is asked for, with the name of its field."""
         whitespace = "" if self.disable_any_whitespace else self.whitespace_pattern or whitespace
         if self.json_ is not None:
-            yield "structured_outputs.json", Structure.json_schema(self.json_, whitespace)
+            yield "structured_outputs.json", OutputConstraint.json_schema(self.json_, whitespace)
         if self.regex is not None:
-            yield "structured_outputs.regex", Structure.regex(self.regex)
+            yield "structured_outputs.regex", OutputConstraint.regex(self.regex)
         if self.choice is not None:
-            yield "structured_outputs.choice", Structure.choice(self.choice)
+            yield "structured_outputs.choice", OutputConstraint.choice(self.choice)
         if self.grammar is not None:
-            yield "structured_outputs.grammar", Structure.grammar(self.grammar)
+            yield "structured_outputs.grammar", OutputConstraint.grammar(self.grammar)
         if self.json_object:
-            yield "structured_outputs.json_object", Structure.json_object(whitespace)
+            yield "structured_outputs.json_object", OutputConstraint.json_object(whitespace)
 
 
 class Structured(BaseModel):
@@ -141,11 +145,11 @@ class Structured(BaseModel):
             raise PydanticCustomError(names[1].partition(".")[0], message)
         return self
 
-    def structure(self) -> tuple[str, Structure] | None:
+    def structure(self) -> tuple[str, OutputConstraint] | None:
         """Return what the output must match, after the name of the field that says so. None: nothing is asked for."""
         return next(self._structures(), None)
 
-    def _structures(self) -> Iterator[tuple[str, Structure]]:
+    def _structures(self) -> Iterator[tuple[str, OutputConstraint]]:
         whitespace = self.guided_whitespace_pattern
         formatted = self.response_format.structure(whitespace) if self.response_format is not None else None
         if formatted is not None:
@@ -154,12 +158,12 @@ class Structured(BaseModel):
             yield from self.structured_outputs.structures(whitespace)
         for name in ("guided_json", "json_schema"):
             if (schema := getattr(self, name)) is not None:
-                yield name, Structure.json_schema(schema, whitespace)
+                yield name, OutputConstraint.json_schema(schema, whitespace)
         for name in ("guided_regex", "regex"):
             if (pattern := getattr(self, name)) is not None:
-                yield name, Structure.regex(pattern)
+                yield name, OutputConstraint.regex(pattern)
         if self.guided_choice is not None:
-            yield "guided_choice", Structure.choice(self.guided_choice)
+            yield "guided_choice", OutputConstraint.choice(self.guided_choice)
         for name in ("guided_grammar", "grammar", "ebnf"):
             if (text := getattr(self, name)) is not None:
-                yield name, Structure.grammar(text)
+                yield name, OutputConstraint.grammar(text)

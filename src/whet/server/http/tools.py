@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from whet.server.http.errors import invalid
 from whet.server.http.structures import check_schema
-from whet.server.output_constraint import Structure
+from whet.server.output_constraint import OutputConstraint
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
 from whet.server.tool_formats import FORMATS, ToolFormat
@@ -134,7 +134,7 @@ class ToolUse:
         structure = self._structure(tokenizer.special_id) if params.structure is None else params.structure
         return replace(params, shown_token_ids=shown, structure=structure)
 
-    def _structure(self, token_id: Callable[[str], int | None]) -> Structure | None:
+    def _structure(self, token_id: Callable[[str], int | None]) -> OutputConstraint | None:
         if self.is_required:
             return self.form.required(self.functions, token_id, several=self.several)
         return self.form.strict(self.functions, token_id, several=self.several) if self.is_strict else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.errors import OptionError
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.server.load_test.benchmark import check_server, run
 from whet.server.load_test.options import Options
 from whet.server.load_test.record import Record
@@ -48,7 +48,7 @@ def bench_serve(
     api_key: str | None = None,
     on_busy: str = OnBusy.WAIT,
     busy_wait_s: float = WAIT_S,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     on_progress: Progress | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> LoadTest:
@@ -73,7 +73,7 @@ def bench_serve(
         TargetError: The server cannot be started, reached or used.
         OptionError: The options do not fit the server, or serve_options are given together with an address.
     """
-    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     is_remote = "://" in target
     if is_remote and serve_options:
         raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL")

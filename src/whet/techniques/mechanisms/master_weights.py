@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from whet.kernels.chance_rounding import rounded_by_chance
+from whet.kernels.stochastic_rounding import rounded_stochastically
 from whet.techniques.mechanisms.module_class import AddedForward, extend
 from whet.techniques.mechanisms.optimizer_wrapper import ExchangedUpdates
 
@@ -162,4 +162,4 @@ class _UpdatesInFloat32(ExchangedUpdates):
     def _rounded(self, x: Tensor) -> Tensor:
         if x.device not in self._generators:  # one of its own: dropout and the data draw what they drew before
             self._generators[x.device] = torch.Generator(x.device).manual_seed(torch.initial_seed())
-        return rounded_by_chance(x, self._generators[x.device])
+        return rounded_stochastically(x, self._generators[x.device])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whet.errors import OptionError
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.scripts.injection.script_command import ScriptCommand
 from whet.tuner.asked import Asked
 from whet.tuner.driver import run
@@ -76,7 +76,7 @@ def tune_script(
     )
     listener = listener or Listener()
     wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
-    patience = Patience(OnBusy.checked(on_busy), wait_s, report=listener.waiting)
+    patience = QuietWait(OnBusy.checked(on_busy), wait_s, report=listener.waiting)
     result = run(ScriptKind(asked, found, steps), patience, listener)
     assert not isinstance(result, OtherKind)
     return result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from whet.measure.machine import describe
 from whet.models.diffusion.few_steps import SAMPLERS
-from whet.streamer.frame_skip_filter import StillnessFilter
+from whet.streamer.frame_skip_filter import FrameSkipFilter
 from whet.streamer.module_swaps import Replacements
 from whet.streamer.targets import Opened
 from whet.tuner.facts import Facts
@@ -63,7 +63,7 @@ def facts_of(
     machine, own = describe(), opened.sampler
     samplers = ("",) if own is None else (own, *(other for other in SAMPLERS if other != own))
     threads, names_models = _threads(), bool(Replacements(opened.model.step).names)
-    still = StillnessFilter(STILL, seed=original.options.seed)
+    still = FrameSkipFilter(STILL, seed=original.options.seed)
     frames = [frame for clip in clips for frame in clip.frames]
     facts = StreamFacts(
         name=name,

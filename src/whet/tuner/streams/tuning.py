@@ -2,7 +2,7 @@
 
 import os
 
-from whet.measure.quiet import OnBusy, Patience
+from whet.measure.quiet import OnBusy, QuietWait
 from whet.streamer.stream import StreamOptions
 from whet.tuner.asked import Asked
 from whet.tuner.driver import run
@@ -57,7 +57,7 @@ def tune_stream(
         resume,
         goal.exclude,
     )
-    patience = Patience(OnBusy(goal.on_busy), goal.busy_wait_s, report=listener.waiting)
+    patience = QuietWait(OnBusy(goal.on_busy), goal.busy_wait_s, report=listener.waiting)
     options = options or StreamOptions()
     kind = StreamKind(asked, target, source, options, clips, sink_suffix, goal.frame_budget_s, clips_name)
     result = run(kind, patience, listener)

@@ -18,7 +18,7 @@ from whet.errors import MachineError, ModelError, OptionError, OutputError, Whet
 from whet.files import names_in, replace_directory, writable_parent, write_whole
 from whet.measure.isolate import QUIET
 from whet.measure.machine import Limits, describe, load_limits
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.profiling.model import Profile
 from whet.profiling.model.chrome import FILE as TRACE
 from whet.profiling.model.report import Report, as_json, from_json
@@ -42,7 +42,7 @@ def profile_target(
     limit_s: float = LIMIT_S,
     on_busy: str = OnBusy.WAIT,
     busy_wait_s: float = WAIT_S,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     ended_early: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Find what bounds a model, how far it is from the machine's limit, and which techniques address it.
@@ -72,7 +72,7 @@ def profile_target(
     if directory is not None:
         check_out(directory)
     check_name(target)
-    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:
         folder = Path(scratch)
@@ -92,7 +92,7 @@ def profile_target(
     return report
 
 
-def _judged(seen: Seen[Report], patience: Patience) -> tuple[Report, WhetError | None]:
+def _judged(seen: Seen[Report], patience: QuietWait) -> tuple[Report, WhetError | None]:
     """Return the report, without a verdict if the machine was busy, and why it is only a part, if it is.
 
     Raises:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from whet.errors import ModelError, OptionError
 from whet.measure.load import Observed
-from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.profiling.step.report import StepReport
 from whet.profiling.step.run import run_training
 from whet.tuner.target_profile.profiled_process import Seen, note, profiled
@@ -31,7 +31,7 @@ def profile_step(
     limit_s: float = LIMIT_S,
     on_busy: str = OnBusy.WAIT,
     busy_wait_s: float = WAIT_S,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
     ended_early: Callable[[StepReport], None] = lambda report: None,
 ) -> StepReport:
     """Run `num_steps` steps of a training loop after its warm-up, and say where their time went.
@@ -57,7 +57,7 @@ def profile_step(
     if num_steps < 1:
         raise OptionError(f"the number of steps must be 1 or more, not {num_steps}")
     check_training_name(target)
-    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch:
         seen = patience.measure(

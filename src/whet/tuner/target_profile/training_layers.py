@@ -16,7 +16,7 @@ from whet.errors import MachineError, ModelError
 from whet.measure.isolate import QUIET
 from whet.measure.machine import describe
 from whet.measure.machine.limits import load_limits
-from whet.measure.quiet import WAIT_S, OnBusy, Patience, undisturbed
+from whet.measure.quiet import WAIT_S, OnBusy, QuietWait, undisturbed
 from whet.profiling.model.chrome import FILE as TRACE
 from whet.techniques.costs.layer_profile import LayerProfile, profile_training_layers
 from whet.techniques.costs.memory import StepMemory, step_memory
@@ -63,7 +63,7 @@ def profile_training(
     limit_s: float = LIMIT_S,
     on_busy: str = OnBusy.WAIT,
     busy_wait_s: float = WAIT_S,
-    patience: Patience | None = None,
+    patience: QuietWait | None = None,
 ) -> TrainingProfile:
     """Find what bounds the step of a training run.
 
@@ -84,7 +84,7 @@ def profile_training(
     if out is not None:
         check_out(Path(out))
     check_name(target)
-    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:
         folder = Path(scratch)

@@ -13,7 +13,7 @@ from whet.comparison.schedules import ABBA
 from whet.comparison.stopping import Fixed
 from whet.core.recipe import Step
 from whet.core.workload.larger_batch import learning_rate_factor, learning_rate_rule
-from whet.measure.quiet import Patience
+from whet.measure.quiet import QuietWait
 from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS
 from whet.tuner.result import LargerBatch
 from whet.tuner.training.context import TrainingContext
@@ -54,7 +54,7 @@ def try_batches(
     allowed: float,
     clock: Callable[[], float],
     left_s: float,
-    patience: Patience,
+    patience: QuietWait,
 ) -> list[LargerBatch]:
     """Measure batches that are two and four times as large, as long as they are faster and there is time.
 

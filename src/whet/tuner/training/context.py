@@ -84,7 +84,7 @@ class TrainingContext:
         return outcome.answer(TrainingMeasured) or TrainingMeasured(outcome=without_answer(outcome))
 
 
-class Neighbours:
+class InterleavedBaseline:
     """Time the original anew after each trial, so that a trial is compared with what ran just before and after it.
 
     The speed of a machine drifts by more than most techniques gain. The original's processes are short: they build the
@@ -125,7 +125,7 @@ class Neighbours:
 
 
 def record_of(
-    context: TrainingContext, originals: Neighbours, number: int, recipe: Recipe, left_s: float
+    context: TrainingContext, originals: InterleavedBaseline, number: int, recipe: Recipe, left_s: float
 ) -> TrialRecord:
     """Try a recipe, and time it beside the original.
 

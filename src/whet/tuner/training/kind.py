@@ -24,7 +24,7 @@ from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.search import SearchTime
 from whet.tuner.time_account import BATCHES
 from whet.tuner.training.batch_sizes import try_batches
-from whet.tuner.training.context import Neighbours, TrainingContext, record_of
+from whet.tuner.training.context import InterleavedBaseline, TrainingContext, record_of
 from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import LEAST_STEPS, MOST_STEPS, PairServers, TrainingSide, prove_losses
@@ -129,7 +129,7 @@ class TrainingKind(TrainedKind):
             raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
         self._original, self._original_run = original, original.run
         self.context = replace(self.context, most_loss=original.most_loss, num_known=original.num_steps)
-        self._originals = Neighbours(self.context, original.run)
+        self._originals = InterleavedBaseline(self.context, original.run)
         self._servers = PairServers(self._processes.renew)
 
     def title(self) -> str:

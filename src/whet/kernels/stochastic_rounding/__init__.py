@@ -6,7 +6,7 @@ from torch import Tensor
 from whet.kernels.dispatch import kernels_for, pointer
 
 
-def rounded_by_chance(x: Tensor, generator: torch.Generator) -> Tensor:
+def rounded_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
     """Return float32 numbers in bfloat16, each rounded up or down by chance.
 
     Infinite numbers and NaN stay what they are. On a CPU one pass of whet's own kernel reads 4 and writes 2 bytes of

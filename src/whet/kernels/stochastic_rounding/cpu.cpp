@@ -15,7 +15,7 @@ WHET_EXPORT void whet_round_by_chance(const float* x, int32_t num_rows, int32_t 
   const auto round_item = [&](int item) {
     const size_t begin = ITEM * item, count = std::min(ITEM, num_values - begin);
     const uint32_t first = static_cast<uint32_t>(begin) + static_cast<uint32_t>(seed);
-    chance_rounding::round(x + begin, static_cast<int>(count), first, static_cast<uint32_t>(salt), y + begin);
+    stochastic_rounding::round(x + begin, static_cast<int>(count), first, static_cast<uint32_t>(salt), y + begin);
   };
   const double num_ops = static_cast<double>(num_values);
   each_beside_torch({6 * num_ops, 12 * num_ops}, static_cast<int>((num_values + ITEM - 1) / ITEM), round_item);

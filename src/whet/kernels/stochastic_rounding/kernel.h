@@ -6,7 +6,7 @@
 #include <cstring>
 
 namespace whet {
-namespace chance_rounding {
+namespace stochastic_rounding {
 
 // The finaliser of MurmurHash3 (Appleby, public domain): each bit of the input changes half of the output's.
 inline uint32_t mixed(uint32_t h) {
@@ -31,5 +31,5 @@ inline void round(const float* x, int n, uint32_t first, uint32_t salt, uint16_t
   }
 }
 
-}  // namespace chance_rounding
+}  // namespace stochastic_rounding
 }  // namespace whet

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.kernels import chance_rounding
-from whet.kernels.chance_rounding import rounded_by_chance
+from whet.kernels import stochastic_rounding
 from whet.kernels.dispatch import kernels
+from whet.kernels.stochastic_rounding import rounded_stochastically
 
 
 def mixed(h: np.ndarray) -> np.ndarray:
@@ -33,7 +33,7 @@ def test_the_kernel_follows_the_rule(shape: tuple[int, ...]) -> None:
         pytest.skip("no compiler here")
     x = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     seed, salt = torch.randint(-(2**31), 2**31, (2,), generator=torch.Generator().manual_seed(1)).tolist()
-    found = rounded_by_chance(x, torch.Generator().manual_seed(1))
+    found = rounded_stochastically(x, torch.Generator().manual_seed(1))
     assert found.dtype is torch.bfloat16 and found.shape == x.shape
     with np.errstate(over="ignore"):
         expected = by_the_rule(x.numpy(), seed, salt)
@@ -49,7 +49,7 @@ def test_the_kernel_follows_the_rule(shape: tuple[int, ...]) -> None:
 def test_a_number_becomes_one_of_its_neighbours(values: list[float], seed: int, has_kernel: bool) -> None:
     x = torch.tensor(values)
     generator = torch.Generator().manual_seed(seed)
-    found = rounded_by_chance(x, generator) if has_kernel else chance_rounding._rounded_in_torch(x, generator)
+    found = rounded_stochastically(x, generator) if has_kernel else stochastic_rounding._rounded_in_torch(x, generator)
     bits = x.view(torch.int32)
     below = (bits & -(2**16)).view(torch.float32)
     above = torch.where(bits & 0xFFFF != 0, (bits & -(2**16)) + 2**16, bits).view(torch.float32)
@@ -59,7 +59,7 @@ def test_a_number_becomes_one_of_its_neighbours(values: list[float], seed: int, 
 @pytest.mark.parametrize("value", [1.0 + 2**-9, -3.14159, 1e-30, 2**-140])
 def test_the_result_is_right_on_average(value: float) -> None:
     x = torch.full((400_000,), value)
-    found = rounded_by_chance(x, torch.Generator().manual_seed(0)).double()
+    found = rounded_stochastically(x, torch.Generator().manual_seed(0)).double()
     low, high = found.min().item(), found.max().item()
     exact = float(x[0])
     odds = (exact - low) / (high - low)
@@ -70,9 +70,9 @@ def test_the_result_is_right_on_average(value: float) -> None:
 def test_calls_draw_other_noise_and_generators_tell_it() -> None:
     x = torch.randn(1000)
     generator = torch.Generator().manual_seed(3)
-    first, second = rounded_by_chance(x, generator), rounded_by_chance(x, generator)
+    first, second = rounded_stochastically(x, generator), rounded_stochastically(x, generator)
     assert not torch.equal(first, second)
-    torch.testing.assert_close(rounded_by_chance(x, torch.Generator().manual_seed(3)), first, rtol=0, atol=0)
+    torch.testing.assert_close(rounded_stochastically(x, torch.Generator().manual_seed(3)), first, rtol=0, atol=0)
     changes = (first != second).double().mean().item()
     assert 0.2 < changes < 0.45, "a third of all pairs of independent roundings differ"
 
@@ -80,8 +80,8 @@ def test_calls_draw_other_noise_and_generators_tell_it() -> None:
 def test_what_is_no_number_stays_so() -> None:
     odd = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0])
     odd = torch.cat([odd, torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32)])
-    found = rounded_by_chance(odd, torch.Generator())
+    found = rounded_stochastically(odd, torch.Generator())
     torch.testing.assert_close(found.float(), odd, equal_nan=True)
-    assert rounded_by_chance(torch.empty(0), torch.Generator()).shape == (0,)
+    assert rounded_stochastically(torch.empty(0), torch.Generator()).shape == (0,)
     transposed = torch.randn(4, 6).T
-    assert rounded_by_chance(transposed, torch.Generator()).shape == (6, 4)
+    assert rounded_stochastically(transposed, torch.Generator()).shape == (6, 4)
