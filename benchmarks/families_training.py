@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.built_in_weights.docs_ssm import CONFIG
+from built_in_weights.docs_ssm import CONFIG
 from circumstances import circumstances
 from families_training_table import training_lines
 from kept_pages import keep_pages

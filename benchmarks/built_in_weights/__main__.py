@@ -8,10 +8,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.built_in_weights import digits_cnn, docs_encoder, docs_gpt, docs_ssm, signs_stream
-
 from whet.errors import WhetError
 from whet.workloads import WEIGHTS
+
+from . import digits_cnn, docs_encoder, docs_gpt, docs_ssm, signs_stream
 
 TRAINERS = {
     "digits-cnn": digits_cnn.train,

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from benchmarks.built_in_weights.loop import Schedule, fit, report
 from torch import Tensor
 
 from whet.models.resnet import ResNet
 from whet.workloads import WEIGHTS, digits_cnn
 from whet.workloads.weights import save_weights, write_directory
+
+from .loop import Schedule, fit, report
 
 BATCH = 64
 SHIFT = 4  # pixels

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.built_in_weights.loop import Schedule, fit, report
-from benchmarks.built_in_weights.tokenizer import train_tokenizer
 from torch import Tensor
 
 from whet.models.encoder import Encoder
@@ -15,6 +13,9 @@ from whet.workloads import WEIGHTS, docs_encoder
 from whet.workloads.docs_encoder import NUM_TOKENS
 from whet.workloads.docs_text import START, TOKENIZER, text_by_topic, token_ids
 from whet.workloads.weights import save_weights, write_directory
+
+from .loop import Schedule, fit, report
+from .tokenizer import train_tokenizer
 
 BATCH = 32
 MIN_CHARACTERS = 4_500  # a topic needs this much training text to be a label

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.built_in_weights.loop import report
-from benchmarks.built_in_weights.tokenizer import special_ids, train_tokenizer, write_json, write_tokenizer
 from numpy.typing import NDArray
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -24,6 +22,9 @@ from whet.models.selective.reference import is_kept_wide
 from whet.workloads import WEIGHTS, docs_gpt, docs_ssm
 from whet.workloads.docs_text import START, TOKENIZER, running_text
 from whet.workloads.weights import FILE, write_directory
+
+from .loop import report
+from .tokenizer import special_ids, train_tokenizer, write_json, write_tokenizer
 
 CONFIG = Path(__file__).with_suffix(".toml")
 RECIPE = CONFIG.with_name("docs_ssm_recipe.toml")

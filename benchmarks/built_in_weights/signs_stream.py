@@ -17,15 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from benchmarks.built_in_weights.resumable import Limit, Stage, fit
-from benchmarks.built_in_weights.signs_stages import (
-    classifier_stage,
-    regressed,
-    regression_stage,
-    student_stage,
-    teacher_stage,
-)
-from benchmarks.built_in_weights.tokenizer import write_json
 from torch import Tensor
 
 from whet.errors import OptionError
@@ -39,6 +30,16 @@ from whet.workloads.signs_data import Photos, read_photos, split_photos
 from whet.workloads.signs_noise import draw_frames, student_steps, teacher_steps
 from whet.workloads.signs_quality import Draw, FrameQuality, UnseenClips, bicubic, drawn, measured
 from whet.workloads.weights import save_weights, write_directory
+
+from .resumable import Limit, Stage, fit
+from .signs_stages import (
+    classifier_stage,
+    regressed,
+    regression_stage,
+    student_stage,
+    teacher_stage,
+)
+from .tokenizer import write_json
 
 NAME = "signs-stream"
 TEACHER = "signs-stream-teacher"

@@ -1,1 +1,1 @@
-"""What everything is said in: workloads, recipes, artefacts, and the tensors that go in and out of a model."""
+"""Define what everything is said in: workloads, recipes, artefacts, the tensors that go in and out of a model."""

@@ -9,10 +9,10 @@ from whet.measure.device_names import check_device_name
 
 
 def usable_device(name: str, option: str) -> torch.device:
-    """Return the device of a name: cpu, cuda (the current GPU) or cuda:NUMBER.
+    """Return the device that a name means.
 
     Args:
-        name: The name.
+        name: cpu, cuda for the current GPU, or cuda:NUMBER.
         option: What names it, for the message, as "--device".
 
     Raises:

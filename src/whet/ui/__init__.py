@@ -1,1 +1,1 @@
-"""What people see, below all commands: numbers, charts, styles of pages, and the servers that show them."""
+"""Show figures, below all commands: numbers, charts, the style of pages, and the servers that show them."""

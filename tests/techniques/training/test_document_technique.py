@@ -271,7 +271,7 @@ def test_a_profile_says_whether_masks_keep_documents_apart() -> None:
     assert 0.1 < profile.within_documents < 0.5
     assert TECHNIQUE.check_profile is not None
     assert not TECHNIQUE.check_profile(profile)
-    profile = StepProfile(total_s=10.0, attention_s=6.0, other_s=4.0, document_masking=0.25)
+    profile = StepProfile(total_s=10.0, attention_s=6.0, other_s=4.0, within_documents=0.25)
     assert TECHNIQUE.predict(profile, None, TECHNIQUE.options()) == pytest.approx(10 / (4 + 1.5))  # type: ignore[arg-type]
     trainer = Trainer(tiny_workload())
     trainer.step()
@@ -283,7 +283,7 @@ def test_a_profile_says_whether_masks_keep_documents_apart() -> None:
 def test_a_search_leaves_it_out_where_no_mask_keeps_documents_apart() -> None:
     parts = packed_parts()
     for share, is_refused in ((1.0, True), (0.3, False)):
-        profile = StepProfile(total_s=1.0, attention_s=0.5, other_s=0.5, document_masking=share)
+        profile = StepProfile(total_s=1.0, attention_s=0.5, other_s=0.5, within_documents=share)
         found, refused = _examined(parts, profile)
         assert (TECHNIQUE.name in found) != is_refused
         assert (TECHNIQUE.name in refused) == is_refused
