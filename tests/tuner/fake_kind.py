@@ -17,10 +17,10 @@ from whet.measure.quiet import QuietWait
 from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
-from whet.tuner.finals import is_smaller, original_point, with_claim
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.kind import Kind, Work
 from whet.tuner.listener import Listener
+from whet.tuner.points import finalist_point, is_smaller, original_point
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.search import SearchTime
@@ -122,17 +122,7 @@ class FakeKind(Kind):
         return original_point(runs or [Run(seconds=0.01)], 1.0, size_bytes=1000)
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
-        point = MeasuredVariant(
-            steps=record.steps,
-            label=record.label,
-            number=record.number,
-            latency_ms=claim.new_s[0] * 1e3,
-            throughput_per_s=1.0,
-            peak_bytes=claim.pairs[0][1].peak_bytes,
-            size_bytes=record.size_bytes or 0,
-            is_smaller=is_smaller(claim, 0.97),
-        )
-        return with_claim(point, claim)
+        return finalist_point(record, claim, is_smaller=is_smaller(claim, 0.97))
 
     def is_owed(self, steps: Sequence[Step]) -> bool:
         return any(step.technique in self._owed for step in steps)

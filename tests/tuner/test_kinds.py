@@ -35,6 +35,7 @@ from whet.tuner.kind import Kind, OtherKind
 from whet.tuner.kind_options import check_options
 from whet.tuner.listener import Listener
 from whet.tuner.model_kind import ModelKind
+from whet.tuner.points import original_point
 from whet.tuner.prepared_target import prepared
 from whet.tuner.result import Result
 from whet.tuner.scripts.kind import ScriptKind
@@ -140,8 +141,8 @@ BARE = Result(
     verdict="no-gain",
     sentence="",
     quality_name="",
-    baseline=finals.original_point([Run(seconds=1.0)], 1.0),
-    best=finals.original_point([Run(seconds=1.0)], 1.0),
+    baseline=original_point([Run(seconds=1.0)], 1.0),
+    best=original_point([Run(seconds=1.0)], 1.0),
 )
 
 

@@ -3,16 +3,11 @@
 Processes are the independent replicates: one of each side is one observation.
 """
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from whet.comparison.claim import Claim
 from whet.comparison.compare import Comparison, TimeLimit, compare_all
-from whet.comparison.run import Run
 from whet.comparison.stopping import Fixed
-from whet.measure.load import total
-from whet.measure.stats import noise_floor
 from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS
 from whet.tuner.kind import Kind
 from whet.tuner.records import TrialRecord
@@ -60,8 +55,11 @@ def compare_finalists(kind: Kind, finalists: Sequence[TrialRecord], records: Seq
     if finalists or kind.times_original_alone:
         # Who saves memory or bytes may be slower, and needs all of its pairs.
         lost_after = Fixed.lost_after if kind.goal.asks_for_speed else 0
-        several = Fixed(ROUNDS, MIN_ROUNDS, lost_after=lost_after, noise_from=kind.noise_from)
-        stop = several if finalists else Fixed(_ROUNDS_ALONE, 1)
+        stop = (
+            Fixed(ROUNDS, MIN_ROUNDS, lost_after=lost_after, noise_from=kind.noise_from)
+            if finalists
+            else Fixed(_ROUNDS_ALONE, 1)
+        )
         found = compare_all(
             [(original, kind.side(record)) for record in finalists],
             schedule=kind.schedule,
@@ -96,45 +94,4 @@ def _found(kind: Kind, finalists: Sequence[TrialRecord], records: Sequence[Trial
         len(finalists),
         frozenset({*kind.lost, *(record.number for record, _ in failed)}),
         any(run.busy for runs in found.runs.values() for run in runs),
-    )
-
-
-def is_smaller(claim: Claim, share: float, original_bytes: float = float("inf")) -> bool:
-    """Return whether the peak of each pair of a claim is smaller than the original's.
-
-    Args:
-        claim: The comparison with the original.
-        share: The share of the original's peak that a smaller one stays below.
-        original_bytes: What the original needs at most, where its process held more than that.
-    """
-    peaks = [(min(old.peak_bytes, original_bytes), new.peak_bytes) for old, new in claim.pairs]
-    return len(peaks) >= MIN_ROUNDS and all(0 < new < share * old for old, new in peaks)
-
-
-def with_claim(point: MeasuredVariant, claim: Claim) -> MeasuredVariant:
-    """Return a point with what its pairs with the original show of its speed."""
-    return point.model_copy(
-        update={
-            "process_latencies_ms": [seconds * 1e3 for seconds in claim.new_s],
-            "speedup": claim.ratio or 1.0,
-            "speedup_ci95": claim.ci95 or (1.0, 1.0),
-            "p_value": claim.p_value,
-            "noise": claim.noise,
-            "verdict": str(claim.verdict),
-            "load": asdict(claim.load),
-        }
-    )
-
-
-def original_point(runs: Sequence[Run], num_samples: float, *, size_bytes: int = 0) -> MeasuredVariant:
-    """Return the original as its runs show it, at least one."""
-    seconds = statistics.median(run.seconds for run in runs)
-    return MeasuredVariant(
-        latency_ms=seconds * 1e3,
-        throughput_per_s=num_samples / seconds,
-        peak_bytes=round(statistics.median(run.peak_bytes for run in runs)),
-        size_bytes=size_bytes,
-        process_latencies_ms=[run.seconds * 1e3 for run in runs],
-        noise=noise_floor([[run.seconds for run in runs]]) if len(runs) > 1 else 1.0,
-        load=asdict(total(run.load for run in runs)),
     )

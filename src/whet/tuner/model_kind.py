@@ -25,13 +25,13 @@ from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS, BudgetPlan, Costs, saving
 from whet.tuner.build import is_in_process
 from whet.tuner.doubt import doubt_about
 from whet.tuner.facts import TargetFacts
-from whet.tuner.finals import is_smaller, original_point, with_claim
 from whet.tuner.goal import ranked
 from whet.tuner.kind import Kind, OtherKind, Work
 from whet.tuner.kind_options import KindWord
-from whet.tuner.model_points import gain_sentence, measured, screened_original, screened_point
+from whet.tuner.model_points import gain_sentence, measured, screened_original
 from whet.tuner.model_sides import ModelSide, peak_bytes_of
 from whet.tuner.plan import compile_only
+from whet.tuner.points import finalist_point, is_smaller, original_point, screened_point
 from whet.tuner.preparation import check_memory, prepare_work_directory
 from whet.tuner.prepared_target import Prepared
 from whet.tuner.processes import forking
@@ -191,8 +191,13 @@ class ModelKind(Kind):
         facts = self.facts
         if not runs:
             return screened_original(facts, records)
-        point = original_point(runs, facts.num_samples, size_bytes=facts.original_bytes).model_copy(
-            update={**measured(runs), "quality": facts.score, "share_of_limit": self._share((), runs)}
+        point = original_point(
+            runs,
+            facts.num_samples,
+            size_bytes=facts.original_bytes,
+            quality=facts.score,
+            share_of_limit=self._share((), runs),
+            **measured(runs),
         )
         if self.goal.objective == "memory":
             self._is_fair = hold_only_the_model(self.context, point)
@@ -201,23 +206,17 @@ class ModelKind(Kind):
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
         """Return a finalist's point, with the doubt about it where there is one."""
         runs = [new for _, new in claim.pairs]
-        fields = measured(runs)
-        latency_ms = statistics.median(run.latency_ms for run in runs)
-        point = MeasuredVariant(
-            **fields,
-            steps=record.steps,
-            label=record.label,
-            number=record.number,
-            throughput_per_s=self.facts.num_samples * 1e3 / latency_ms,
-            size_bytes=record.size_bytes or 0,
-            quality=record.quality,
+        point = finalist_point(
+            record,
+            claim,
+            self.facts.num_samples,
             change=record.change,
             agreement=record.agreement,
             share_of_limit=self._share(record.steps, runs),
             fixed_batch=record.fixed_batch,
             is_smaller=is_smaller(claim, _SMALLER, baseline.peak_bytes),
+            **measured(runs),
         )
-        point = with_claim(point, claim)
         if point.speedup_ci95[0] > 1 and (doubt := doubt_about(self.context, record, claim, self.work.patience)):
             point.verdict, point.doubt = str(Verdict.INCONCLUSIVE), doubt
         return point

@@ -84,26 +84,3 @@ def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> Mea
         quality=facts.score,
         verdict="screened",
     )
-
-
-def screened_point(record: TrialRecord, num_samples: float) -> MeasuredVariant | None:
-    """Return a trial outside the finals as a point with its screening figures; None where it was not timed."""
-    if record.latency_ms is None or record.speedup is None or record.speedup_ci95 is None:
-        return None
-    return MeasuredVariant(
-        steps=record.steps,
-        label=record.label,
-        number=record.number,
-        latency_ms=record.latency_ms,
-        beside_ms=record.baseline_latency_ms,
-        throughput_per_s=num_samples * 1e3 / record.latency_ms,
-        peak_bytes=record.peak_bytes or 0,
-        size_bytes=record.size_bytes or 0,
-        quality=record.quality,
-        agreement=record.agreement,
-        share_of_limit=record.share_of_limit,
-        speedup=record.speedup,
-        speedup_ci95=record.speedup_ci95,
-        fixed_batch=record.fixed_batch,
-        verdict="screened",
-    )

@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,6 @@ from whet.comparison.schedules import Rounds, Schedule
 from whet.comparison.variant import Variant
 from whet.core.recipe import Recipe, Step
 from whet.errors import OptionError, TargetError, WhetError
-from whet.measure.stats import noise_floor
 from whet.streamer.sources import open_source, refuse_live
 from whet.streamer.stream import StreamOptions
 from whet.streamer.target_name import is_tuned
@@ -26,9 +24,10 @@ from whet.techniques import TABLE
 from whet.techniques.names import check_excluded
 from whet.tuner.asked import Asked
 from whet.tuner.budget import needed_for
-from whet.tuner.finals import ORIGINAL, with_claim
+from whet.tuner.finals import ORIGINAL
 from whet.tuner.kind import Kind, Work
 from whet.tuner.kind_options import KindWord
+from whet.tuner.points import finalist_point, original_point
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, Result, UntriedTechnique
 from whet.tuner.search import SearchTime
@@ -242,35 +241,17 @@ class StreamKind(Kind):
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
         """Return the point of the stream as it is. A call is so many frames."""
-        seconds = [run.seconds / FRAMES for run in runs] or [self._own_s]
-        return MeasuredVariant(
-            latency_ms=statistics.median(seconds) * 1e3,
-            throughput_per_s=1 / statistics.median(seconds),
-            peak_bytes=max((run.peak_bytes for run in runs), default=0),
-            size_bytes=0,
-            quality=self.unseen.own().ssim,
-            process_latencies_ms=[one * 1e3 for one in seconds] if runs else [],
-            noise=noise_floor([[run.seconds for run in runs]]) if len(runs) > 1 else 1.0,
-            stream=figures_of(self.unseen.own()),
-        )
+        own = self.unseen.own()
+        known: dict[str, Any] = {"quality": own.ssim, "stream": figures_of(own)}
+        if not runs:
+            return MeasuredVariant(
+                latency_ms=self._own_s * 1e3, throughput_per_s=1 / self._own_s, peak_bytes=0, size_bytes=0, **known
+            )
+        return original_point(runs, 1.0, per_call=FRAMES, **known)
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
         """Return a finalist's point."""
-        seconds = statistics.median(claim.new_s) / FRAMES
-        point = MeasuredVariant(
-            steps=record.steps,
-            label=record.label,
-            number=record.number,
-            latency_ms=seconds * 1e3,
-            throughput_per_s=1 / seconds,
-            peak_bytes=max(new.peak_bytes for _, new in claim.pairs),
-            size_bytes=0,
-            quality=record.quality,
-            stream=record.stream,
-        )
-        point = with_claim(point, claim).model_copy(
-            update={"process_latencies_ms": [one * 1e3 / FRAMES for one in claim.new_s]}
-        )
+        point = finalist_point(record, claim, per_call=FRAMES)
         self.unseen.judge(point)
         if self._within_s is not None:
             self.unseen.keep_time(point, baseline)

@@ -16,15 +16,14 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import Exactness
 from whet.tuner.asked import Asked
 from whet.tuner.budget import needed_for
-from whet.tuner.finals import original_point
 from whet.tuner.goal import MAX_DROP_TRAINING, MAX_SLOWDOWN, Goal, ranked
 from whet.tuner.kind import Kind
+from whet.tuner.points import finalist_point, is_smaller, original_point, screened_point
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
 from whet.tuner.search import SearchTime
 from whet.tuner.space import Space
 from whet.tuner.time_account import EXAMINATION, TRIALS
-from whet.tuner.training.points import measured_point, screened_point
 from whet.tuner.training.space import COMPILE, worth_trying
 from whet.tuner.training.trial import exactness_of
 from whet.tuner.training.words import gain_sentence
@@ -32,6 +31,7 @@ from whet.tuner.verdict_costs import VerdictCosts
 from whet.ui.figures import num_bytes
 
 LOSSES_SHARE = 0.25  # of the search's budget: what the finals leave to the proof of the loss, at the most
+_SMALLER = 0.97  # of the original's peak, in each pair: what is called smaller
 
 
 class TrainedKind(Kind):
@@ -118,7 +118,7 @@ class TrainedKind(Kind):
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
         """Return a finalist's point."""
-        return measured_point(record, claim, self.facts.num_samples)
+        return finalist_point(record, claim, self.facts.num_samples, is_smaller=is_smaller(claim, _SMALLER))
 
     def is_owed(self, steps: Sequence[Step]) -> bool:
         """Return whether only a loss can prove that a recipe trains as well."""
