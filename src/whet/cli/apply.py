@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _REFUSED = 3
 
+NAMES = {"target": check_name}
+"""What checks a parameter as it was typed; see typed.py."""
+
 
 def apply(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="a recipe.toml that whet tune wrote")],

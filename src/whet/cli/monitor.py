@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,16 @@ _Out = Annotated[Path | None, typer.Option(metavar="DIR", help="a directory for 
 _AsJson = Annotated[bool, typer.Option("--json", help="print the summary as one JSON object at the end")]
 
 
+def _check_program(command: Sequence[str]) -> None:
+    """Check that there is a program to run."""
+    if shutil.which(command[0]) is None and not Path(command[0]).exists():
+        raise TargetError(f"cannot run {command[0]}: there is no such program; write it as: -- python train.py")
+
+
+NAMES = {"command": _check_program}
+"""What checks a parameter as it was typed; see typed.py."""
+
+
 def monitor(
     command: _Command,
     port: _Port = None,
@@ -56,8 +67,6 @@ def monitor(
         checked_port(port, "--port")
     interval_s = seconds("--interval", interval)
     check_interval(interval_s)
-    if shutil.which(command[0]) is None and not Path(command[0]).exists():
-        raise TargetError(f"cannot run {command[0]}: there is no such program; write it as: -- python train.py")
     with large_imports():
         from rich.console import Console
 

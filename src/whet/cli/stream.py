@@ -75,6 +75,10 @@ DEFAULT_TARGET = "signs-stream"
 _MISSED = 1
 
 
+NAMES = {"target": check_stream}
+"""What checks a parameter as it was typed; see typed.py."""
+
+
 def stream(
     target: TargetArgument = DEFAULT_TARGET,
     source: SourceOption = "synthetic",

@@ -9,6 +9,9 @@ import typer
 from whet.fast_import import large_imports
 from whet.techniques.names import check_technique
 
+NAMES = {"name": check_technique}
+"""What checks a parameter as it was typed; see typed.py."""
+
 
 def techniques(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="show one technique's card")] = None,

@@ -33,6 +33,10 @@ _Budget = Annotated[str, typer.Option(metavar="TIME", help="the time for --tune,
 _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
 
 
+NAMES = {"config": lambda given: read_toml(Path(given))}
+"""What checks a parameter as it was typed; see typed.py."""
+
+
 def train(
     config: _Config,
     changes: _Changes = None,

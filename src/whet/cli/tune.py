@@ -121,6 +121,18 @@ _Data = Annotated[
 _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
 
 
+def _check_names(targets: Sequence[str]) -> None:
+    """Check the targets that their names alone tell of; streams and commands are looked at later."""
+    if not _is_command(targets):
+        for target in targets:
+            if not names_a_stream(target):
+                check_name(target)
+
+
+NAMES = {"targets": _check_names}
+"""What checks a parameter as it was typed; see typed.py."""
+
+
 def tune(
     targets: _Targets,
     train: _Train = None,

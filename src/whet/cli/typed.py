@@ -59,8 +59,19 @@ class _Command(TyperCommand):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.module = inspect.unwrap(self.callback).__module__ if self.callback else __name__
         for param in self.params:
             _name_value(param)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Check names before the values of all parameters are converted, which takes longer than all else here."""
+        checks = getattr(sys.modules[self.module], "NAMES", {})
+        if checks:
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            for parameter, check in checks.items():
+                if given.get(parameter):
+                    check(given[parameter])
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line after the command's name."""
