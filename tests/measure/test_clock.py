@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.measure import clock
+from whet.measure import clock, device
 from whet.measure.clock import Measurement, measure_calls, measure_pairs, warm_up
 from whet.measure.load import Reading
 
@@ -288,7 +288,7 @@ def test_the_gpu_that_is_waited_for_is_the_models(monkeypatch: pytest.MonkeyPatc
     seen = []
     monkeypatch.setattr(torch.cuda, "set_device", seen.append)
     for name in ("cuda:1", "cpu"):
-        clock.use_device_of(SimpleNamespace(device=torch.device(name)))
+        device.use_device_of(SimpleNamespace(device=torch.device(name)))
     assert seen == [torch.device("cuda:1")]
 
 

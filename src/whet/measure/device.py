@@ -8,8 +8,8 @@ from whet.errors import OptionError
 from whet.measure.device_names import check_device_name
 
 
-def usable_device(name: str, option: str) -> torch.device:
-    """Return the device that a name means.
+def check_usable(name: str, option: str) -> None:
+    """Check that torch can use the device that a name means.
 
     Args:
         name: cpu, cuda for the current GPU, or cuda:NUMBER.
@@ -20,15 +20,19 @@ def usable_device(name: str, option: str) -> torch.device:
     """
     check_device_name(name, option)
     if name == "cpu":
-        return torch.device(name)
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not num_gpus:
+        return
+    if not torch.cuda.is_available():
         built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         raise OptionError(f"{option} {name} needs a GPU that torch can use, and {built}; leave it out to use the CPU")
-    index = int(name.partition(":")[2] or torch.cuda.current_device())
-    if index >= num_gpus:
+    number = name.partition(":")[2]
+    if number and int(number) >= (num_gpus := torch.cuda.device_count()):
         raise OptionError(f"{option} {name}: torch finds {num_gpus} GPUs here, the last one is cuda:{num_gpus - 1}")
-    return torch.device("cuda", index)
+
+
+def usable_device(name: str, option: str) -> torch.device:
+    """Return the device that a name means, a GPU with its number; see check_usable."""
+    check_usable(name, option)
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def device_type_of(*tensors: Iterable[object]) -> str:

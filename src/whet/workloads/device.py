@@ -10,7 +10,7 @@ from whet.core.signature import Outputs
 from whet.core.workload import Predict, Quality, TrainingWorkload, Workload
 from whet.core.workload.training import Loss
 from whet.errors import OptionError, TargetError
-from whet.measure.device import usable_device
+from whet.measure.device import check_usable
 from whet.workloads.target_name import split_device_name
 
 
@@ -24,10 +24,11 @@ def split_device(target: str) -> tuple[str, str]:
         TargetError: whet does not measure on this device, or this machine does not have it.
     """
     address, device = split_device_name(target)
-    try:
-        usable_device(device or "cpu", "device")
-    except OptionError as error:
-        raise TargetError(str(error)) from error
+    if device == "cuda":
+        try:
+            check_usable(device, "device")
+        except OptionError as error:
+            raise TargetError(str(error)) from error
     return address, device
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whet.errors import OptionError, OutputError, named_reason
 from whet.files import write_whole
-from whet.measure.device import usable_device
+from whet.measure.device import check_usable
 from whet.measure.machine import Limits, describe
 from whet.profiling.model import chrome
 from whet.profiling.model.allocations import AllocationTracker, TensorMemory
@@ -81,7 +81,7 @@ def profile(
     if device not in (None, "cpu", "cuda"):
         raise OptionError(f"device must be 'cpu' or 'cuda', not {device!r}")
     if device is not None:
-        usable_device(device, "device")
+        check_usable(device, "device")
     return Session(depth, operators, memory, active_steps, nvtx, device, limits, name)
 
 
