@@ -1,30 +1,27 @@
-"""Read which module of whet imports which, lazily or by a string that names it; annotations alone don't count."""
+"""Read which module imports which, lazily or by a string that names it; annotations alone don't count."""
 
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import whet
-
-ROOT = Path(whet.__file__).parent
+from types import ModuleType
 
 
-def modules() -> dict[str, Path]:
-    """Every module but the package itself, which hands on names and is imported before all others."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = ("whet", *path.relative_to(ROOT).with_suffix("").parts)
+def modules(package: ModuleType) -> dict[str, Path]:
+    """Every module of a package but itself, which hands on names and is imported before all others."""
+    found, root = {}, Path(str(package.__file__)).parent
+    for path in sorted(root.rglob("*.py")):
+        parts = (package.__name__, *path.relative_to(root).with_suffix("").parts)
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return {name: path for name, path in found.items() if name != "whet"}
+    return {name: path for name, path in found.items() if name != package.__name__}
 
 
-def imports() -> dict[str, dict[str, int]]:
-    """For each module the modules that it imports, each with a line."""
-    known = modules()
+def imports(package: ModuleType) -> dict[str, dict[str, int]]:
+    """For each module of a package the modules of it that it imports, each with a line."""
+    known = modules(package)
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for module, path in known.items():
-        for name, line in _named(ast.parse(path.read_text(encoding="utf-8"))):
+        for name, line in _named(ast.parse(path.read_text(encoding="utf-8")), f"{package.__name__}."):
             target = name
             while target and target not in known:
                 target = target.rpartition(".")[0]
@@ -33,7 +30,7 @@ def imports() -> dict[str, dict[str, int]]:
     return found
 
 
-def _named(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def _named(tree: ast.AST, prefix: str) -> Iterator[tuple[str, int]]:
     """What a tree imports, or names as text: "whet.cli.tune" or "whet.measure.child:main"."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -42,11 +39,11 @@ def _named(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("whet."):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(prefix):
             name = node.value.partition(":")[0]
             if not name.endswith(".") and " " not in name:
                 yield name, node.lineno
-        yield from _named(node)
+        yield from _named(node, prefix)
 
 
 def circles(graph: Mapping[str, Mapping[str, int]]) -> list[list[str]]:

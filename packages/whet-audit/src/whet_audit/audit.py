@@ -11,9 +11,13 @@ from pathlib import Path
 from whet_audit.baseline import read_baseline
 from whet_audit.errors import AuditError, OutputError
 from whet_audit.files import check_file, write_whole
+from whet_audit.formats.table import report_html
+from whet_audit.report import show_reports
 from whet_audit.rules import RULES
 from whet_audit.run import Change, Outcome, run
 from whet_audit.settings import Settings, check_codes, read_settings
+
+show_reports(report_html)
 
 
 def audit(

@@ -49,7 +49,7 @@ class Outcome:
     def __repr__(self) -> str:
         return f"Outcome({self.report.summary()})"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         return self.report._repr_html_()
 
     def write_baseline(self, path: Path) -> None:
