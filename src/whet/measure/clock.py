@@ -128,7 +128,7 @@ def measure_calls(
             while not _is_enough(blocks, loads, budget_s, min_calls):
                 blocks.append([])
                 before = read()
-                _take(calls, min(_BLOCK_S, budget_s), 1, blocks[-1])
+                _timed_calls(calls, min(_BLOCK_S, budget_s), 1, blocks[-1])
                 loads.append(before.until(read()))
         except Exception as error:
             del blocks[-1][len(blocks[-1]) - len(blocks[-1]) % len(calls) :]
@@ -261,8 +261,8 @@ class Block:
 
 def time_block(calls: Sequence[Call], *, budget_s: float) -> Block:
     """Time one short block, in whole rounds of `calls`. The times of the first calls are discarded."""
-    num_dropped = len(_take(calls[:1], budget_s / 5, 1))
-    samples = _take(calls, budget_s, 3)
+    num_dropped = len(_timed_calls(calls[:1], budget_s / 5, 1))
+    samples = _timed_calls(calls, budget_s, 3)
     return Block(_seconds_per_call(samples, len(calls)), tuple(samples), num_dropped)
 
 
@@ -280,7 +280,7 @@ def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) 
     num_calls = len(calls)
     previous = None
     while time.perf_counter() - started < budget_s:
-        samples = _take(calls, min(0.05, budget_s / 4), 3)
+        samples = _timed_calls(calls, min(0.05, budget_s / 4), 3)
         num_calls += len(samples)
         window = _seconds_per_call(samples, len(calls))
         if previous is not None and abs(window - previous) <= tolerance * previous:
@@ -300,7 +300,7 @@ def _seconds_per_call(samples: Sequence[float], num_calls: int) -> float:
     return statistics.fmean(statistics.median(samples[i::num_calls]) for i in range(num_calls))
 
 
-def _take(calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[float] | None = None) -> list[float]:
+def _timed_calls(calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[float] | None = None) -> list[float]:
     """Time whole rounds of `calls`: at least `min_calls` calls, for at least `budget_s` seconds.
 
     Args:
