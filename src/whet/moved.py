@@ -21,9 +21,11 @@ PLACES = {
     "whet.figures": "whet.ui.figures",
     "whet.fix_trials": "whet.scripts.audit_measure",
     "whet.html_tables": "whet.ui.html_tables",
+    "whet.kernels.chance_rounding": "whet.kernels.stochastic_rounding",
     "whet.load_test": "whet.server.load_test",
     "whet.look": "whet.ui.page_style",
     "whet.machine": "whet.measure.machine",
+    "whet.models.memory_bank.test_time": "whet.models.memory_bank.inference_learning",
     "whet.monitor": "whet.scripts.monitor",
     "whet.network": "whet.ui.network",
     "whet.profiler": "whet.profiling.model",
@@ -34,17 +36,25 @@ PLACES = {
     "whet.scripted": "whet.core.scripted",
     "whet.scripts": "whet.scripts.injection",
     "whet.server.batcher": "whet.server.batching.batcher",
+    "whet.server.http.intake": "whet.server.http.admission",
+    "whet.server.http.reading": "whet.server.http.request_parsing",
+    "whet.server.http.reading_process": "whet.server.http.request_parsing_process",
     "whet.server.structure": "whet.server.output_constraint",
     "whet.signature": "whet.core.signature",
     "whet.slo": "whet.core.slo",
     "whet.step_profiler": "whet.profiling.step",
     "whet.stream_tuner": "whet.tuner.streams",
+    "whet.stream_tuner.denoiser": "whet.tuner.streams.submodels",
+    "whet.streamer.degrading": "whet.streamer.quality_controller",
+    "whet.streamer.replaced": "whet.streamer.module_swaps",
+    "whet.streamer.stillness": "whet.streamer.frame_skip_filter",
     "whet.structure": "whet.core.pytree",
     "whet.target_profiler": "whet.tuner.target_profile",
     "whet.technique": "whet.techniques.technique",
     "whet.tokenizer_files": "whet.core.tokenizer_files",
     "whet.trace_profiler": "whet.profiling.trace",
     "whet.traces": "whet.profiling.trace",
+    "whet.trainer.journal": "whet.trainer.metrics_log",
     "whet.training": "whet.techniques.mechanisms",
     "whet.training.aligned_layers": "whet.techniques.mechanisms.padded_dimensions",
     "whet.training.applied": "whet.techniques.applied",
@@ -75,20 +85,34 @@ PLACES = {
     "whet.training.tokens": "whet.trainer.tokens",
     "whet.training.updates": "whet.techniques.proof.updates",
     "whet.training.within_documents": "whet.techniques.mechanisms.packing.document_masking",
+    "whet.tuner.outlook": "whet.tuner.budget_plan",
+    "whet.tuner.training.points": "whet.tuner.points",
     "whet.units": "whet.ui.units",
     "whet.workflow_commands": "whet.ui.workflow_commands",
     "whet.workload": "whet.core.workload",
+    "whet.workloads.fine_tuning": "whet.workloads.target",
 }
 """Where modules were in version 0.1 -> where they are; what lay in them went along, unless it has a line of its own."""
+
+RENAMED = {
+    "whet.kernels.chance_rounding": {"rounded_by_chance": "rounded_stochastically"},
+    "whet.server.structure": {"Structure": "OutputConstraint"},
+    "whet.streamer.stillness": {"StillnessFilter": "FrameSkipFilter"},
+    "whet.structure": {"Structure": "PyTree"},
+    "whet.trainer.journal": {"Journal": "MetricsLog"},
+    "whet.tuner.outlook": {"Outlook": "BudgetPlan"},
+}
+"""What is called otherwise in a module that has moved, by the old place."""
 
 
 def new_place(name: str) -> str | None:
     """Return where a module is now, by the longest old place that its name begins with; None where none does."""
-    place = name
-    while place:
-        if place in PLACES:
-            return PLACES[place] + name.removeprefix(place)
-        place = place.rpartition(".")[0]
+    old = name
+    while old:
+        if old in PLACES:
+            is_new = f"{name}.".startswith(f"{PLACES[old]}.")  # as whet.scripts.injection, which is below whet.scripts
+            return None if is_new else PLACES[old] + name.removeprefix(old)
+        old = old.rpartition(".")[0]
     return None
 
 
@@ -122,12 +146,13 @@ class OldPlaces:
         place, real = spec.origin, import_module(spec.origin)
 
         def handed_on(wanted: str) -> Any:
-            if not hasattr(real, wanted):
+            now = RENAMED.get(name, {}).get(wanted, wanted)
+            if not hasattr(real, now):
                 raise AttributeError(f"module {name!r} has no attribute {wanted!r}")
             if not wanted.startswith("__"):
-                message = f"{name}.{wanted} has moved to {place}.{wanted}; the old name goes with the next version"
+                message = f"{name}.{wanted} has moved to {place}.{now}; the old name goes with the next version"
                 warnings.warn(message, DeprecationWarning, stacklevel=2)
-            return getattr(real, wanted)
+            return getattr(real, now)
 
         vars(module)["__getattr__"] = handed_on
 

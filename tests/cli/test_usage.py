@@ -1,6 +1,7 @@
 """Wrong use of any command is one line on standard error, which names the option, and exit code 2."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,19 @@ def test_a_notice_is_a_plain_line_and_shown_once(capsys: pytest.CaptureFixture[s
     finally:
         log.handlers[:] = handlers
         log.setLevel(level)
+
+
+@pytest.mark.parametrize("line", ["tune nosuch --help", "train nosuch.toml --help", "techniques nosuch -h"])
+def test_help_is_shown_whatever_stands_beside_it(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 0
+    assert "usage: whet" in capsys.readouterr().out.lower()
+
+
+def test_options_of_a_training_are_not_taken_for_those_of_a_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("x")
+    said = refusal(capsys, ["tune", f"hf:{tmp_path}?lr=1e-4", "--train", str(tmp_path / "text.txt")])
+    assert "bad option" not in said

@@ -1,4 +1,4 @@
-"""The inductor technique: when it is refused, and what it hands to its runtimes. Compiling itself: tests/artefact."""
+"""The inductor technique: when it is refused, and what it hands to its runtimes. Compiling: tests/core/artefact."""
 
 import pytest
 import torch

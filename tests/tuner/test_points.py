@@ -11,7 +11,7 @@ from whet.profiling.model import Profile
 from whet.tuner.goal import Goal
 from whet.tuner.improvement import improves
 from whet.tuner.model_points import gain_sentence, screened_original
-from whet.tuner.points import is_smaller, screened_point
+from whet.tuner.points import finalist_point, is_smaller, original_point, screened_point
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
 
@@ -134,3 +134,25 @@ def test_a_gain_that_cannot_be_saved_says_so() -> None:
     in_process = point("best", speedup=3.0, steps=(Step(technique="torch_compile"),))
     assert ". It cannot be saved: torch.compile makes it anew" in gain_sentence(Goal(), BASELINE, in_process, None, "q")
     assert "cannot be saved" not in gain_sentence(Goal(), BASELINE, point("best"), None, "q")
+
+
+def test_a_finalist_has_the_figures_of_its_pairs_and_what_its_kind_knows_better() -> None:
+    pairs = tuple((Run(seconds=0.8, peak_bytes=900), Run(seconds=0.4, peak_bytes=100 * i)) for i in (4, 2, 3))
+    claim = Claim(
+        verdict=Verdict.PASS, pairs=pairs, new_s=(0.4,) * 3, ratio=2.0, ci95=(1.9, 2.1), p_value=0.01, noise=1.02
+    )
+    record = trial(5, steps=[Step(technique="bf16")], size_bytes=70, quality=0.9)
+    found = finalist_point(record, claim, 32, per_call=8, quality=None)
+    assert (found.number, found.latency_ms, found.throughput_per_s) == (5, pytest.approx(50), pytest.approx(640))
+    assert found.process_latencies_ms == pytest.approx([50, 50, 50])
+    assert (found.peak_bytes, found.size_bytes, found.quality) == (300, 70, None)
+    assert (found.speedup, found.speedup_ci95, found.verdict, found.noise) == (2.0, (1.9, 2.1), "pass", 1.02)
+    assert finalist_point(record, claim).quality == 0.9
+
+
+def test_the_original_has_the_figures_of_its_runs() -> None:
+    runs = [Run(seconds=seconds, peak_bytes=900) for seconds in (0.8, 0.4, 0.6)]
+    found = original_point(runs, 3.0, per_call=2, peak_bytes=1000)
+    assert (found.latency_ms, found.throughput_per_s) == (pytest.approx(300), pytest.approx(10))
+    assert (found.peak_bytes, found.noise > 1) == (1000, True)
+    assert original_point(runs[:1], 1.0).noise == 1.0, "a single run tells nothing of noise"

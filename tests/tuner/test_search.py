@@ -328,3 +328,21 @@ def test_what_earlier_records_were_rejected_for_is_inferred(found: dict[str, obj
     assert TrialRecord.model_validate(record).rejected_for == cause
     assert TrialRecord.model_validate({**record, "rejected_for": "quality"}).rejected_for == "quality"
     assert TrialRecord.model_validate({**record, "status": "done"}).rejected_for is None
+
+
+def test_a_compiler_is_run_only_where_it_ends_before_the_deadline() -> None:
+    clock = iter([10.0, 10.0, 80.0]).__next__
+    limit = SearchTime(deadline=100.0, stop_at=120.0, trial_s=20.0, clock=clock, compile_s=30.0)
+    assert limit.allows_compiler([])
+    assert limit.allows_compiler([TrialRecord(number=0, steps=[], status="done", seconds=40.0)])
+    assert not limit.allows_compiler([])
+
+
+def test_the_sampler_leaves_compilers_out_too(tmp_path: Path) -> None:
+    """The plan has ended; what is left for the sampler would run until the time for the finals is gone."""
+    trials = context(tmp_path, FakeRunner(), applicable=[applicable("inductor", "backend", bounds=[2.0])])
+    study = Study.open(default_storage(tmp_path), "test")
+    far = 1e6
+    limit = SearchTime(deadline=far, stop_at=far, trial_s=1.0, clock=lambda: 0.0, compile_s=2 * far)
+    done = search(trials, study, Goal(), limit, max_trials=3, propose=lambda **_: None)
+    assert done == []

@@ -184,4 +184,4 @@ def _summary(answers: "Sequence[Answer]") -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{percent(part / whole, decimals=0)}" if whole else DASH
+    return percent(part / whole, decimals=0) if whole else DASH

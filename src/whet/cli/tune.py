@@ -122,10 +122,10 @@ _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as 
 
 
 def _check_names(targets: Sequence[str]) -> None:
-    """Check the targets that their names alone tell of; streams and commands are looked at later."""
+    """Check the targets that their names alone tell of; others are looked at with their options."""
     if not _is_command(targets):
         for target in targets:
-            if not names_a_stream(target):
+            if not target.startswith("hf:") and not names_a_stream(target):
                 check_name(target)
 
 

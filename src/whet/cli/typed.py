@@ -68,9 +68,9 @@ class _Command(TyperCommand):
         checks = getattr(sys.modules[self.module], "NAMES", {})
         if checks:
             given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-            for parameter, check in checks.items():
-                if given.get(parameter):
-                    check(given[parameter])
+            asked = {} if given.get("help") else {name: given[name] for name in checks if given.get(name)}
+            for name, value in asked.items():
+                checks[name](value)
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -1,1 +1,1 @@
-"""This room answers for `whet doctor`: what is installed, what works, and what is missing for which command."""
+"""Answer for `whet doctor`: what is installed, what works, and what is missing for which command."""

@@ -300,7 +300,9 @@ def _seconds_per_call(samples: Sequence[float], num_calls: int) -> float:
     return statistics.fmean(statistics.median(samples[i::num_calls]) for i in range(num_calls))
 
 
-def _timed_calls(calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[float] | None = None) -> list[float]:
+def _timed_calls(
+    calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[float] | None = None
+) -> list[float]:
     """Time whole rounds of `calls`: at least `min_calls` calls, for at least `budget_s` seconds.
 
     Args:

@@ -32,7 +32,9 @@ def check_usable(name: str, option: str) -> None:
 def usable_device(name: str, option: str) -> torch.device:
     """Return the device that a name means, a GPU with its number; see check_usable."""
     check_usable(name, option)
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+    if name == "cpu":
+        return torch.device(name)
+    return torch.device("cuda", int(name.partition(":")[2] or torch.cuda.current_device()))
 
 
 def device_type_of(*tensors: Iterable[object]) -> str:

@@ -42,13 +42,15 @@ def next_recipe(
             nothing else is left and no trial has succeeded.
     """
     tried = {record.key for record in records}
-    left = (complete(space, steps) for steps in _plan(space, records, goal, with_reference))
-    untried = [recipe for recipe in left if recipe.key not in tried]
-    if not may_compile:
-        quick = [recipe for recipe in untried if not runs_compiler(space, recipe.steps)]
-        has_none = not any(record.status == "done" for record in records)
-        untried = quick or (untried if has_none else [])
-    return next(iter(untried), None)
+    every = (complete(space, steps) for steps in _plan(space, records, goal, with_reference))
+    untried = (recipe for recipe in every if recipe.key not in tried)
+    if may_compile:
+        return next(untried, None)
+    left = list(untried)
+    quick = [recipe for recipe in left if not runs_compiler(space, recipe.steps)]
+    if not quick and not any(record.status == "done" for record in records):
+        quick = left
+    return next(iter(quick), None)
 
 
 def runs_compiler(space: Space, steps: Sequence[Step]) -> bool:

@@ -71,28 +71,35 @@ def finalist_point(
     return MeasuredVariant(**fields | known)
 
 
-def screened_point(record: TrialRecord, num_samples: float) -> MeasuredVariant | None:
-    """Return a trial outside the finals as a point with its screening figures; None where it was not timed."""
+def screened_point(record: TrialRecord, num_samples: float, **known: Any) -> MeasuredVariant | None:
+    """Return a trial outside the finals as a point with its screening figures; None where it was not timed.
+
+    Args:
+        record: The trial.
+        num_samples: Samples or tokens of what is timed.
+        known: Fields that its kind knows better.
+    """
     if record.latency_ms is None or record.speedup is None:
         return None
-    return MeasuredVariant(
-        steps=record.steps,
-        label=record.label,
-        number=record.number,
-        latency_ms=record.latency_ms,
-        beside_ms=record.baseline_latency_ms,
-        throughput_per_s=num_samples * 1e3 / record.latency_ms,
-        peak_bytes=record.peak_bytes or 0,
-        size_bytes=record.size_bytes or 0,
-        quality=record.quality,
-        agreement=record.agreement,
-        share_of_limit=record.share_of_limit,
-        speedup=record.speedup,
-        speedup_ci95=record.speedup_ci95 or (record.speedup, record.speedup),
-        fixed_batch=record.fixed_batch,
-        verdict="screened",
-        training=record.training,
-    )
+    fields: dict[str, Any] = {
+        "steps": record.steps,
+        "label": record.label,
+        "number": record.number,
+        "latency_ms": record.latency_ms,
+        "beside_ms": record.baseline_latency_ms,
+        "throughput_per_s": num_samples * 1e3 / record.latency_ms,
+        "peak_bytes": record.peak_bytes or 0,
+        "size_bytes": record.size_bytes or 0,
+        "quality": record.quality,
+        "agreement": record.agreement,
+        "share_of_limit": record.share_of_limit,
+        "speedup": record.speedup,
+        "speedup_ci95": record.speedup_ci95 or (record.speedup, record.speedup),
+        "fixed_batch": record.fixed_batch,
+        "verdict": "screened",
+        "training": record.training,
+    }
+    return MeasuredVariant(**fields | known)
 
 
 def is_smaller(claim: Claim, share: float, original_bytes: float = float("inf")) -> bool:

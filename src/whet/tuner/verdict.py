@@ -81,7 +81,7 @@ def decide(
 
 def noise_in_words(baseline: MeasuredVariant) -> str:
     """Return the gain that as many pairs of the original with itself could show by chance, in words."""
-    return f"{percent(baseline.noise - 1, decimals=1)}" if baseline.noise > 1 else "unknown: too few runs"
+    return percent(baseline.noise - 1, decimals=1) if baseline.noise > 1 else "unknown: too few runs"
 
 
 def all_failed(records: Sequence[TrialRecord]) -> bool:

@@ -8,7 +8,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -82,16 +82,22 @@ class AsgiServer(ABC):
     def start(self) -> None:
         """Serve in a thread, and return once the server takes requests."""
         is_ready = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._run(is_ready.set, has_signals=False)), name=self._name, daemon=True
-        )
+
+        def serve() -> None:
+            try:
+                asyncio.run(self._run(is_ready.set, has_signals=False))
+            finally:
+                is_ready.set()  # nobody waits for what has failed
+
+        self._thread = threading.Thread(target=serve, name=self._name, daemon=True)
         self._thread.start()
         is_ready.wait(_START_S)
 
     def begin_end(self) -> None:
         """Begin to end; the server then ends by itself. Any thread may call this."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._end)
+            with suppress(RuntimeError):  # the loop is closed: the server has ended
+                self._loop.call_soon_threadsafe(self._end)
 
     def stop(self) -> None:
         """End what runs, wait for the thread, and close the socket."""

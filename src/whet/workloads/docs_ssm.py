@@ -1,6 +1,6 @@
 """Define docs-ssm: a Mamba predicts the text of Python's language reference, token by token, as docs-gpt does.
 
-`whet train` trained it from whet/workloads/train/docs_ssm.toml. Its directory is in the Hugging Face format.
+`whet train` trained it from benchmarks/built_in_weights/docs_ssm.toml. Its directory is in the Hugging Face format.
 """
 
 from pathlib import Path

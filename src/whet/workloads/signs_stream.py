@@ -31,7 +31,8 @@ def directory(weights: Path = WEIGHTS) -> Path:
     found = weights / NAME
     if not (found / FILE).is_file():
         raise TargetError(
-            f"{found} has no {FILE}: train it with python -m benchmarks.built_in_weights {NAME} --data FILE"
+            f"{found} has no {FILE}: in a clone of whet, train it with "
+            f"python -m benchmarks.built_in_weights {NAME} --data FILE"
         )
     return found
 

@@ -17,7 +17,7 @@ def cells(point: Point, *, with_memory: bool = False, with_energy: bool = False)
         _number(point.p90_ms),
         _number(point.p99_ms),
         _number(point.throughput_per_s),
-        "-" if point.share_of_limit is None else f"{percent(point.share_of_limit, decimals=0)}",
+        "-" if point.share_of_limit is None else percent(point.share_of_limit, decimals=0),
         _megabytes(point.peak_bytes),
     ]
     if with_memory:

@@ -1,5 +1,5 @@
 // A memory that learns while it reads: one head of it, token by token. The equations are those of
-// whet/models/memory_bank/test_time.py (Titans: Behrouz et al., 2024, arXiv:2501.00663).
+// whet/models/memory_bank/inference_learning.py (Titans: Behrouz et al., 2024, arXiv:2501.00663).
 //
 // A head's state: the matrices at the chunk's start, the matrices now, and their momentum, [depth][c][c padded] each.
 #pragma once

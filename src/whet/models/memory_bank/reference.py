@@ -1,7 +1,7 @@
 """Define the long-term-memory decoder `ltm`: a Llama whose attention ends with the segment, and memories that go on.
 
 A token attends to its own segment. What lies before reaches it through a bank of slots (bank.py), a memory that learns
-while it reads (test_time.py), or both. Without them, a token provably depends on its segment alone; with
+while it reads (inference_learning.py), or both. Without them, a token provably depends on its segment alone; with
 attention_block_size of at least the text's length, attention is full.
 
     model = Ltm(LtmConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,

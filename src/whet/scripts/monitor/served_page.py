@@ -19,5 +19,7 @@ def page_server(run: Run, host: str, port: int) -> "PageServer":
     try:
         from whet.scripts.monitor.server import PageServer
     except ImportError as error:
-        raise MissingExtra(error.name or "fastapi", "monitor", "the page of whet monitor") from error
+        if error.name is None or error.name.partition(".")[0] == "whet":
+            raise
+        raise MissingExtra(error.name, "monitor", "the page of whet monitor") from error
     return PageServer(run, host, port)

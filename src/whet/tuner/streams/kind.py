@@ -247,11 +247,12 @@ class StreamKind(Kind):
             return MeasuredVariant(
                 latency_ms=self._own_s * 1e3, throughput_per_s=1 / self._own_s, peak_bytes=0, size_bytes=0, **known
             )
-        return original_point(runs, 1.0, per_call=FRAMES, **known)
+        return original_point(runs, 1.0, per_call=FRAMES, peak_bytes=max(run.peak_bytes for run in runs), **known)
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
         """Return a finalist's point."""
-        point = finalist_point(record, claim, per_call=FRAMES)
+        peak_bytes = max(new.peak_bytes for _, new in claim.pairs)
+        point = finalist_point(record, claim, per_call=FRAMES, peak_bytes=peak_bytes)
         self.unseen.judge(point)
         if self._within_s is not None:
             self.unseen.keep_time(point, baseline)

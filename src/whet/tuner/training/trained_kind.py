@@ -118,7 +118,9 @@ class TrainedKind(Kind):
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
         """Return a finalist's point."""
-        return finalist_point(record, claim, self.facts.num_samples, is_smaller=is_smaller(claim, _SMALLER))
+        # A trial's quality is how alike the gradients are; that of a training is a loss.
+        smaller = is_smaller(claim, _SMALLER)
+        return finalist_point(record, claim, self.facts.num_samples, is_smaller=smaller, quality=None)
 
     def is_owed(self, steps: Sequence[Step]) -> bool:
         """Return whether only a loss can prove that a recipe trains as well."""
@@ -133,7 +135,7 @@ class TrainedKind(Kind):
         found = next((point for point in points if _is_compile_alone(point.steps)), None)
         alone = (r for r in records if _is_compile_alone(r.steps) and r.speedup and r.rejected_for != "quality")
         screened = next(alone, None)
-        return found or (None if screened is None else screened_point(screened, self.facts.num_samples))
+        return found or (None if screened is None else screened_point(screened, self.facts.num_samples, quality=None))
 
     def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
         """Return the budget in which the proof fits, by what each part took: more than this one."""
