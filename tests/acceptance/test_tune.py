@@ -29,7 +29,7 @@ from whet.tuner.budget import Runner
 from whet.tuner.command import BUDGET_S, command_line, without_password
 from whet.tuner.listener import Listener
 from whet.tuner.model_kind import ModelKind
-from whet.tuner.preparation import open_study
+from whet.tuner.opened_study import open_study
 from whet.tuner.prepared_target import Prepared
 from whet.tuner.processes import forking
 from whet.tuner.records import TrialRecord
