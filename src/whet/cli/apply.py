@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.errors import RecipeRefused
-from whet.fast_import import large_imports
 from whet.files import check_new_directory
+from whet.fast_import import large_imports
 from whet.workloads.target_name import check_name
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def apply(
     from whet.core.recipe import Recipe  # pydantic, which help does without
 
     plan = Recipe.read(recipe).checked_for("inference")
-    check_name(target)
     if out is not None:
         check_new_directory(out)
     with large_imports():

@@ -50,8 +50,8 @@ from whet.cli.stream_page import (
     PortOption,
 )
 from whet.errors import OptionError, TargetError, WhetError
-from whet.fast_import import large_imports
 from whet.measure.device_names import check_device_name
+from whet.fast_import import large_imports
 from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.names import (
     check_backend_name,
@@ -127,7 +127,6 @@ def stream(
     fitted = _fit(fit)
     guided = _guidance(guidance)
     budget_s = None if budget is None else seconds("--budget", budget)
-    check_stream(target)
     _check_model(sampler, strength, dtype, backend, device)
     source_kind(source, rate=rate)
     check_sink(sink)

@@ -21,8 +21,6 @@ def techniques(
 
     With NAME, show the technique's card: what it does, when it helps and hurts, its options, and what was measured.
     """
-    if name is not None:
-        check_technique(name)
     with large_imports():
         from rich.console import Console
 

@@ -52,7 +52,6 @@ def train(
     if tune not in (None, "throughput", "memory"):
         raise OptionError(f"--tune takes throughput or memory; got {tune!r}")
     budget_s = seconds("--tune-budget", tune_budget)
-    read_toml(config)
     from whet.trainer.config import read_config  # pydantic, which help does without
 
     read_config(config, changes or [])

@@ -167,9 +167,8 @@ def judge(
             examined.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
         )
     if drop > max_drop:
-        by = (
-            "" if drop > 1 and column else f" by {percent(drop, decimals=1)}"
-        )  # the share of a column's spread has no upper end
+        # The share of a column's spread has no upper end.
+        by = "" if drop > 1 and column else f" by {percent(drop, decimals=1)}"
         reason = f"{name} drops{by}, more than the {percent(max_drop, decimals=1)} allowed{column}"
         return Judgement(
             status="rejected", reason=reason, rejected_for="quality", quality=value, drop=drop, change=change

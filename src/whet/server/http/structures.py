@@ -121,7 +121,7 @@ class StructuredOutputs(BaseModel):
 
 
 class Structured(BaseModel):
-    """At most one of these fields of a request asks for a structure."""
+    """Hold the fields of a request that ask for a structure; a request gives one of them at most."""
 
     model_config = _STRICT
 
