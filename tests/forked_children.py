@@ -22,10 +22,10 @@ from typing import Any, Self
 
 import pytest
 
-from whet.fast_import import import_large
 from whet.installation import packages
 from whet.measure import isolate, load
 from whet.measure.child import ending_with_parent, main
+from whet.measure.fast_import import import_large
 from whet.measure.fork_server import ForkedChild
 
 ADDRESS = "WHET_TESTS_CHILDREN"  # the environment variable with the server's socket

@@ -18,6 +18,7 @@ PLACES = {
     "whet.bounds": "whet.profiling.bounds",
     "whet.card_sections": "whet.ui.card_sections",
     "whet.charts": "whet.ui.charts",
+    "whet.fast_import": "whet.measure.fast_import",
     "whet.figures": "whet.ui.figures",
     "whet.fix_trials": "whet.scripts.audit_measure",
     "whet.html_tables": "whet.ui.html_tables",

@@ -17,7 +17,7 @@ from typing import Self
 
 import pytest
 
-from whet.fast_import import import_large
+from whet.measure.fast_import import import_large
 
 _PRELOAD = ("torch", "torch._dynamo", "whet.tuner.tuning")  # any optimizer imports the second
 _TESTS = str(Path(__file__).parents[1])

@@ -10,7 +10,7 @@ from whet import MEANT, __version__
 from whet.cli.commands import COMMANDS, FUNCTIONS
 from whet.cli.exit_codes import INTERRUPTED, NO_READER, USAGE_ERROR, is_unread
 from whet.errors import WhetError
-from whet.fast_import import import_large
+from whet.measure.fast_import import import_large
 
 _VERSION = ("--version", "-V", "-v", "version")
 

@@ -8,7 +8,7 @@ import typer
 
 from whet.errors import RecipeRefused
 from whet.files import check_new_directory
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.workloads.target_name import check_name
 
 if TYPE_CHECKING:

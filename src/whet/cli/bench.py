@@ -9,7 +9,7 @@ from whet.cli.bench_checks import check_bench
 from whet.cli.busy import BusyWaitOption, OnBusyOption, patience_of
 from whet.comparison.tolerance import BASELINE_PROCESSES, TOLERANCE
 from whet.errors import OptionError
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.measure.on_busy import OnBusy
 from whet.ui.units import fraction, num_bytes, seconds
 from whet.workloads.target_name import check_name

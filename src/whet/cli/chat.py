@@ -10,7 +10,7 @@ import typer
 
 from whet.cli.engine_options import DEFAULTS, DtypeOption, WeightsOption
 from whet.errors import RequestError
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.server.options import EngineOptions
 from whet.ui.figures import DASH, digits, duration, percent
 from whet.workloads import model_directory

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from typer.models import OptionInfo
 
 from whet.cli.commands import COMMANDS
-from whet.fast_import import import_large
 from whet.files import write_whole
+from whet.measure.fast_import import import_large
 from whet.measure.on_busy import OnBusy
 
 FILE = Path(__file__).with_name("completion.json")

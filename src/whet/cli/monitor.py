@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.errors import TargetError
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.scripts.monitor.settings import DEFAULT_PORT, check_interval
 from whet.ui.network import LOOPBACK, checked_port
 from whet.ui.units import seconds

@@ -8,7 +8,7 @@ import typer
 
 from whet.cli.busy import BusyWaitOption, OnBusyOption
 from whet.errors import OptionError, TraceError, TrainingTarget
-from whet.fast_import import import_large
+from whet.measure.fast_import import import_large
 from whet.measure.on_busy import OnBusy
 from whet.ui.units import seconds
 from whet.workloads.target_name import check_name, is_training

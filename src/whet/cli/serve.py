@@ -23,7 +23,7 @@ from whet.cli.engine_options import (
     WeightsOption,
 )
 from whet.errors import OptionError
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.server.options import DEFAULT_PORT, EngineOptions
 from whet.server.tool_formats import FORMATS, find_format
 from whet.ui.network import ANY_ORIGIN, LOOPBACK, checked_port, is_loopback

@@ -51,7 +51,7 @@ from whet.cli.stream_page import (
 )
 from whet.errors import OptionError, TargetError, WhetError
 from whet.measure.device_names import check_device_name
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.models.diffusion.guidance import Guidance
 from whet.models.diffusion.names import (
     check_backend_name,

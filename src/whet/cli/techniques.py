@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.techniques.names import check_technique
 
 NAMES = {"name": check_technique}

@@ -11,7 +11,7 @@ import typer
 
 from whet.cli.exit_codes import INTERRUPTED
 from whet.errors import OptionError
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.trainer.toml_file import read_toml
 from whet.ui.figures import duration
 from whet.ui.units import seconds

@@ -12,7 +12,7 @@ from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption
 from whet.cli.for_streams import BUDGET as STREAM_BUDGET
 from whet.cli.for_streams import ForStreams
 from whet.errors import OptionError
-from whet.fast_import import large_imports
+from whet.measure.fast_import import large_imports
 from whet.measure.on_busy import OnBusy
 from whet.scripts.injection.launching import name_of, runs_python
 from whet.scripts.injection.script_command import ScriptCommand

@@ -11,7 +11,6 @@ from typing import Any
 
 from whet import __version__
 from whet.errors import how_to_install, named_reason
-from whet.fast_import import import_large
 from whet.installation.checkup import Advice, Checkup, Hardware, Place, State
 from whet.installation.packages import (
     EXTRAS,
@@ -24,6 +23,7 @@ from whet.installation.packages import (
     requirements,
 )
 from whet.installation.privacy import Anonymiser, environment
+from whet.measure.fast_import import import_large
 
 _LEAST_FREE_BYTES = 2 * 10**9  # what tuning a large model, with its trials, may take on disk
 _TUNING = "every command"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from whet.fast_import import import_large
+from whet.measure.fast_import import import_large
 
 ARGUMENTS = "arguments.json"
 RESULT = "result.json"

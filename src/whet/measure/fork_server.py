@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from whet.fast_import import import_large
 from whet.measure import load
 from whet.measure.child import ending_with_parent, main
+from whet.measure.fast_import import import_large
 from whet.measure.isolate import LOG
 
 _MESSAGE_BYTES = 2**16

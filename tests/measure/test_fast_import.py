@@ -9,7 +9,7 @@ _PROGRAM = """
 import atexit, gc, sys, types
 
 atexit.register(lambda: print(gc.get_freeze_count() > 0))  # runs after import_large's own function
-from whet.fast_import import import_large
+from whet.measure.fast_import import import_large
 import_large("json")
 if {triton}:
     sys.modules["triton._C.libtriton"] = types.ModuleType("libtriton")
