@@ -166,9 +166,7 @@ def replace_directory(partial: Path, directory: Path) -> None:
 def read_object(path: Path, *, required: bool = True) -> dict[str, Any]:
     """Return the JSON object in a file that belongs to a target, such as a checkpoint's config.json.
 
-    Args:
-        path: The file.
-        required: Refuse a missing file. Otherwise, it counts as an empty object.
+    A missing file is refused if `required`. Otherwise, it counts as an empty object.
 
     Raises:
         TargetError: The file is damaged.

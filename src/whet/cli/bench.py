@@ -14,6 +14,9 @@ from whet.measure.on_busy import OnBusy
 from whet.ui.units import fraction, num_bytes, seconds
 from whet.workloads.target_name import check_name
 
+NAMES = {"targets": lambda given: [check_name(target) for target in given]}
+"""What checks a parameter as it was typed; see typed.py."""
+
 _Targets = Annotated[
     list[str],
     typer.Argument(metavar="TARGET...", help="a built-in name, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION"),
@@ -83,8 +86,6 @@ def bench(
     budget_s = seconds("--budget", budget or ("1s" if against is None else "0.5s"))
     limit_s = seconds("--limit", limit)
     memory_limit_bytes = None if memory_limit is None else num_bytes("--memory-limit", memory_limit)
-    for target in targets:
-        check_name(target)
     from whet.comparison.bench.report import read_sweep  # pydantic, which help does without
 
     baseline = None if compare is None else read_sweep(compare)

@@ -146,7 +146,7 @@ def bench_serve(
     )
     OnBusy.checked(on_busy)
     seconds("--busy-wait", busy_wait)
-    _check_target(target, serve_options or [])
+    _check_options(target, serve_options or [])
     directory = None if out is None else usable_directory(out)
     from rich.console import Console
 
@@ -157,11 +157,19 @@ def bench_serve(
     _leave(test.report, patience)
 
 
-def _check_target(target: str, serve_options: Sequence[str]) -> None:
-    """Check that a target is an address, or a model's directory, to which alone options of whet serve go."""
+def _check_target(target: str) -> None:
+    """Check that a target is an address, or a model's directory."""
     if "://" not in target:
         model_directory(target)
-    elif serve_options:
+
+
+NAMES = {"target": _check_target}
+"""What checks a parameter as it was typed; see typed.py."""
+
+
+def _check_options(target: str, serve_options: Sequence[str]) -> None:
+    """Check that options of whet serve go with a model's directory alone."""
+    if "://" in target and serve_options:
         raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL")
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from whet.server.conversation import Answer, Conversation
 
+NAMES = {"model": model_directory.model_directory}
+"""What checks a parameter as it was typed; see typed.py."""
+
 _FAILED = 2
 _HELP = """/reset  forget the conversation
 /stats  the last answer's figures, and the engine's
@@ -48,7 +51,6 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal. Piped lines are answered one by one."""
     options = EngineOptions(weights=weights or DEFAULTS.weights, dtype=dtype or DEFAULTS.dtype)
-    model_directory.model_directory(model)
     with large_imports():
         from rich.console import Console
 

@@ -13,6 +13,10 @@ from whet.measure.on_busy import OnBusy
 from whet.ui.units import seconds
 from whet.workloads.target_name import check_name, is_training
 
+NAMES = {"target": check_name}
+NO_NAMES_WITH = ("trace",)
+"""What checks a parameter as it was typed, but not beside `--trace A B`, where B is a file; see typed.py."""
+
 _Target = Annotated[
     str | None,
     typer.Argument(
@@ -87,7 +91,6 @@ def profile(
         raise OptionError(
             "--step shows the phases of a training loop; --nvtx and --out are for a model: give one of both"
         )
-    check_name(target)
     if step:
         _run("profile_step", "run_step", target, **options)
     elif nvtx:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from whet.server.http.run import HttpServer
     from whet.server.http.settings import Settings
 
+NAMES = {"model": model_directory.model_directory}
+"""What checks a parameter as it was typed; see typed.py."""
+
 _Model = Annotated[
     str | None,
     typer.Argument(
@@ -291,13 +294,13 @@ def _check_files(draft: str | None, recipe: Path | None, certificates: Mapping[s
 
 
 def _checked_models(model: str | None, models: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
-    """Check that every model is a directory or built in, and return the names of the first one.
+    """Check that the models of --model are directories or built in, and return the names of the first one.
 
     What a directory holds is read later, with torch.
     """
     if model is None and not models:
         raise OptionError("there is no model to serve: give a directory, or --model NAME=DIR")
-    for directory in filter(None, (model, *models.values())):
+    for directory in models.values():
         if not Path(directory).is_dir():
             model_directory.model_directory(directory)
     return tuple(names) or ((model,) if model is not None else (next(iter(models)),))

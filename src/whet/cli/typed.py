@@ -65,12 +65,14 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Check names before the values of all parameters are converted, which takes longer than all else here."""
-        checks = getattr(sys.modules[self.module], "NAMES", {})
+        command = sys.modules[self.module]
+        checks = getattr(command, "NAMES", {})
         if checks:
             given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-            asked = {} if given.get("help") else {name: given[name] for name in checks if given.get(name)}
-            for name, value in asked.items():
-                checks[name](value)
+            are_names = not any(given.get(option) for option in ("help", *getattr(command, "NO_NAMES_WITH", ())))
+            for name in checks:
+                if are_names and given.get(name):
+                    checks[name](given[name])
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -31,7 +31,6 @@ class Request(BaseModel):
 
     Attributes:
         build: The address of the function that builds a Measurable.
-        arguments: The function's arguments.
         budget_s: Seconds of quiet timing.
         evidence: A directory for evidence; None where none is wanted.
     """
@@ -88,10 +87,7 @@ def measure_in_turns(request: TurnRequest) -> Run:
     """Build one side of a pair, warm up, then time blocks, while the other side waits.
 
     Both sides tell each other after each block whether it was quiet, and go on until `NUM_BLOCKS` pairs of blocks were,
-    or three times as many have been measured.
-
-    Returns:
-        A Run with the times and the load of each block.
+    or three times as many have been measured. The Run holds the times and the load of each block.
 
     Raises:
         MachineError: The other side has ended.

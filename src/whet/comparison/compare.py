@@ -41,7 +41,6 @@ class Progress:
     """Track one claim while it is measured.
 
     Attributes:
-        pair: The two sides.
         pairs: The rounds in which both sides gave times, disturbed ones included.
         failure: Why a side could not be measured.
         failed: The name of that side.
@@ -129,16 +128,9 @@ def compare_all(
 
     Args:
         pairs: The old and the new side of each claim. Several pairs may share their old side.
-        schedule: Which side is measured when.
-        stop: After how many pairs each claim ends.
         alone: Sides to measure beside those of the pairs.
-        patience: How long to wait for a quiet machine.
-        limit: When to end in any case.
         old_may_fail: Whether a failure of an old side only costs that round, and does not end the claim.
         report: Called after each measurement with the number of complete rounds and the claims that were measured.
-
-    Returns:
-        The claims and all runs.
     """
     patience = patience or QuietWait()
     progress = [Progress(pair) for pair in pairs]
@@ -183,8 +175,7 @@ def _taken_in(
 ) -> tuple[list[Progress], bool]:
     """Add runs to all runs of their sides, and to the claims that they belong to.
 
-    Returns:
-        These claims, and whether all runs were quiet or count despite the load.
+    Return these claims, and whether all runs were quiet or count despite the load.
     """
     measured = [one for one in running if any(side.name in found for side in one.pair)]
     counted = {name: _counted(run, patience) for name, run in found.items()}

@@ -68,10 +68,7 @@ def on_common_calls(old: Run, new: Run) -> tuple[Run, Run] | None:
 
     A slower variant makes fewer calls, and the first steps of a training may take longer than later ones. The new
     side's time is the old side's time multiplied by the median ratio of the same calls. Runs whose calls form no
-    sequence are returned unchanged.
-
-    Returns:
-        The two runs, or None where fewer than three calls are common.
+    sequence are returned unchanged. Return None where fewer than three calls are common.
     """
     if not old.calls_s or not new.calls_s:
         return old, new

@@ -78,10 +78,7 @@ def judge(
 def p_values(logs: np.ndarray, *, tolerance: float, looks: Sequence[int] = LOOKS) -> tuple[float, float]:
     """Return the p-values of "slower" and of "not slower by the tolerance or more", over all looks so far.
 
-    Args:
-        logs: log(new / old) of each pair.
-        tolerance: The slowdown that passes.
-        looks: Numbers of pairs after which to decide.
+    `logs` holds log(new / old) of each pair.
     """
     taken = [n for n in looks if n <= len(logs)]
     p_slower = _spent([_p_above(logs[:n], 0.0) for n in taken], len(looks))
@@ -121,12 +118,8 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
 def judge_unpaired(old_s: Sequence[float], new_s: Sequence[float], *, tolerance: float = TOLERANCE) -> Claim:
     """Judge times that were not measured side by side, as against a saved baseline, by Welch's t on the logarithms.
 
-    A change of the machine between the two measurements cannot be distinguished from a change of the code.
-
-    Args:
-        old_s: Times of processes of the old variant, in any one unit.
-        new_s: Times of processes of the new variant.
-        tolerance: The slowdown that passes.
+    A change of the machine between the two measurements cannot be distinguished from a change of the code. The times
+    are those of processes, in any one unit.
 
     Raises:
         ValueError: There are fewer than two processes on a side.

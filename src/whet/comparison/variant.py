@@ -25,7 +25,6 @@ class Variant:
         directory: Where the processes' files lie; evidence stays there.
         budget_s: Seconds of timing in each process, if it is quiet.
         time_limit_s: Seconds after which a process is ended.
-        memory_limit_bytes: The most memory that a process may take.
         environment: Variables that the process has beside this one's.
         working_directory: The process's working directory; this one's, if not given.
         with_evidence: Whether the first process collects evidence.

@@ -82,11 +82,7 @@ def read_output(output: Any) -> PyTree:
 
 
 def read_input(value: Any, path: str) -> PyTree:
-    """Return the structure of one argument of a call.
-
-    Args:
-        value: The argument.
-        path: Its name in messages, such as "mask" or "cache[0]".
+    """Return the structure of one argument of a call. `path` is its name in messages, such as "mask" or "cache[0]".
 
     Raises:
         InputsError: The argument holds something other than tensors, constants and containers of them.
@@ -209,12 +205,7 @@ def is_same(value: Constant, constant: Constant) -> bool:
 
 
 def described(structure: PyTree, tensors: Iterator[str]) -> str:
-    """Return the structure as text.
-
-    Args:
-        structure: The structure.
-        tensors: The text for each tensor, in order.
-    """
+    """Return the structure as text. `tensors` is the text for each tensor, in order."""
     if structure.kind == "tensor":
         return next(tensors)
     if structure.kind == "constant":

@@ -32,7 +32,6 @@ def behaviour_of(
     """Observe a model that has been called before.
 
     Args:
-        model: The model.
         run: Calls it with flat tensors.
         batch: Flat inputs that it takes.
         agree: Whether two sets of outputs are equal up to rounding.

@@ -59,13 +59,8 @@ class Argument:
 class Signature:
     """Describe how a model is called and what it returns. As text it is the call: (float32[any, 4], use_cache=False).
 
-    Constants in `args` and `kwargs` are part of the signature and never change.
-
-    Attributes:
-        inputs: The tensors that the model takes, in order, positional ones first.
-        output: The structure of what it returns.
-        args: The structure of each positional argument.
-        kwargs: The structure of each keyword argument.
+    Constants in `args` and `kwargs` are part of the signature and never change. `inputs` holds the tensors that the
+    model takes, in order, positional ones first.
     """
 
     inputs: tuple[Argument, ...]
@@ -132,10 +127,7 @@ class Signature:
 class FlatModel(nn.Module):
     """Wrap a model so that it takes flat tensors and returns a tuple of tensors.
 
-    Args:
-        model: The model.
-        signature: How it is called.
-        shared: Positions of outputs that share memory with something else. They are copied.
+    `shared` holds positions of outputs that share memory with something else. They are copied.
     """
 
     def __init__(self, model: nn.Module, signature: Signature, shared: Sequence[int] = ()) -> None:

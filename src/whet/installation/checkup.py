@@ -33,7 +33,6 @@ class Hardware(BaseModel):
 
     Attributes:
         fingerprint: Of the machine; figures of machines with the same one can be compared.
-        chip: The processor's name.
         isa: The instruction sets that decide which kernels run.
         cores: Cores that this process may use.
         all_cores: Logical cores of the machine.
@@ -43,10 +42,8 @@ class Hardware(BaseModel):
         memory_limit: The container's limit in bytes; None without one.
         free_bytes: Memory that is free now.
         gpus: A line for each GPU that torch can use, or that the driver knows.
-        torch_uses_gpus: Whether torch can use them.
         gpu_driver: The driver's version and CUDA's; "" without a GPU.
         links: How the GPUs are connected; "" for not known.
-        numa_nodes: How many NUMA nodes there are.
     """
 
     fingerprint: str
@@ -123,8 +120,6 @@ class Advice(BaseModel):
 
     Attributes:
         concerns: The command or the technique that needs it.
-        problem: What is missing or wrong.
-        remedy: What to do.
         is_essential: Whether whet cannot tune without it.
     """
 
@@ -142,14 +137,12 @@ class Checkup(Shown, BaseModel):
         python: Python's version.
         system: The operating system and the kind of processor.
         required: The packages that whet cannot do without.
-        extras: The extras with their packages.
         compilers: The C++ compilers that were tried.
         hardware: The machine; None where it could not be read.
         limits: What was measured earlier, by device.
         state: What may disturb a measurement now; None where it could not be read.
-        places: Where files are written.
-        environment: The environment variables that change how fast a model runs, or where files go. Secrets are hidden.
-        advice: What is missing, and what to do about it.
+        environment: The environment variables that change how fast a model runs, or where files go.
+            Secrets are hidden.
     """
 
     format: int = 1

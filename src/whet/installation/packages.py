@@ -89,7 +89,6 @@ class Extra(BaseModel):
     Attributes:
         name: The name between brackets in `pip install 'torch-whet[NAME]'`.
         gives: What needs it.
-        packages: The packages that it installs.
     """
 
     name: str

@@ -35,13 +35,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class Anonymiser:
-    """Replace the home directory by ~, and the names of the user and the host by USER and HOST.
-
-    Args:
-        home: The home directory.
-        user: The user's name.
-        host: The host's name.
-    """
+    """Replace the home directory by ~, and the names of the user and the host by USER and HOST."""
 
     def __init__(self, home: str, user: str, host: str) -> None:
         self._patterns: list[tuple[re.Pattern[str], str]] = []
@@ -73,9 +67,7 @@ class Anonymiser:
     def model(self, model: _Model, *, names: frozenset[str]) -> _Model:
         """Return a model without these names in the fields that hold paths and messages.
 
-        Args:
-            model: Any pydantic model.
-            names: The fields, at any depth, whose texts come from outside.
+        `names` are the fields, at any depth, whose texts come from outside.
         """
         return type(model).model_validate(self._plain(model.model_dump(), names, is_named=False))
 

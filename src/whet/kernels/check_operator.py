@@ -46,10 +46,8 @@ def check_operator(
     Args:
         operator: Registered, with its fake and its formula.
         reference: A function of the same arguments.
-        samples: Tuples of arguments.
         devices: On each of them that is there; of the others the log says that nothing was checked.
         formula: Of the gradients, or None.
-        tolerance: Of values.
     """
     here = [device for device in sorted(devices) if _is_here(device)]
     for device in sorted(devices - set(here)):

@@ -82,11 +82,7 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
 
 
 def check_floats(x: Tensor) -> None:
-    """Check that x has a floating type that the operators take, and rows that are not empty.
-
-    Raises:
-        InputsError: It has not.
-    """
+    """Raise InputsError unless x has a floating type that the operators take, and rows that are not empty."""
     if x.dtype not in _FLOATS or x.dim() == 0 or x.shape[-1] == 0:
         raise InputsError(
             f"the input is rows of numbers in float32, bfloat16 or float16, not {x.dtype} {list(x.shape)}"

@@ -37,7 +37,6 @@ class _Registered:
 
     Attributes:
         library: The registration. The operator exists as long as this object lives.
-        module: The module that registered it.
         libraries: The shared libraries that a process has to load for it.
     """
 

@@ -20,14 +20,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(function: str, directory: str) -> int:
-    """Call a function as `isolate` asked, and write its result.
+    """Call a function as `isolate` asked, and write its result. Return the exit code.
 
     Args:
         function: The function's address, as "package.module:name".
         directory: Where the arguments lie, and where the result goes.
-
-    Returns:
-        The exit code.
     """
     ending_with_parent(signal.SIGKILL)()
     folder = Path(directory)

@@ -83,7 +83,6 @@ class Pairs:
     Attributes:
         first: Median seconds per call of the first variant, by block.
         second: Median seconds per call of the second variant, by block.
-        load: What other processes did meanwhile.
         cause: What disturbed the measurement; "" for a quiet one.
     """
 
@@ -107,12 +106,9 @@ def measure_calls(
     """Time `calls` in turn, warm, in whole rounds, for `budget_s` quiet seconds and at least `min_calls` calls.
 
     Args:
-        calls: Different calls, each of them timed.
-        budget_s: Seconds of quiet timing.
-        min_calls: Calls to time at least.
         num_samples_per_call: Samples that one call works on, for the throughput.
-        keeps_partial: Where a call raises after at least one whole round was timed, keep what was timed, and say so in
-            `stopped_by`. Else the exception goes on.
+        keeps_partial: Where a call raises after at least one whole round was timed, keep what was
+            timed, and say so in `stopped_by`. Else the exception goes on.
         context: What all calls are made in; without gradients, by default.
         is_warm: Whether the first call is timed already, and none is made to let times settle.
         read: Where readings of the load come from: the kernel, by default.
@@ -157,10 +153,7 @@ def measure_calls(
 def by_number(blocks: Sequence[Sequence[float]], begins: Iterable[int], is_kept: Iterable[bool]) -> dict[int, float]:
     """Return the times of the calls in the blocks that are kept, by the calls' numbers.
 
-    Args:
-        blocks: The times of each block's calls.
-        begins: The number of each block's first call.
-        is_kept: Whether a block is kept.
+    `begins` holds the number of each block's first call.
     """
     found: dict[int, float] = {}
     for block, begin, keeps in zip(blocks, begins, is_kept, strict=False):
@@ -269,10 +262,7 @@ def time_block(calls: Sequence[Call], *, budget_s: float) -> Block:
 def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) -> int:
     """Call until the times of two successive windows agree within `tolerance`, or the budget ends.
 
-    The first call does not count against the budget, since it may compile.
-
-    Returns:
-        The number of calls.
+    The first call does not count against the budget, since it may compile. Returns the number of calls.
     """
     for call in calls:
         call()
@@ -306,9 +296,6 @@ def _timed_calls(
     """Time whole rounds of `calls`: at least `min_calls` calls, for at least `budget_s` seconds.
 
     Args:
-        calls: The calls to make in turn.
-        budget_s: The least time, in seconds.
-        min_calls: The least number of calls.
         samples: An empty list to fill. It keeps the times that were measured before a call raised.
 
     Returns:

@@ -32,12 +32,11 @@ class Column:
 
     Attributes:
         axis: The axis along which the columns lie.
-        index: The column's index on this axis.
         size: How many columns there are.
         error: The root mean square of the variant's error; for whole numbers, the share that differs.
         spread: The standard deviation of the original's values, or their size where they are constant.
-        distance: Half the squared error over the squared spread, less what few values explain, over `SLACK`. It has
-            the limits of an output's distance.
+        distance: Half the squared error over the squared spread, less what few values explain, over
+            `SLACK`. It has the limits of an output's distance.
     """
 
     axis: int

@@ -76,8 +76,7 @@ class ForkServer:
     def start(self, function: str, directory: Path) -> "ForkedChild | None":
         """Start a child that calls whet.measure.child.main(function, directory).
 
-        Returns:
-            The child; None where the server has ended or does not answer. A server that does not answer is ended.
+        Returns None where the server has ended or does not answer. A server that does not answer is ended.
         """
         with contextlib.suppress(OSError):
             self._wire.send(json.dumps([function, str(directory)]).encode())

@@ -65,8 +65,6 @@ class Failure:
     """Say why a process gave no result.
 
     Attributes:
-        kind: The way in which it failed.
-        message: What happened, for people.
         type: The exception's class name; "" for a crash, a hang or a lack of memory.
     """
 
@@ -114,7 +112,6 @@ class Job:
     """Describe a function to call in a process of its own.
 
     Attributes:
-        function: The function.
         arguments: The pydantic model that it takes, or its arguments by name, which must be JSON.
         directory: The directory for the process's arguments, result and log.
         environment: Variables that are added to this process's.

@@ -86,11 +86,7 @@ class TakenMemory:
 
 
 def free_bytes(*, with_swap: bool = False) -> int:
-    """Return the memory that this process may still take, within a container's limit.
-
-    Args:
-        with_swap: Whether the swap counts too.
-    """
+    """Return the memory that this process may still take, within a container's limit."""
     free = int(psutil.virtual_memory().available)
     if with_swap:
         free += int(psutil.swap_memory().free)

@@ -137,7 +137,6 @@ class QuietWait:
         """Measure something, and again after waiting for quiet where it was disturbed and there is time left.
 
         Args:
-            take: Measures it.
             cause_of: What disturbed a measurement, as Load.cause says it; "" for a quiet one.
 
         Returns:

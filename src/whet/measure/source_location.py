@@ -29,7 +29,6 @@ class Line:
     Attributes:
         file: The file, as Python names it.
         number: The line's number; 0 where there is none.
-        function: The function that holds the line.
     """
 
     file: str

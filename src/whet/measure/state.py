@@ -32,9 +32,7 @@ _OF_MODULES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}  # what
 def state_of(model: nn.Module, more: Mapping[str, Any]) -> State:
     """Return the state of all modules: parameters, buffers, their own attributes and those of their classes.
 
-    Args:
-        model: The model.
-        more: Other values that belong to the state, by name.
+    `more` holds other values that belong to the state, by name.
     """
     roots: dict[str, Any] = {}
     for name, module in model.named_modules():

@@ -37,8 +37,6 @@ def check_model_type(directory: Path | str, raw: Mapping[str, Any], known: Seque
 
     Args:
         directory: The directory, for the message.
-        raw: The content of its config.json.
-        known: The values of model_type that are known.
         what: What they are, as "the families of decoders are".
     """
     if str(raw.get("model_type")) not in known:

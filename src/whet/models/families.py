@@ -42,8 +42,6 @@ class Family:
 
     Attributes:
         models: The names of its models, for messages.
-        read_config: Reads the config.json of a directory.
-        read_weights: Reads the tensors of a directory by name, given the config.
         load: Loads a directory as a readable module of PyTorch, whose matrices have a given type.
         open: Loads a directory for an engine, with whet's kernels where they can run it. It raises TargetError if the
             model cannot be run, and OptionError if an option does not fit the family.
@@ -128,10 +126,8 @@ def open_model(
     """Load a model for an engine from a Hugging Face directory.
 
     Args:
-        directory: The directory.
         dtype: The number format of state, and of weights that are not quantised.
         weights: The format of the weights: unchanged, or in 8 or 4 bits.
-        kv: The format of keys and values.
         max_model_len: The most tokens of a sequence. By default, the model's own limit.
 
     Raises:

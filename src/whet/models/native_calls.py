@@ -12,12 +12,9 @@ from whet.models.step import StepBatch
 
 
 class NativeCalls:
-    """Call the functions that the kernels export for one family, whet_FAMILY_step and those that make and free a model.
+    """Call the functions that the kernels export for one family.
 
-    Args:
-        library: The kernels.
-        family: The family's name in the kernels.
-        vocab_size: The logits of a token.
+    They are whet_FAMILY_step and those that make and free a model.
     """
 
     def __init__(self, library: Library, family: str, vocab_size: int) -> None:
@@ -44,7 +41,6 @@ class NativeCalls:
         """Run a step, and return the logits, float32 [R, V]. They are valid until the next step.
 
         Args:
-            batch: The step.
             parts: The first arguments of the family's function: which sequences the tokens belong to.
 
         Raises:

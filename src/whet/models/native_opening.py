@@ -24,7 +24,6 @@ def serving_kernels(
     """Return whet's kernels; None, with a warning, if the model runs in PyTorch.
 
     Args:
-        options: What the user asked for.
         refusal: Why the kernels cannot run the model, if so.
         torch_rounds_kv: Whether keys and values can be rounded in PyTorch too.
 

@@ -14,12 +14,7 @@ from whet.kernels.linear.packed import Kind, PackedWeights
 
 
 class NativeWeights:
-    """Hold what the structures of a native model point to, for as long as the model lives.
-
-    Args:
-        library: The compiled kernels.
-        kind: The format of the matrices.
-    """
+    """Hold what the structures of a native model point to, for as long as the model lives."""
 
     def __init__(self, library: Library, kind: Kind) -> None:
         self._library, self._kind = library, kind

@@ -20,7 +20,6 @@ class ServingOptions:
     Attributes:
         dtype: The number format of state, and of weights that are not quantised.
         weights: The format of the weights: unchanged, or in 8 or 4 bits.
-        kv: The format of keys and values.
         max_model_len: The most tokens of a sequence. By default, the model's own limit.
     """
 
@@ -34,7 +33,6 @@ def checked_length(max_model_len: int | None, positions: int | None = None) -> i
     """Return the most tokens of a sequence. By default, it is the model's own limit, or else LONGEST.
 
     Args:
-        max_model_len: What was asked for.
         positions: The positions that the model was made for; None where it has no limit of its own.
 
     Raises:

@@ -39,8 +39,6 @@ class ResNet(nn.Module):
     its width.
 
     Args:
-        in_channels: The channels of the images.
-        num_classes: The number of classes.
         widths: The channels of each stage.
         depths: The number of blocks in each stage.
     """

@@ -12,9 +12,7 @@ class Reads(NamedTuple):
     """Say what a step reads of each sequence that has tokens in it, int32 [S] each.
 
     Attributes:
-        row: The row.
         first: The place of the first token in the step.
-        num_tokens: The number of tokens.
         position: The place of the first token in the sequence.
         replayed: The drafts between the settled position before the step and the first token.
         settles: How many of these drafts, and then of the tokens, are settled after the step.
@@ -29,11 +27,7 @@ class Reads(NamedTuple):
 
 
 class RowPlaces:
-    """Hold the settled position of each row, and the one after all that has been read.
-
-    Args:
-        room: How many rows there are, and how many drafts a sequence may have.
-    """
+    """Hold the settled position of each row, and the one after all that has been read."""
 
     def __init__(self, room: Allocation) -> None:
         self._num_drafts = room.num_drafts
@@ -62,11 +56,7 @@ class RowPlaces:
         return Reads(rows, first, count, begin, begin - base, settled - base)
 
     def check(self, row: int, position: int) -> None:
-        """Check that a row holds a settled state at a position.
-
-        Raises:
-            InputsError: It holds one at another position.
-        """
+        """Raise InputsError unless a row holds a settled state at this position."""
         if (settled := int(self.settled[row])) != position:
             raise InputsError(f"row {row} holds the state after {settled} tokens, not after {position}")
 

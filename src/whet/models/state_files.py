@@ -23,9 +23,7 @@ def save_layers(
     """Write the tensors of each layer to a safetensors file, which appears whole or not at all.
 
     Args:
-        path: The file.
         form: The kind of the state, and the version of its files.
-        layers: The tensors of each layer by name.
         model: The digest of the model, if it is known.
         numbers: What else belongs to the state.
 
@@ -50,10 +48,8 @@ def load_layers(
     """Read what `save_layers` wrote: the layers, the numbers of these names, and the model's digest, if any.
 
     Args:
-        path: The file.
         form: The kind of the state, and the version of its files.
         make: Makes a layer's state of its tensors by name. A KeyError or a ValueError says that they are not one.
-        numbers: The names of the numbers.
 
     Raises:
         TargetError: The file is missing or damaged, or holds something else.

@@ -27,9 +27,7 @@ State = TypeVar("State", bound=ReadableState)
 class StateRows(Generic[State]):
     """Hold rows of states. A state must not be changed once it is given: rows share it with their copies.
 
-    Args:
-        room: How many rows there are.
-        new: Returns the state before the first token.
+    `new` returns the state before the first token.
     """
 
     def __init__(self, room: Allocation, new: Callable[[], State]) -> None:
@@ -61,7 +59,6 @@ class StateRows(Generic[State]):
         """Keep what a step has read of a row's sequence.
 
         Args:
-            row: The row.
             begin: The position of the step's first token.
             after: The states before the positions that follow `begin`, by position: those from `settled` on.
             settled: The sequence's settled_len.
@@ -97,8 +94,6 @@ class ServedInRows(Generic[State]):
 
     Args:
         model: Maps tokens [1, T] and a state, which it replaces, to logits [1, T, V]; `new_state()` is its first one.
-        vocab_size: The number of tokens in the vocabulary.
-        max_model_len: The most tokens of a sequence.
         bytes_per_state: The bytes of a state of the longest sequence.
         share: Returns a state whose tensors a model may replace without changing those of the one given.
     """

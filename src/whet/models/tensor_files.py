@@ -35,7 +35,6 @@ def stored_tensors(directory: Path, pickles: str = _BY_TRANSFORMERS) -> Iterator
     change while the tensors exist.
 
     Args:
-        directory: The directory.
         pickles: What to do where it holds pickles alone, for the message.
 
     Raises:
@@ -112,9 +111,7 @@ def drop_tied_head(weights: dict[str, Tensor], directory: Path, embedding: str, 
     """Remove the second copy of a head whose weight is the embedding's.
 
     Args:
-        weights: The tensors by name.
         directory: The directory, for the message.
-        embedding: The name of the embedding's weight.
         says: The key of config.json that says so.
 
     Raises:
@@ -134,8 +131,6 @@ def filled(build: Callable[[], Model], weights: Mapping[str, Tensor], embedding:
     Args:
         build: Makes the model. No memory is allocated for its own weights.
         weights: The tensors by name; with a tied head, without `lm_head.weight`.
-        embedding: The name of the embedding.
-        tied: Whether the head's weight is the embedding's.
     """
     if tied:
         weights = {**weights, "lm_head.weight": weights[f"{embedding}.weight"]}

@@ -72,7 +72,6 @@ class Trainable:
         """Write a model as transformers does: config.json, generation_config.json, model.safetensors.
 
         Args:
-            config: The model's config.
             directory: An empty directory.
             given: The keys of the config.json that the model was made from; they are kept.
             weights: The model's weights, by the names of its state_dict.

@@ -23,11 +23,7 @@ Prompt = str | Sequence[int]
 class Admission:
     """Make requests for one model. Any thread may use it.
 
-    Args:
-        tokenizer: The tokenizer, or None.
-        vocab_size: The number of tokens in the vocabulary.
-        max_model_len: The most tokens of a sequence.
-        model: The model, for requests that begin at a state.
+    `model` is for requests that begin at a state.
     """
 
     def __init__(
@@ -52,8 +48,6 @@ class Admission:
         """Return a request that can be queued.
 
         Args:
-            prompt: A text or a list of token ids.
-            params: How to sample.
             request_id: The request's id. By default, a number is counted up.
             cache_salt: Only requests with the same salt share cached prompts.
             guide: What `guide` returned for the structure of `params`; it stays as it is. Without it, the structure is

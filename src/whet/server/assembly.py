@@ -20,10 +20,7 @@ from whet.server.stepper import Stepper
 class Models(NamedTuple):
     """Hold the models of an engine.
 
-    Attributes:
-        model: The model to serve.
-        draft: The model that proposes tokens, or None.
-        identity: A text that differs for any two models whose cached state differs.
+    `identity` is a text that differs for any two models whose cached state differs.
     """
 
     model: ServedModel
@@ -84,11 +81,8 @@ def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Step
 def snapshots_of(model: ServedModel, room: Allocation, identity: str, **places: int) -> Snapshots:
     """Return the snapshots of a model, in the rows that it allocates for them.
 
-    Args:
-        model: The model.
-        room: What it allocates.
-        identity: A text that differs for any two models whose states differ.
-        **places: Arguments of Snapshots that say where snapshots are taken.
+    `identity` differs for any two models whose states differ. `places` are arguments of Snapshots that
+    say where snapshots are taken.
     """
     rows = range(room.num_states, room.num_states + room.num_snapshots)
     return Snapshots(rows, PrefixHashes(identity, model.block_size), model.copy_state, **places)

@@ -19,12 +19,7 @@ UNREAD = -1
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """Hold a state at which requests begin.
-
-    Attributes:
-        state: The state. Nobody changes it.
-        key: A hash of all that it holds.
-    """
+    """Hold a state at which requests begin. Nobody changes it. `key` is a hash of all that it holds."""
 
     state: LtmState
     key: bytes

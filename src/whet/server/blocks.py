@@ -28,12 +28,8 @@ class Blocks:
     Its attribute `tables`, int32 [num_rows, blocks for max_len tokens], holds each row's blocks in order.
 
     Args:
-        num_blocks: The number of blocks.
         block_size: Tokens in a block; 0 if no state of the model grows with the tokens.
-        num_rows: The number of rows.
-        max_len: The tokens of the longest sequence.
         identity: The model and the format of its state. It is part of the hash of blocks.
-        prefix_caching: Share blocks between sequences.
     """
 
     def __init__(
@@ -117,8 +113,7 @@ class Blocks:
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Add blocks to the request until they hold `num_tokens` tokens.
 
-        Returns:
-            False, with nothing changed, if not enough blocks are free.
+        Return False, with nothing changed, if not enough blocks are free.
         """
         wanted = self.blocks_for(num_tokens) - len(request.blocks)
         if wanted <= 0:
@@ -161,14 +156,7 @@ class Blocks:
         request.row, request.capacity, request.num_computed, request.num_published = NO_ROW, 0, 0, 0
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Check that the records agree with the blocks and rows that requests hold.
-
-        Args:
-            requests: All requests that hold any.
-
-        Raises:
-            AssertionError: They do not agree.
-        """
+        """Raise AssertionError unless records agree with the blocks and rows of `requests`, all that hold any."""
         requests = list(requests)
         held = Counter(block for request in requests for block in request.blocks)
         for block, count in enumerate(self._references):

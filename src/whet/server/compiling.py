@@ -170,9 +170,7 @@ class Trials:
     def written(self, structure: OutputConstraint, described: Mapping[str, object]) -> str:
         """Return the grammar of a structure, once a child has compiled it.
 
-        Args:
-            structure: The structure.
-            described: The size of the vocabulary, and the texts of its special tokens by number.
+        `described` is the size of the vocabulary, and the texts of its special tokens by number.
 
         Raises:
             RequestError: It cannot be enforced, or does not compile.

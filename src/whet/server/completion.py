@@ -11,15 +11,12 @@ class Delta:
     """Hold what a step added to an output.
 
     Attributes:
-        request_id: The id of the request.
-        token_ids: The new tokens.
         text: The text that has become certain. It holds no part of a stop string. Empty without a tokenizer.
         logprobs: One entry for each token, if they were asked for.
         prompt_logprobs: One entry for each token of the prompt, in the first delta, if they were asked for. The entry
             of the first token is None, since nothing precedes it.
         finish_reason: Why the output ended; None except in the last delta.
         error: The error message, if the finish_reason is "error".
-        num_prompt_tokens: The tokens of the prompt.
         num_cached_tokens: The tokens of the prompt that were found in the prefix cache.
         queue_s: Seconds from the arrival to the first step of the request.
         ttft_s: Seconds from the arrival to the first token, or None before it.
@@ -59,11 +56,7 @@ class Completion:
 
 
 def join(deltas: Iterable[Delta]) -> Completion:
-    """Join all deltas of a request to its completion.
-
-    Raises:
-        ValueError: The last delta has no finish_reason.
-    """
+    """Join all deltas of a request to its completion. Raises ValueError if the last has no finish_reason."""
     deltas = list(deltas)
     first, last = deltas[0], deltas[-1]
     if last.finish_reason is None:

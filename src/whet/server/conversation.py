@@ -87,13 +87,7 @@ class Conversation:
     """Hold a conversation and all its answers.
 
     Attributes:
-        engine: The engine that runs the model.
-        tokenizer: The model's tokenizer.
-        params: How to sample.
-        system: The system message, or None.
         complete: Whether each text is continued as it is, without a chat template.
-        messages: The messages so far.
-        answers: The answers so far.
         is_interrupted: Whether Ctrl-C ended an answer and nothing was typed since.
     """
 
@@ -109,12 +103,7 @@ class Conversation:
     def answer(self, prompt: str, show: Callable[[str], None] = lambda text: None) -> Answer:
         """Ask the model. Ctrl-C ends the answer early, and its text so far is kept.
 
-        Args:
-            prompt: The user's message.
-            show: Called with each piece of the answer's text.
-
-        Returns:
-            The answer and its times. Its finish reason is "abort" after Ctrl-C.
+        Its finish reason is then "abort". `show` is called with each piece of the answer's text.
 
         Raises:
             RequestError: The text is too long, or the engine failed. The conversation is then unchanged.

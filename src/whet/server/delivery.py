@@ -74,8 +74,8 @@ class AsyncBridge:
     def __init__(self, abort: Abort) -> None:
         """Make a bridge.
 
-        Args:
-            abort: Ends a request whose reader fails or whose loop is closed. Any thread must be able to call it.
+        `abort` ends a request whose reader fails or whose loop is closed. Any thread must be
+        able to call it.
         """
         self._mail = LoopMail[tuple[OnDelta, Delta]](
             give=lambda read: give(*read, abort),

@@ -24,8 +24,7 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """Decode vocabularies in which each token stands for bytes. A token takes constant time.
 
-    Args:
-        bytes_of: Returns the bytes of a token; none for a token that is not shown.
+    `bytes_of` returns the bytes of a token; none for a token that is not shown.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
@@ -45,7 +44,6 @@ class WindowDetokenizer:
     """Decode any other vocabulary: decode the last few tokens with and without the new ones, return the difference.
 
     Args:
-        decode: Returns the text of several tokens.
         is_silent: Returns whether a token adds nothing to any text.
         is_byte: Returns whether a token stands for one byte. The text of a run of these is known only at its end.
     """

@@ -23,14 +23,10 @@ class Drafter(Protocol):
     """Propose draft tokens for requests."""
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
-        """Set `drafts` of each request to up to `num_drafts[i]` tokens.
+        """Set `drafts` of each request to up to `num_drafts[i]` tokens. All tokens but the last are computed.
 
-        Args:
-            requests: Requests of which all tokens but the last are computed.
-            num_drafts: The most drafts for each request.
-
-        Returns:
-            False if the drafter also had other work to do, such as a new prompt. The time is then not typical.
+        Return False if the drafter also had other work to do, such as a new prompt. The time is then
+        not typical.
         """
 
 
@@ -74,13 +70,7 @@ def _continued(token_ids: list[int], place: int, count: int) -> list[int]:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """Hold a sequence that is being drafted for.
-
-    Attributes:
-        request: The request in the engine.
-        mirror: The same sequence in the drafting model.
-        num_drafts: The drafts to make.
-    """
+    """Hold a sequence that is being drafted for. `mirror` is the same sequence in the drafting model."""
 
     request: Request
     mirror: Request
@@ -93,12 +83,7 @@ class ModelDrafter:
     After its drafts have been verified, the model continues from the last accepted one. If all were accepted, it must
     first read its own last draft, which it has proposed but not read yet.
 
-    Args:
-        model: The drafting model.
-        room: What it allocates. `num_drafts` is the most drafts for a sequence.
-        num_rows: The most sequences.
-        max_len: The most tokens of a sequence.
-        max_batch_tokens: The most tokens in a step.
+    `room` is what it allocates. Its `num_drafts` is the most drafts for a sequence.
     """
 
     def __init__(
@@ -136,11 +121,7 @@ class ModelDrafter:
         return is_steady
 
     def check(self) -> None:
-        """Check that the records of blocks are consistent.
-
-        Raises:
-            AssertionError: They are not.
-        """
+        """Raise AssertionError unless the records of blocks are consistent."""
         self._blocks.check(self._mirrors.values())
 
     def _draft_one(self, plan: Plan, turns: list[_Turn]) -> list[_Turn]:

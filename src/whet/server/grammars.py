@@ -27,10 +27,7 @@ class Guide:
         self.error: str | None = None  # why no mask can be had any more
 
     def consume(self, token_id: int) -> bool:
-        """Go on by a token of the output.
-
-        Returns:
-            Whether the output is complete: nothing can follow.
+        """Go on by a token of the output, and return whether it is complete: nothing can follow.
 
         Raises:
             RequestError: The grammar does not allow the token.

@@ -25,11 +25,7 @@ _LONGEST_S = 60.0  # of one answer: a busy machine may need long for little CPU 
 
 
 class ChildEnded(Exception):
-    """Signal that the child ended before it answered.
-
-    Attributes:
-        was_slow: Whether it ended because of its time limit.
-    """
+    """Signal that the child ended before it answered. `was_slow`: it ended because of its time limit."""
 
     def __init__(self, *, was_slow: bool) -> None:
         super().__init__("the child process took too long" if was_slow else "the child process ended")
@@ -39,8 +35,7 @@ class ChildEnded(Exception):
 class IsolatedProcess:
     """Asks a child process. It starts with the first message. Any thread may ask; one waits for another.
 
-    Args:
-        module: The module that the child runs; it calls `answer_messages`.
+    The child runs `module`, which calls `answer_messages`.
     """
 
     def __init__(self, module: str) -> None:
@@ -113,7 +108,6 @@ def answer_messages(answer: Callable[[dict[str, Any]], Mapping[str, object]], *,
     """Answer messages on standard input until it is closed. Call it in the child.
 
     Args:
-        answer: Answers one message.
         cpu_s: The most CPU time for one message. It ends the process.
         more_bytes: The most memory that the process may take from now on.
     """

@@ -18,7 +18,6 @@ def token_logprobs(logits_RV: Tensor, token_ids: Sequence[int], num_top: int) ->
 
     Args:
         logits_RV: The logits, float32 [R, V].
-        token_ids: A token for each row.
         num_top: How many of the most probable tokens to return, the most probable first.
     """
     logprobs_RV = torch.log_softmax(logits_RV, dim=1)

@@ -83,9 +83,7 @@ class Reservation:
 class EngineLoop:
     """Run a stepper on a thread of its own. No other thread may use the stepper.
 
-    Args:
-        stepper: Runs the steps.
-        capacity: How many requests may be present, running and waiting together.
+    `capacity` is how many requests may be present, running and waiting together.
     """
 
     def __init__(self, stepper: Stepper, capacity: int) -> None:
@@ -142,9 +140,7 @@ class EngineLoop:
         """Queue a request.
 
         Args:
-            request: The request.
             on_delta: Called with each piece of the output. It must be quick.
-            reservation: The place in the queue that was reserved for the request, if any.
             asyncio_loop: The loop in which `on_delta` is called. None: the engine's thread calls it.
             is_limited: Refuse the request if the queue is full and no place was reserved.
 
@@ -176,11 +172,9 @@ class EngineLoop:
             self._changed.notify_all()
 
     def look(self, request_id: str, look: Callable[[Request], Found]) -> Found:
-        """Return what `look` finds of a running request. The engine's thread calls it between two steps.
+        """Return what `look` finds of a running request, whose state is in its row.
 
-        Args:
-            request_id: The id of the request.
-            look: It is called with the request, whose state is in its row.
+        The engine's thread calls it between two steps.
 
         Raises:
             RequestError: No such request runs, or it is asked for from a callback on the engine's thread.

@@ -27,7 +27,6 @@ class Given:
     """Hold what was asked for beside the directories.
 
     Attributes:
-        options: The options of the engines.
         recipe: The recipe to follow in the place of the directory's own.
         dtype: Replaces the dtype of options and recipes.
         weights: Replaces the weights of options and recipes.

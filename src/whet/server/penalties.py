@@ -79,8 +79,7 @@ class Penalties:
     ) -> tuple[Ints, Floats]:
         """Apply the penalties of all rows in one operation. An operation for each row would be much slower.
 
-        Returns:
-            The changed places in the flattened logits, and their old values.
+        Return the changed places in the flattened logits, and their old values.
         """
         seen = [self._tokens(request).with_drafts(request.drafts[:num_drafts]) for _, (request, num_drafts) in rows]
         sizes = [len(ids) for ids, _ in seen]

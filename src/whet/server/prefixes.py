@@ -15,12 +15,7 @@ from whet.server.request import Request
 
 @dataclass(frozen=True)
 class PrefixHashes:
-    """Hash the tokens of requests, block by block.
-
-    Attributes:
-        identity: The model and the format of its state.
-        block_size: Tokens in a block.
-    """
+    """Hash the tokens of requests, block by block. `identity`: the model and the format of its state."""
 
     identity: str
     block_size: int

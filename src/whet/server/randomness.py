@@ -24,9 +24,7 @@ def make_seed(seed: int | None) -> int:
 def uniforms(seeds: NDArray[np.uint64], indices: NDArray[np.uint64]) -> NDArray[np.float32]:
     """Return numbers from [0, 1). They are multiples of 2^-24, so that float32 holds them exactly.
 
-    Args:
-        seeds: The seeds of the requests.
-        indices: The place of each request's token in its output. The shape is that of `seeds`.
+    `indices` are the places of each request's token in its output, in the shape of `seeds`.
     """
     mixed = _mix(_mix(_mix(seeds) + indices))
     return ((mixed >> np.uint64(40)).astype(np.float32)) * np.float32(2**-24)

@@ -16,13 +16,9 @@ _WEIGHTS: Mapping[str, WeightBits] = {"int8_weight": "int8", "int4_weight": "int
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """Hold the engine options of a recipe.
+    """Hold the engine options of a recipe; None for what it does not state.
 
-    Attributes:
-        dtype: The number format, or None if the recipe states none.
-        weights: The format of the weights, or None.
-        num_threads: The number of threads, or None.
-        left_out: For each step that the engine does not follow, a sentence that says why.
+    `left_out` has, for each step that the engine does not follow, a sentence that says why.
     """
 
     dtype: Dtype | None = None

@@ -29,9 +29,7 @@ class Renderings:
     def rendered(self, template: ChatTemplate, variables: Mapping[str, object]) -> str:
         """Return the prompt that a template makes of its variables, which can be written as JSON.
 
-        Args:
-            template: The template.
-            variables: What `ChatTemplate.render` takes, by the names of its arguments.
+        `variables` are what `ChatTemplate.render` takes, by the names of its arguments.
 
         Raises:
             RequestError: The template refuses the messages, fails, or takes too much time or memory.

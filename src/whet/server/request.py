@@ -34,11 +34,7 @@ class TokenLogprobs(NamedTuple):
     """Hold the log-probabilities of a token and of the most probable tokens in its place.
 
     They are natural logarithms, and computed before temperature, penalties and truncation.
-
-    Attributes:
-        token_id: The token.
-        logprob: Its log-probability.
-        top: The most probable tokens with their log-probabilities, the most probable first.
+    `top` has tokens with their log-probabilities, the most probable first.
     """
 
     token_id: int
@@ -55,13 +51,9 @@ class Request:
 
     Attributes:
         id: A unique id.
-        prompt_ids: The tokens of the prompt.
-        params: How to sample.
         max_len: The request ends when it has so many tokens, prompt included.
-        seed: The seed of its random numbers.
         stop_ids: Tokens that end it.
         output: The text of the output, or None if no text is wanted.
-        arrival_s: When the request arrived.
         cache_salt: Only requests with the same salt share cached prompts.
     """
 
@@ -134,8 +126,7 @@ class Request:
     def take(self, token_ids: list[int]) -> tuple[int, str]:
         """Append new tokens up to the one that ends the request, and then set `finish_reason`.
 
-        Returns:
-            The number of appended tokens, and the text that may be shown now.
+        Return the number of appended tokens, and the text that may be shown now.
         """
         text, min_len = "", self.num_prompt + self.params.min_tokens
         for count, token_id in enumerate(token_ids, start=1):

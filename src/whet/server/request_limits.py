@@ -22,14 +22,11 @@ class RequestLimits:
     vocab_size: int
 
     def check_tokens(self, token_ids: Sequence[int], param: str = "prompt") -> None:
-        """Check that all token ids are in the model's vocabulary.
+        """Raise RequestError unless all token ids are in the model's vocabulary.
 
         Args:
             token_ids: The token ids as they were given, of any type.
             param: The field of the request that they come from.
-
-        Raises:
-            RequestError: One is not.
         """
         try:
             is_known = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
@@ -61,7 +58,6 @@ class RequestLimits:
         """Check, before a text is tokenised, that it can fit into the model's context.
 
         Args:
-            text: A prompt.
             most: The most bytes of UTF-8 that a text may have, or None for no limit.
             param: The field of the request that it comes from.
 
@@ -78,14 +74,9 @@ class RequestLimits:
             raise RequestError(message, param=param, code=TOO_LONG)
 
     def check_length(self, num_prompt: int, max_tokens: int | None) -> None:
-        """Check that a prompt and its output fit into the model's context.
+        """Raise RequestError unless a prompt and its output fit into the model's context.
 
-        Args:
-            num_prompt: The number of prompt tokens.
-            max_tokens: The most output tokens. None: the output may fill the context, with room for at least one token.
-
-        Raises:
-            RequestError: They do not fit.
+        Without `max_tokens`, the output may fill the context, with room for at least one token.
         """
         if num_prompt + (1 if max_tokens is None else max_tokens) > self.max_model_len:
             asked = f"{num_prompt} in the prompt" + (f" and {max_tokens} to be generated" if max_tokens else "")

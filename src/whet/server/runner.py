@@ -14,11 +14,7 @@ from whet.server.scheduler import Plan
 class PromptRows(NamedTuple):
     """Say which rows of logits predict which tokens of a prompt.
 
-    Attributes:
-        request: The request.
-        position: The place in the prompt of the token that row `first` predicts.
-        first: The first row.
-        end: The row after the last one.
+    Row `first` predicts the token at place `position` of the prompt. `end` is the row after the last.
     """
 
     request: Request
@@ -31,7 +27,6 @@ class Work(NamedTuple):
     """Hold a step: the model's input, and the purpose of each row of its logits.
 
     Attributes:
-        batch: The model's input.
         samples: The samples to draw. Those of one request are next to each other.
         sample_rows: The row of the logits for each sample.
         prompts: The rows for the log-probabilities of prompts, if any.
@@ -61,9 +56,8 @@ class Runner:
     def build(self, plan: Plan, *, only_last: bool = False) -> Work:
         """Build the step of a plan.
 
-        Args:
-            plan: The plan.
-            only_last: Want one row of logits for each sequence, even if it has drafts. The drafting model needs this.
+        With `only_last`, want one row of logits for each sequence, even if it has drafts. The drafting
+        model needs this.
         """
         requests = plan.requests
         num_seqs = len(requests)

@@ -50,7 +50,6 @@ class Sampler:
 
         Args:
             logits_RV: The logits, float32 [R, V].
-            rows: The requests of the rows.
             masks: The tokens that may be chosen, if some rows may not choose all.
 
         Returns:

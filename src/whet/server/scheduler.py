@@ -24,7 +24,6 @@ class Plan:
     """Describe one step.
 
     Attributes:
-        requests: The requests of the step.
         num_tokens: How many tokens of each request are computed, drafts included.
         preempted: Requests that were preempted to make room.
         failed: Requests that cannot continue. Their `error` says why.
@@ -44,7 +43,6 @@ class Scheduler:
     """Plan one step after another. It uses no clock, threads or random numbers: equal calls give equal plans.
 
     Args:
-        blocks: Hands out blocks and rows.
         max_num_seqs: The most requests in a step.
         max_batch_tokens: The most tokens in a step, at least max_num_seqs.
         max_step_ms: The time that a step with prompts in it may take while outputs wait for it.
@@ -128,11 +126,7 @@ class Scheduler:
         return requests
 
     def check(self) -> None:
-        """Check that requests, queues and blocks are consistent.
-
-        Raises:
-            AssertionError: They are not.
-        """
+        """Raise AssertionError unless requests, queues and blocks are consistent."""
         self.blocks.check(self.running)
         if self.snapshots is not None:
             self.snapshots.check()
@@ -151,8 +145,7 @@ class Scheduler:
     def _go_on(self, plan: Plan) -> bool:
         """Plan one token for each running request, as in most steps.
 
-        Returns:
-            False, with nothing planned, if a request needs more than one token or has no room.
+        Return False, with nothing planned, if a request needs more than one token or has no room.
         """
         running = self.running
         for request in running:
@@ -231,8 +224,7 @@ class Scheduler:
     def _make_room(self, request: Request, count: int, plan: Plan) -> int:
         """Get blocks for a running request. If they run out, drop its drafts, then preempt the newest requests.
 
-        Returns:
-            The number of tokens that have room; 0 if the request itself was preempted or failed.
+        Return the number of tokens that have room; 0 if the request itself was preempted or failed.
         """
         while not self.blocks.grow(request, request.num_computed + count):
             if request.drafts:

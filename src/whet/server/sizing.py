@@ -32,12 +32,7 @@ def explaining_lack_of_memory() -> Iterator[None]:
 
 
 class Sizes(NamedTuple):
-    """Hold what the models of an engine allocate.
-
-    Attributes:
-        model: The memory of the model.
-        draft: The memory of the drafting model; nothing if there is none.
-    """
+    """Hold what the models of an engine allocate; `draft` is nothing if there is no drafting model."""
 
     model: Allocation
     draft: Allocation
@@ -60,11 +55,7 @@ def sizes(
     blocks. There are at most four snapshots for each sequence that may run.
 
     Args:
-        model: The model.
-        draft: The drafting model, or None.
         memory: The bytes for the state of all sequences.
-        max_num_seqs: The most sequences in a step.
-        max_model_len: The most tokens of a sequence.
         num_drafts: The most drafts for a sequence.
         prefix_caching: Whether there are to be snapshots.
 

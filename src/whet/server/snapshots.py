@@ -128,11 +128,7 @@ class Snapshots:
             request.rolling_snapshot = digest
 
     def check(self) -> None:
-        """Check that each row is free or holds one snapshot, at a place where one may lie.
-
-        Raises:
-            AssertionError: They do not agree.
-        """
+        """Raise AssertionError unless each row is free or holds one snapshot, at a place where one may lie."""
         rows = [snapshot.row for snapshot in self._kept.values()]
         agree("rows of snapshots", sorted(rows + self._free), list(self._rows))
         for snapshot in self._kept.values():

@@ -20,7 +20,6 @@ class Speculation:
     """Propose drafts for running requests as long as that is faster.
 
     Args:
-        drafter: Proposes the drafts.
         num_draft_tokens: The most drafts for a request in a step.
         controller: Decides whether to draft. None: always draft.
     """
@@ -63,13 +62,9 @@ class Speculation:
 def accepted(request: Request, ids: list[int]) -> list[int]:
     """Return the drafts of a request up to the first that the model did not choose, and the model's next token.
 
-    Args:
-        request: The request, with its drafts.
-        ids: The tokens that the sampler chose after the request's last token and after each draft: one more than there
-            are drafts. UNUSABLE stands for unusable logits. It equals no draft, so it ends the list.
-
-    Returns:
-        At least one token.
+    That is at least one token. `ids` are the tokens that the sampler chose after the request's last
+    token and after each draft: one more than there are drafts. UNUSABLE stands
+    for unusable logits. It equals no draft, so it ends the list.
     """
     for place, draft in enumerate(request.drafts):
         if ids[place] != draft:

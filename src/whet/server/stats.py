@@ -30,19 +30,13 @@ class Stats:
     """Describe an engine at one moment.
 
     Attributes:
-        num_running: Requests that are running.
-        num_waiting: Requests in the queue.
         kv_cache_usage: The share of the KV cache in use, 0 to 1.
         prompt_tokens_total: Tokens of prompts that were computed.
-        generation_tokens_total: Generated tokens.
         prefix_cache_queries: Prompt tokens that were looked up in the prefix cache.
         prefix_cache_hits: Prompt tokens that were found there.
-        num_preemptions: How often a request was preempted.
-        num_draft_tokens: Proposed draft tokens.
         num_accepted_tokens: Accepted draft tokens.
         request_success: The number of ended requests by finish reason.
         tokens_per_s: Generated tokens per second, over the last second.
-        num_steps: Steps so far.
         speculation: "on", "paused" (measured to be slower) or "off" (not wanted, or not possible).
         speculation_gain: Tokens per second with drafts divided by those without, or None until measured.
     """

@@ -9,9 +9,6 @@ class StepCost:
 
     The time per token grows with the context and falls with the size of the step, so the estimate follows the latest
     steps. Before the first measurement, any size is allowed.
-
-    Args:
-        max_step_ms: The time that a step may take.
     """
 
     def __init__(self, max_step_ms: float) -> None:

@@ -38,13 +38,9 @@ class Progress(NamedTuple):
 
 
 class Stepper:
-    """Run the requests of a scheduler on a model.
+    """Run the requests of a scheduler on a model, whose memory must have been allocated.
 
-    Args:
-        model: The model. Its memory must have been allocated.
-        scheduler: Plans the steps.
-        speculation: Proposes draft tokens, or None.
-        clock: Returns the time in seconds. The requests' arrival times are on the same clock.
+    `clock` returns the time in seconds. The requests' arrival times are on the same clock.
     """
 
     def __init__(
@@ -64,13 +60,10 @@ class Stepper:
         self._drafting_s = 0.0  # time spent on the drafts of the next step
 
     def step(self) -> list[Progress]:
-        """Run one step.
+        """Run one step, and return one entry for each request that got new tokens or ended.
 
         A request that fails ends with the finish reason "error", and its delta says why. If the model raises an
         exception, all requests of the step fail.
-
-        Returns:
-            One entry for each request that got new tokens or ended.
         """
         began = self._clock()
         plan = self.scheduler.schedule()

@@ -16,10 +16,7 @@ class OutputText:
         """Add a token, and return the text that may be shown now.
 
         After a stop string, `is_stopped` is set. Add no more tokens then.
-
-        Args:
-            token_id: The token.
-            may_stop: Whether a stop string may end the output at this token.
+        Without `may_stop`, no stop string may end the output at this token.
         """
         new = self._detokenizer.add((token_id,))
         if not self._stop:

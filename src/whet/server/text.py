@@ -79,11 +79,7 @@ class Tokenizer:
         return token_id if token_id in self._special_ids else None
 
     def check_fits(self, vocab_size: int) -> None:
-        """Check that a model with `vocab_size` logits can belong to this tokenizer.
-
-        Raises:
-            TargetError: It cannot.
-        """
+        """Raise TargetError unless a model with `vocab_size` logits can belong to this tokenizer."""
         if self.max_id >= vocab_size:
             raise TargetError(
                 f"the tokenizer has token ids up to {self.max_id}, the model a vocabulary of {vocab_size}: "
@@ -98,9 +94,8 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
-        Args:
-            text: The text.
-            add_special: Add the special tokens that the checkpoint puts around a text, such as a leading <s>.
+        With `add_special`, add the special tokens that the checkpoint puts around a text, such as a
+        leading <s>.
 
         Raises:
             RequestError: The text is not valid Unicode: it has half a surrogate pair.

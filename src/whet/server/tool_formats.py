@@ -70,10 +70,7 @@ class ToolFormat:
     ) -> OutputConstraint:
         """Return the structure of an answer that may be text or calls, whose calls match their schemas.
 
-        Args:
-            functions: See `required`.
-            token_id: See `required`.
-            several: See `required`.
+        The arguments are those of `required`.
         """
         begin = "" if self.is_bare else _mark(self.begin, token_id)
         if self.is_bare:
@@ -101,15 +98,12 @@ class ToolFormat:
         token_id: Callable[[str], int | None],
         several: bool,
     ) -> list[_Rule]:
-        """Return the rules of all calls of an answer.
+        """Return the rules of all calls of an answer. See `required` for the other arguments.
 
         Args:
             name: The name of the rule.
             first: The name of the rule of the first call.
             begin: The mark before the list, or before each call, as a grammar writes it; "" for none.
-            functions: See `required`.
-            token_id: See `required`.
-            several: See `required`.
         """
         calls = f"{first} ({_literal(self.separator)} call){{0,{_MOST_CALLS - 1}}}" if several else first
         if not self.is_list:
@@ -168,9 +162,7 @@ FORMATS: Mapping[str, ToolFormat] = {
 def find_format(template: str, name: str | None = None) -> ToolFormat | None:
     """Return the format in which a model writes calls, or None where its chat template has none that is known.
 
-    Args:
-        template: The text of the model's chat template.
-        name: The format that was asked for instead.
+    `name` is the format that was asked for instead.
 
     Raises:
         OptionError: There is no format of this name.

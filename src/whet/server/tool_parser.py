@@ -59,7 +59,6 @@ class ToolParser:
         """Start at the beginning of an answer.
 
         Args:
-            form: How calls stand in the text.
             names: The tools. A call of any other is content.
             several: Whether calls after the first one are passed on. They are left out otherwise.
         """

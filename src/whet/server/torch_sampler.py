@@ -32,7 +32,6 @@ def sample_in_torch(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> T
 
     Args:
         logits_RV: The logits, float32 [R, V].
-        rule: The rule of each row.
         uniform_R: Random numbers from [0, 1), float32 [R].
 
     Returns:

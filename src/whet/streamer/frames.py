@@ -63,11 +63,7 @@ class Placement:
     note: str = ""
 
     def cut(self, scaled: Image) -> Image:
-        """Return the part of the scaled picture that is kept, C-contiguous.
-
-        Args:
-            scaled: The picture after scaling, [height, width, 3].
-        """
+        """Return the part of the scaled picture, [height, width, 3], that is kept, C-contiguous."""
         import numpy as np
 
         top, left = max(0, self.top), max(0, self.left)
@@ -87,10 +83,7 @@ def placed(height: int, width: int, size: Size | None, fit: Fit, *, pixel_aspect
     and lies whole in the middle of a black frame. With "stretch", the whole picture is kept, and its aspect is not.
 
     Args:
-        height: The picture's rows.
-        width: The picture's columns.
         size: The size to take; None keeps the picture as it is.
-        fit: How another aspect is taken.
         pixel_aspect: The width of one of the picture's pixels over its height.
 
     Raises:

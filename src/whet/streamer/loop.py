@@ -85,14 +85,10 @@ class Loop:
     Args:
         model: Turns frames into frames, in the thread that iterates.
         source: The frames. The loop doesn't close it.
-        options: How the stream runs.
-        timings: Counts the frames and their times.
         clock: Returns the time in seconds.
-        on_level: Called with each change of the level.
         on_taken: Called with each frame once the model was called for it, or it was skipped. Its answer may come later.
 
     Attributes:
-        level: How much work a frame gets now.
         newest: The index of the newest frame that was taken.
     """
 

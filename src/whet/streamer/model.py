@@ -79,9 +79,6 @@ class FrameModel:
         """Call the model until it has filled its batch, allocated memory and started threads; then forget the frames.
 
         A step that cannot forget them is not called.
-
-        Args:
-            size: Height and width of the frames.
         """
         if not hasattr(self.step, "reset"):
             return

@@ -77,7 +77,6 @@ class Replacements:
         """Let something stand for a call from now on.
 
         Args:
-            name: The call.
             replacement: Takes and returns what the call does.
             shapes: The shapes that it takes. A call of other shapes runs the model. None takes all.
         """

@@ -40,7 +40,6 @@ class Level:
         return (self.steps or 1) * self.scale**2
 
     def __str__(self) -> str:
-        """Return the level in words."""
         steps = [] if self.steps is None else [f"{self.steps} step" + "s" * (self.steps > 1)]
         scale = [] if self.scale == 1 else [f"frames of {percent(self.scale, decimals=0)} height and width"]
         every = [] if self.every == 1 else [f"one frame of {self.every} computed"]
@@ -76,10 +75,6 @@ class Controller:
     Args:
         levels: The levels, from most to least work.
         budget_s: Seconds that a frame may take.
-
-    Attributes:
-        level: The level that holds now.
-        num_changes: How often the level has changed.
     """
 
     def __init__(self, levels: Sequence[Level], budget_s: float) -> None:
@@ -101,11 +96,7 @@ class Controller:
         return self._levels[self._at]
 
     def add(self, frame_s: float) -> Level | None:
-        """Count one computed frame, and return the new level where it changes.
-
-        Args:
-            frame_s: Seconds that the frame took.
-        """
+        """Count one computed frame that took `frame_s` seconds, and return the new level where it changes."""
         self._newest.append(frame_s)
         self._since_change += 1
         if self._since_change == WINDOW:

@@ -20,9 +20,6 @@ class FrameQueue(Generic[Item]):
         capacity: The most items that wait, at least 1.
         drops_oldest: Whether an item that finds the queue full takes the oldest one's place. Otherwise `put` waits.
 
-    Attributes:
-        num_dropped: The items that were dropped so far.
-
     Raises:
         OptionError: The capacity is below 1.
     """
@@ -37,7 +34,6 @@ class FrameQueue(Generic[Item]):
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Return the number of items that wait."""
         with self._changed:
             return len(self._items)
 

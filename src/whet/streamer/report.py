@@ -15,15 +15,7 @@ _MIN_FRAMES = 100  # with fewer frames, a budget has no verdict
 
 @dataclass(frozen=True)
 class Spread:
-    """Hold percentiles of times, in seconds.
-
-    Attributes:
-        p50: The median.
-        p90: The 90th percentile.
-        p99: The 99th percentile.
-        longest: The longest.
-        count: How many times there were.
-    """
+    """Hold percentiles of times, in seconds."""
 
     p50: float
     p90: float

@@ -48,9 +48,6 @@ class ModelOptions:
         steps: Steps of the sampler a frame; None for 4, and for 1 with whet's own U-Net.
         sampler: The sampler's name, as `whet.models.diffusion.few_steps.SAMPLERS`; None for the scheduler's own.
         strength: The share of all timesteps that a frame goes back by; None for 0.5.
-        guidance: How the output follows the prompt.
-        prompt: The prompt; None without one.
-        negative: The negative prompt.
         prompt_embeds: A safetensors file with the prompt's embeddings instead.
         rolling: Whether frames are in flight together, each at a step of its own.
         seed: The seed of the noise.
@@ -101,9 +98,7 @@ class Opened:
 
     Attributes:
         name: The model's name in reports.
-        model: Turns frames into frames.
         size: Height and width of the frames that it takes.
-        sampler: The sampler's name; None without one.
         budget_s: Seconds that a frame may take by the workload; None where it does not say.
         prepare_prompt: Checks and encodes a prompt and a negative prompt in the caller's thread, and returns what sets
             them in the model's thread. None where the model takes no text.
@@ -129,7 +124,6 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
     Args:
         target: A built-in name, a directory of diffusers or of a tuned stream, FILE.py:FUNCTION or
             package.module:FUNCTION of a StreamWorkload, or a StreamWorkload.
-        options: How the model runs.
 
     Raises:
         TargetError: The target cannot be found or used.

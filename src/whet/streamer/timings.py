@@ -45,8 +45,6 @@ class Timings:
         """Record one call of the model.
 
         Args:
-            model_s: Seconds of the call alone.
-            frame_s: Seconds from taking the frame to the image that the call finishes.
             ended_s: The time of the clock at its end.
             is_final: Whether a frame came out. The first calls of a rolling batch give none.
             every: One frame of so many is computed, and has the time of all of them before it is late.

@@ -50,11 +50,7 @@ class CopyStreams(Protocol):
 
 
 class TorchCopyStreams:
-    """Copy with PyTorch on one CUDA device.
-
-    Args:
-        device: The device.
-    """
+    """Copy with PyTorch on one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -106,11 +102,7 @@ class Staged:
 
 
 class Transfers:
-    """Move frames to a device and answers back. Uploads come from one thread, and all else from another.
-
-    Args:
-        streams: What copies.
-    """
+    """Move frames to a device and answers back. Uploads come from one thread, and all else from another."""
 
     def __init__(self, streams: CopyStreams) -> None:
         self._streams = streams
@@ -118,11 +110,7 @@ class Transfers:
         self._answer: Tensor | None = None
 
     def upload(self, image: Image) -> Staged:
-        """Begin to move a frame to the device, and return it. The image may be changed afterwards.
-
-        Args:
-            image: The frame, uint8 [H, W, 3].
-        """
+        """Begin to move a frame, uint8 [H, W, 3], to the device, and return it. The image may be changed afterwards."""
         buffer = self._free_buffer(image.shape)
         buffer.copy_(torch.from_numpy(image))
         with self._streams.uploading():
@@ -146,11 +134,7 @@ class Transfers:
         return staged.pixels
 
     def fetch(self, pixels: Tensor) -> Image:
-        """Return an answer's pixels on the host, as soon as they are there.
-
-        Args:
-            pixels: uint8 [H, W, 3] on the device, contiguous.
-        """
+        """Return an answer's pixels on the host once they are there, given contiguous uint8 [H, W, 3] on the device."""
         shape = tuple(pixels.shape)
         if self._answer is None or tuple(self._answer.shape) != shape:
             self._answer = self._streams.buffer(shape)

@@ -132,7 +132,6 @@ def with_settings(directory: Path, tuned: TunedStream, options: Any) -> Any:
 
     Args:
         directory: The tuned stream's directory, for messages.
-        tuned: The tuned stream.
         options: The user's `ModelOptions`, or `StreamOptions`.
 
     Raises:

@@ -26,11 +26,7 @@ class Outlet(Protocol):
 
 
 class SinkOutlet:
-    """Write answers to a sink.
-
-    Args:
-        sink: The sink, which is closed with the outlet.
-    """
+    """Write answers to a sink, which is closed with the outlet."""
 
     def __init__(self, sink: Sink) -> None:
         self.name = sink.name

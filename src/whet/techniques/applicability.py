@@ -13,9 +13,7 @@ def options_that_apply(
     """Find the values of each option that a technique accepts here, while the other options keep their defaults.
 
     Args:
-        technique: The technique.
         subject: What it would change: an examined workload, or the parts of a training loop.
-        machine: The machine that the workload would run on.
 
     Returns:
         The accepted values of each option, the first to try before the others, None where the technique is refused with

@@ -39,7 +39,6 @@ class OptionCard:
     """Describe one option of a technique.
 
     Attributes:
-        name: The option's name in recipes.
         default: Its value where a recipe names none.
         tried: The values that `whet tune` tries, the first one first; empty where it never changes the option.
         text: What the option does; "" where the technique's remarks say it.
@@ -56,13 +55,11 @@ class MeasuredRow:
     """Describe one measured recipe that contains a technique.
 
     Attributes:
-        model: The model that was measured.
         recipe: The recipe, with its options.
         is_alone: Whether the recipe contains this technique only.
         speedup: The original's time over the recipe's time.
         ci95: The 95% interval of the speedup; None where it was measured in the screening only.
         quality: What became of the model's quality, in words.
-        chip: The processor.
         fingerprint: The machine's fingerprint.
         command: The command that measured it.
     """
@@ -83,11 +80,9 @@ class TechniqueCard:
     """Describe one technique, independent of the machine.
 
     Attributes:
-        name: The technique's name in recipes and tables.
         stage: The stage of a recipe that it belongs to.
         title: One sentence about it.
         sections: "What", "When it helps", "When it hurts", "Numerics", "Composes" and "Source".
-        options: Its options.
         remarks: What is said about its options together.
         measured: Every published measurement of a recipe that contains it; those of training are in the results.
         loops: For a technique of training, what loops may do beside it, each with why not; "" where they may.

@@ -19,11 +19,7 @@ NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at
 
 
 class PreparedTrainer:
-    """Make a trainer whose parts a recipe has changed.
-
-    Attributes:
-        trainer: The trainer.
-    """
+    """Make a trainer whose parts a recipe has changed."""
 
     def __init__(self, workload: TrainingWorkload, steps: Sequence[Step] = ()) -> None:
         self._steps = steps

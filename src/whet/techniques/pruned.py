@@ -70,9 +70,7 @@ def once_for(model: nn.Module, what: str, refuse: Callable[[], str]) -> str:
     """Return a reason, or "", that is found once for a model, however often its technique is asked.
 
     Args:
-        model: The model.
         what: The technique's name.
-        refuse: Finds the reason.
     """
     known = _refusals.setdefault(model, {})
     if what not in known:
@@ -105,7 +103,6 @@ def pruned(
         candidate: The original as a candidate.
         name: The technique's name, for messages.
         options: Its options, a dataclass with `steps`, `rate` and `distil`.
-        cut: Returns the smaller model, given a model and its training.
 
     Raises:
         TargetError: No training goes with the model, or it cannot be cut.

@@ -70,7 +70,6 @@ class AnyTechnique:
 
     Attributes:
         name: The technique's name in recipes and tables, and the name of its file.
-        stage: The stage of a recipe that it belongs to.
         order: Its place among the techniques of its stage. The lowest comes first.
         card: What it does, when it helps and hurts, its numerics and its source, for people.
         options: A frozen dataclass of its options.
@@ -122,7 +121,6 @@ def options_of(step: Step, options: type[Any], space: Iterable[str]) -> Any:
     """Return the options of a step.
 
     Args:
-        step: The step.
         options: The technique's class of options.
         space: The names of the options that can be chosen.
 
@@ -220,7 +218,6 @@ class Technique(AnyTechnique):
     """Describe one optimisation. Each technique's file ends with such a record under the name TECHNIQUE.
 
     Attributes:
-        check: Returns whether it applies to a workload on a machine with these options.
         predict: Returns the highest speedup that the profile and the machine's limits allow; 1.0 is none.
         apply: Returns a new candidate. The one given stays as it was.
         runs_python: Whether the model's own code runs in every call, so that effects which a graph would leave out

@@ -40,10 +40,7 @@ class TrainingTechnique(AnyTechnique):
     """Describe one optimisation of a training loop. Each technique's file ends with such a record: TECHNIQUE.
 
     Attributes:
-        exactness: Which proof it owes.
-        check: Returns whether it applies to the parts of a loop on a machine with these options.
         predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none.
-        apply: Returns the changed parts.
         check_profile: Returns why the profile of a step shows that it would change nothing; "" where it may.
         exactness_of: Returns which proof it owes with these options, where that depends on them.
         predict_memory: Returns the least bytes that a step takes with it, from what a step takes as it is; None where

@@ -35,11 +35,7 @@ from whet.workloads.text_encoder import position_limit
 
 @dataclass(frozen=True)
 class ClassifierModel(TrainedModel):
-    """Hold a classifier that is trained. `logits` maps ids, types and a mask [B, T] to logits [B, C].
-
-    Attributes:
-        labels: The label of each class.
-    """
+    """Hold a classifier that is trained. `logits` maps ids, types and a mask [B, T] to logits [B, C]."""
 
     labels: tuple[str, ...] = ()
 
@@ -87,15 +83,7 @@ def macro_f1(right: Any, found: Any) -> float:
 
 @dataclass(frozen=True)
 class ClassificationData:
-    """Hold the data of a classification.
-
-    Attributes:
-        config: The configuration.
-        tokenizer: What the texts were split with.
-        learnt: The texts to learn from.
-        scored: The texts that are scored.
-        notes: What should be known of them.
-    """
+    """Hold the data of a classification."""
 
     config: TrainConfig
     tokenizer: LoadedTokenizer
@@ -188,18 +176,12 @@ class ClassificationData:
 
 @dataclass(frozen=True)
 class LabelledBatches:
-    """Give the batches of optimiser steps, from a step on, without an end. Each is a function of its step alone.
-
-    Attributes:
-        data: The data.
-        begin: The steps that are made already.
-    """
+    """Give the batches of optimiser steps after `begin` steps, without an end. Each is a function of its step alone."""
 
     data: ClassificationData
     begin: int
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches."""
         step = self.begin
         while True:
             yield self.data.learnt.batch(self.data.order.rows_of(step))
@@ -263,7 +245,6 @@ def _tokenizer(section: DataSection, directory: Path, examples: list[Example]) -
 
 
 def _model(opened: OpenedClassifier) -> ClassifierModel:
-    """Return a classifier of transformers as a model to train."""
     model = opened.model
     config = model.config
     text = config.get_text_config()

@@ -86,7 +86,6 @@ class BatchSection(Section):
     """Say how many rows an optimiser step sees, and how many of them are in memory at once.
 
     Attributes:
-        global_batch_size: The rows of an optimiser step.
         micro_batch_size: The rows that are computed at once; None for all of them.
     """
 
@@ -112,7 +111,6 @@ class OptimizerSection(Section):
     """Say how the parameters are updated.
 
     Attributes:
-        name: The algorithm.
         lr: The highest learning rate.
         betas: The decays of Adam's moments.
         eps: What is added to Adam's denominator.
@@ -158,7 +156,6 @@ class EvaluationSection(Section):
         num_rows: The most rows that are scored.
         prompt: A text that the model goes on with after each score; None for no samples.
         num_sampled: The tokens of a sample.
-        temperature: The temperature of samples.
     """
 
     eval_interval: Count = 200
@@ -205,7 +202,6 @@ class LogSection(Section):
 
     Attributes:
         log_interval: The steps between two lines.
-        tensorboard: Whether to write them for TensorBoard.
         port: The port of the live page and of /metrics; 0 for any free one, None for no page.
     """
 

@@ -29,9 +29,7 @@ class StepBatches:
     """Give the batches of optimiser steps, from a step on, without an end. Each is a function of its step alone.
 
     Attributes:
-        rows: The batches by step.
         begin: The steps that are made already.
-        is_packed: Whether rows hold several documents.
         num_workers: The processes that read them ahead; 0 for none.
         mapped: The files of tokens that are mapped while they are read, each with its identity.
     """
@@ -74,12 +72,7 @@ class StepBatches:
 
 
 def batch_of(tokens: TokenBatch, *, is_packed: bool) -> Batch:
-    """Return rows of tokens as the loss takes them.
-
-    Args:
-        tokens: The rows.
-        is_packed: Whether they hold several documents.
-    """
+    """Return rows of tokens as the loss takes them; `is_packed` says that they hold several documents."""
     found = {"ids": tokens.ids, "targets": tokens.targets}
     if is_packed:
         found |= {"positions": tokens.positions, "documents": tokens.documents}
@@ -91,12 +84,9 @@ class RunData:
     """Hold the data of a run.
 
     Attributes:
-        config: The configuration.
         tokenizer: What the text was split with; None for files of tokens without a tokenizer.
         store: The tokens to learn from.
         held: The tokens that are scored.
-        learnt: The rows to learn from.
-        scored: The rows that are scored.
         mapped: The files of tokens that are mapped, each with its identity.
     """
 
@@ -219,9 +209,7 @@ def open_data(config: TrainConfig, model: Path | None, say: Callable[[str], None
     """Open the data of a configuration; text is split into tokens where that was not done before.
 
     Args:
-        config: The configuration.
         model: The directory of the model that is gone on from, whose tokenizer is the default.
-        say: Shows people what takes time.
 
     Raises:
         WhetError: The data cannot be read, or is too little.

@@ -16,7 +16,6 @@ def add_dropout(model: TrainedModel, share: float) -> None:
     Evaluation and the model that is written have none.
 
     Args:
-        model: The model.
         share: The share of numbers that become zero.
 
     Raises:

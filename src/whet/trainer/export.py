@@ -18,9 +18,7 @@ def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
     """Write a model, its tokenizer and what made it; the directory appears whole, in the place of an older one.
 
     Args:
-        setup: What the run was set up with.
         module: The model, with whatever a recipe has made of it.
-        directory: The directory.
 
     Raises:
         OutputError: It cannot be written.

@@ -13,10 +13,6 @@ from whet.ui.figures import num_bytes
 def check_room(family: Trainable, config: Any) -> None:
     """Check that the weights of a new model fit into the free memory.
 
-    Args:
-        family: Its family.
-        config: Its config.
-
     Raises:
         TargetError: They do not.
     """

@@ -27,9 +27,7 @@ class Example:
     """Hold a text, or a pair of texts, with its label.
 
     Attributes:
-        text: The text.
         second: The second text of a pair; None where there are no pairs.
-        label: The label.
         place: Where it stands, for messages.
     """
 
@@ -104,11 +102,7 @@ def check_known(examples: Sequence[Example], labels: Sequence[Label]) -> None:
 
 
 def divided(examples: Sequence[Example], share: float) -> tuple[list[Example], list[Example]]:
-    """Return examples to learn from and held-out ones: of each label a part, chosen the same way each time.
-
-    Args:
-        examples: The examples.
-        share: The part that is held out.
+    """Return examples to learn from and held-out ones: of each label the part `share`, chosen the same way each time.
 
     Raises:
         TargetError: No label has enough examples for both.
@@ -190,11 +184,8 @@ def encoded_rows(
     """Return the tokens of examples, with the special tokens that the tokenizer puts around a text or a pair.
 
     Args:
-        examples: The examples.
         tokenizer: A tokenizers.Tokenizer.
         length: The most tokens of a row. Longer texts are cut, of a pair the longer one first.
-        class_of: Returns the class of a label.
-        pad_id: The token behind short texts of a batch.
 
     Raises:
         TargetError: The tokenizer fails, or a text has no tokens.
@@ -236,8 +227,6 @@ class LabelledOrder:
 
     Attributes:
         lengths: The tokens of each row.
-        batch_size: The rows of a batch.
-        seed: What the order depends on.
         shuffle: Whether each epoch has an order of its own.
         by_length: Whether rows of similar length share a batch: those of 50 batches are sorted together, and their
             batches come in an order of their own.

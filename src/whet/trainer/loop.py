@@ -78,9 +78,7 @@ def run(setup: SetUp, *, resume: bool, say: Callable[[str], None]) -> TrainResul
     """Train to the end of the run, or until a signal asks for its end.
 
     Args:
-        setup: What is trained.
         resume: Whether to go on from the newest whole checkpoint of the directory.
-        say: Shows a line to people.
 
     Raises:
         OptionError: The directory holds a run and resume is false, or the other way round.
@@ -108,8 +106,6 @@ def _found(checkpoints: Checkpoints, directory: Path, *, resume: bool, say: Call
 
 
 class _Run:
-    """Hold a run while it goes."""
-
     def __init__(
         self, setup: SetUp, checkpoints: Checkpoints, found: Found | None, stop: Stop, say: Callable[[str], None]
     ) -> None:
@@ -162,7 +158,6 @@ class _Run:
         return self._result(ended)
 
     def _watching(self, largest: float = 0.0) -> LossWatch:
-        """Return what tells where the run diverges."""
         section = self._config.divergence
         floor = math.log(max(2, self._setup.model.num_outcomes))
         return LossWatch(factor=section.factor, patience=section.patience, floor=floor, largest=largest)

@@ -29,8 +29,6 @@ def with_lora(model: TrainedModel, section: LoraSection, directory: Path, seed: 
     """Return a model of which LoRA's matrices alone are trained. Its module is changed in place.
 
     Args:
-        model: The model.
-        section: The matrices.
         directory: The directory that the model was opened from.
         seed: Decides the first weights.
 

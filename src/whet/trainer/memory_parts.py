@@ -60,7 +60,6 @@ def memory_parts(setup: SetUp, optimizer: Optimizer | None = None) -> MemoryPart
     """Return what a step takes, part by part. Activations are not part of it.
 
     Args:
-        setup: What the run was set up with.
         optimizer: The optimiser, whose state counts as it is; None or an optimiser without a state counts what the
             configuration's own would have after a step.
     """
@@ -109,8 +108,6 @@ def memory_told(when: str, setup: SetUp, optimizer: Optimizer | None = None) -> 
 
     Args:
         when: In which part of the run, as "in step 3".
-        setup: What the run was set up with.
-        optimizer: The optimiser, if there is one yet.
 
     Raises:
         TargetError: Memory ran out.

@@ -72,14 +72,7 @@ class MetricsLog:
     def __init__(
         self, directory: Path, *, steps: int, begin: int, tensorboard: bool, say: Callable[[str], None]
     ) -> None:
-        """Open the journal of a run.
-
-        Args:
-            directory: The directory of the run.
-            steps: The steps of the run.
-            begin: The step that is gone on from.
-            tensorboard: Whether to write for TensorBoard too.
-            say: Shows a line to people.
+        """Open the journal of a run, which goes on from the step `begin`.
 
         Raises:
             OutputError: The file cannot be written.

@@ -31,9 +31,7 @@ class TrainedModel:
     """Hold a model that is trained, and what its kind needs to be called and written.
 
     Attributes:
-        module: The model.
         name: What is said of it, as "llama, 10.7 million parameters".
-        vocab_size: The number of tokens that it knows.
         max_tokens: The most tokens of a row; None for any.
         logits: Maps the model, ids [B, T], positions [B, T] or None, and the documents that share rows, or None, to
             logits [B, T, V].
@@ -73,7 +71,6 @@ class TrainedModel:
 
         Args:
             module: The model, or what computes in its place.
-            batches: The held-out batches.
         """
         total, count = 0.0, 0
         for batch in batches:
@@ -104,8 +101,6 @@ def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedMo
 
     Args:
         given: The keys of its config.json. Without vocab_size it has the tokenizer's.
-        vocab_size: The tokens of the tokenizer.
-        seed: Decides the weights.
 
     Raises:
         OptionError: The keys make no model that whet trains from nothing.
@@ -134,7 +129,6 @@ def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedMo
 
 
 def _of_family(family: Trainable, module: Any, given: Mapping[str, Any]) -> TrainedModel:
-    """Return a model of a family of models/ as a model to train."""
     config = module.config
 
     def logits(module: nn.Module, ids: Tensor, positions: Tensor | None, documents: Documents | None) -> Tensor:
@@ -166,12 +160,7 @@ def _of_family(family: Trainable, module: Any, given: Mapping[str, Any]) -> Trai
 
 
 def cut_model(model: TrainedModel, kept: Kept) -> TrainedModel:
-    """Return a model without the parts that are not kept; the one given stays as it is.
-
-    Args:
-        model: A decoder of models/.
-        kept: What stays of it.
-    """
+    """Return a decoder of models/ without the parts that are not kept; the one given stays as it is."""
     assert model.given is not None
     assert isinstance(model.module, Decoder)
     family = FAMILIES[model.module.config.model_type].trains
@@ -180,7 +169,6 @@ def cut_model(model: TrainedModel, kept: Kept) -> TrainedModel:
 
 
 def _of_transformers(directory: Path, seed: int) -> TrainedModel:
-    """Return a causal language model of transformers."""
     from whet.workloads.huggingface import load_model
     from whet.workloads.huggingface_training import check_causal
 

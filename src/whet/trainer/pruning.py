@@ -20,7 +20,6 @@ def check_structured(config: TrainConfig, opened: TrainedModel | None) -> None:
     """Check that parts of the model can be cut, where the configuration asks for it.
 
     Args:
-        config: The configuration.
         opened: The model of its directory; None for a new one.
 
     Raises:
@@ -44,9 +43,7 @@ def cut_to_size(config: TrainConfig, model: TrainedModel, data: RunData) -> tupl
     weights of a run that goes on come from its checkpoint.
 
     Args:
-        config: The configuration.
         model: The model that the run began from, which `check_structured` has seen.
-        data: Its data.
 
     Raises:
         TargetError: The amounts leave nothing to go.
@@ -89,12 +86,7 @@ def gradual_pruning(config: TrainConfig, module: nn.Module) -> GradualPruning | 
 
 
 def schedule_of(section: PruneSection, steps: int) -> CubicSchedule:
-    """Return the schedule of a configuration's pruning.
-
-    Args:
-        section: The table.
-        steps: The steps of the run.
-    """
+    """Return the schedule of a configuration's pruning."""
     return CubicSchedule(
         amount=section.amount,
         begin_step=section.begin_step,

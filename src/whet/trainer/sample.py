@@ -16,10 +16,7 @@ def go_on(
     for a look at a model that trains.
 
     Args:
-        model: What the module is.
-        module: The model.
         ids: The text's tokens, at least one.
-        num_tokens: How many tokens are drawn.
         temperature: What logits are divided by; 0 takes the likeliest token.
         seed: Decides what is drawn. The generators of the training go on where they were.
     """

@@ -33,9 +33,6 @@ class SetUp:
     """Hold everything that a run needs before its first step.
 
     Attributes:
-        config: The configuration.
-        model: The model.
-        data: The data.
         steps: The techniques that are applied.
         notes: What people should know before it begins.
         teacher: What the model learns from beside the data; None for nothing.
@@ -81,10 +78,6 @@ class SetUp:
 def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
     """Open the model and the data of a configuration, and check that they fit each other.
 
-    Args:
-        config: The configuration.
-        say: Shows people what takes time.
-
     Raises:
         WhetError: Something does not fit, or cannot be read.
     """
@@ -116,7 +109,6 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
 
 
 def _language(config: TrainConfig, say: Callable[[str], None]) -> tuple[TrainedModel, RunData]:
-    """Return the language model of a configuration, and its data."""
     directory = config.model.directory
     opened = None if directory is None else open_model(directory, config.seed)
     check_structured(config, opened)
@@ -180,11 +172,7 @@ def _digest(value: object) -> str:
 
 
 def check_same(known: dict[str, str], setup: SetUp) -> None:
-    """Check that a run goes on with what it began with.
-
-    Args:
-        known: The identity of the run that is gone on from.
-        setup: What it is to go on with.
+    """Check that a run goes on with what it began with, whose identity is `known`.
 
     Raises:
         OptionError: Something has changed that would make it another training.

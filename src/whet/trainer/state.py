@@ -30,7 +30,6 @@ def state_of(
     """Return the state of a training between two steps. Tensors are not copied.
 
     Args:
-        trainer: The training.
         values: What the loop keeps: numbers, texts, and lists and dicts of these.
         pruning: What holds weights at zero; None where nothing does.
         saves_frozen: Whether parameters are saved that are not trained. `restore` needs none of them.
@@ -59,7 +58,6 @@ def restore(trainer: Trainer, state: TrainingState, pruning: GradualPruning | No
 
     Args:
         trainer: The training, made of the same model, optimiser and recipe.
-        state: What `state_of` returned.
         pruning: What holds weights at zero; None where nothing does.
 
     Raises:

@@ -26,8 +26,6 @@ class Teacher:
     """Hold the teacher of a run.
 
     Attributes:
-        model: The teacher.
-        section: What is learnt from it.
         hidden: Which hidden states are held against each other; None for none.
         digest: A digest of its weights.
     """
@@ -50,13 +48,7 @@ class Teacher:
 
 
 def open_teacher(config: TrainConfig, student: TrainedModel, data: RunData, steps: tuple[Step, ...]) -> Teacher:
-    """Open the teacher of a configuration, and give the student the maps to its widths.
-
-    Args:
-        config: The configuration, with a [distill] table.
-        student: The model that learns.
-        data: The data of the run.
-        steps: The techniques that are applied.
+    """Open the teacher of a configuration with a [distill] table, and give the student the maps to its widths.
 
     Raises:
         OptionError: The teacher does not fit the model or the data.

@@ -35,12 +35,8 @@ def tuned_recipe(
     directory goes on.
 
     Args:
-        setup: What the run was set up with.
-        directory: The directory for the search.
         objective: "throughput" or "memory".
         budget_s: Seconds for everything.
-        say: Shows a line to people.
-        progress: Is told of the progress.
 
     Raises:
         WhetError: The search cannot be made.

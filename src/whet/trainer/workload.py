@@ -21,12 +21,7 @@ HELD_OUT_LOSS = "held-out loss"
 
 @dataclass(frozen=True)
 class Schedule:
-    """Give the learning rate of a step as a part of the highest one.
-
-    Attributes:
-        section: How it goes.
-        steps: The steps of the run.
-    """
+    """Give the learning rate of a step as a part of the highest one."""
 
     section: ScheduleSection
     steps: int
@@ -48,12 +43,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class MakesOptimizer:
-    """Make the optimiser of a configuration. Matrices decay; norms, biases and the rates of scans do not.
-
-    Attributes:
-        section: The configuration of it.
-        model: The model that it trains.
-    """
+    """Make the optimiser of a configuration. Matrices decay; norms, biases and the rates of scans do not."""
 
     section: OptimizerSection
     model: nn.Module
@@ -77,15 +67,7 @@ class MakesOptimizer:
 def workload_of(
     config: TrainConfig, model: TrainedModel, batches: Iterable[Batch], held_out: list[Batch], name: str
 ) -> TrainingWorkload:
-    """Return the training run that a configuration describes.
-
-    Args:
-        config: The configuration.
-        model: The model.
-        batches: The batches of its optimiser steps, each of them whole.
-        held_out: The batches that are scored.
-        name: The name shown to people.
-    """
+    """Return the training run that a configuration describes; `batches` are those of whole optimiser steps."""
 
     def nats(predict: Predict) -> float:
         return model.scores(_Called(predict), held_out)["held_out_loss"]

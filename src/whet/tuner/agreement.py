@@ -21,7 +21,6 @@ def agree(examined: ExaminedWorkload, run: Callable[..., Sequence[Tensor]]) -> A
     The worst output counts, and of an output the worst column, with its own spread.
 
     Args:
-        examined: The original, with its outputs.
         run: The variant. It takes and returns flat tensors.
 
     Returns:

@@ -16,11 +16,9 @@ class Asked:
     """Hold what a search is asked for. The attributes are those of `whet.tune`.
 
     Attributes:
-        goal: What it is to reach.
         budget_s: Seconds for everything.
         out: The directory for the results; "" for a temporary one.
         storage: The study's URL; "" for a file in the directory.
-        resume: Whether to go on with an earlier search.
         exclude: Techniques that are not tried.
         trial_limit_s: Seconds after which a trial is ended.
         memory_limit_bytes: The most memory that a process of the search may take; None for nearly all of the machine's.

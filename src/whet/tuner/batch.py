@@ -36,7 +36,6 @@ class Made:
     """Hold a variant as loaded back from disk.
 
     Attributes:
-        artefact: The loaded artefact.
         notes: What its techniques report, and why its batch is fixed.
         fixed_batch: The only batch size that it takes; None for any.
         reference: What it must answer like: the workload, or one with the smaller model that a technique made of it.
@@ -49,11 +48,7 @@ class Made:
 
 
 def with_free_batch(examined: ExaminedWorkload) -> tuple[ExaminedWorkload, BatchDimension]:
-    """Return the workload with its batch dimension free, if the model itself takes other batch sizes.
-
-    Returns:
-        The workload, changed or as it was, and what is known of its batch dimension.
-    """
+    """Return the workload with its batch dimension free, if the model itself takes other batch sizes."""
     size = samples_of(examined.workload.inputs[0])
     shapes = [argument.shape for argument in examined.signature.inputs]
     if not shapes[0] or shapes[0][0] is None:  # there is no batch, or it is free already
@@ -68,12 +63,6 @@ def with_free_batch(examined: ExaminedWorkload) -> tuple[ExaminedWorkload, Batch
 
 def make(examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, batch: BatchDimension) -> Made:
     """Build a recipe, save it into `directory` and load it back, with a free batch if it answers other sizes correctly.
-
-    Args:
-        examined: The original.
-        steps: The recipe.
-        directory: Where the artefact is saved.
-        batch: What is known of the batch dimension.
 
     Raises:
         TargetError: The recipe cannot be built, or its result answers another batch size wrongly although the inputs

@@ -86,12 +86,7 @@ def run_within(
     """Run a process for at most `limit_s` seconds, and at most the `left_s` seconds that the budget still allows.
 
     Args:
-        run: Runs a function in a child process.
-        function: The function that the process calls.
-        arguments: The function's arguments.
         directory: Where the process writes its files.
-        limit_s: The process's own time limit, in seconds.
-        left_s: What is left of the budget, in seconds.
 
     Returns:
         The outcome of the process. The failure is a BudgetEnded where the budget was the limit that ended it.

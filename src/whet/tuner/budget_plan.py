@@ -28,7 +28,6 @@ class Costs:
     """Estimate how long each part of a search takes.
 
     Attributes:
-        trial_s: Seconds of one trial.
         original_s: Seconds of one process of the finals that measures the original.
         variant_s: Seconds of one process of the finals that measures a variant.
         start_s: Seconds that a process takes to start.
@@ -75,13 +74,11 @@ class BudgetPlan:
     """Describe what fits into the rest of a budget.
 
     Attributes:
-        budget_s: The budget in seconds.
         elapsed_s: Seconds that went by before the search.
         spent_s: The part of `elapsed_s` that a resumed search will spend again: all but measuring the machine's limits.
         search_s: For how many seconds from now trials may be started.
         stop_s: After how many seconds from now a trial that is still running is stopped.
         has_verdict: Whether there is time for a trial and the finals.
-        costs: How long each part takes.
         has_trials: Whether an earlier search of the same study has trials.
     """
 
@@ -96,11 +93,9 @@ class BudgetPlan:
 
     @classmethod
     def of(cls, budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] = ()) -> "BudgetPlan":
-        """Divide what is left of the budget.
+        """Divide what is left of the budget, which began with the examination.
 
         Args:
-            budget: The budget, which began with the examination.
-            facts: What is known of the target.
             records: The trials of the search that this one resumes.
         """
         costs = Costs.estimate(facts, records)

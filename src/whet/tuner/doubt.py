@@ -18,13 +18,8 @@ _SHARED = 1.25  # sharing a process, its caches and its threads changes a ratio 
 def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: QuietWait) -> str:
     """Return why a comparison cannot be believed, as a clause for people; "" where there is no reason for doubt.
 
-    Where the screening showed another ratio than the finals, the screening is measured once more before it counts.
-
-    Args:
-        context: Where the search works.
-        finalist: The trial that the comparison is about.
-        claim: What the finals show.
-        patience: How long to wait for a quiet machine.
+    Where the screening showed another ratio than the finals (`claim`), the screening is measured once
+    more before it counts.
     """
     if claim.noise > MAX_NOISE:
         return figures.spread(claim.noise)

@@ -30,11 +30,6 @@ from whet.tuner.verdict import decide, pareto
 def run(kind: Kind, patience: QuietWait, listener: Listener) -> Result | OtherKind:
     """Find the best recipe for a target, and prove it.
 
-    Args:
-        kind: What is tuned, and what is asked for.
-        patience: How long to wait for a quiet machine.
-        listener: Is told of the progress.
-
     Returns:
         What was found, which lies in the output directory too; or of which other kind the target is.
 

@@ -18,8 +18,6 @@ class KnownFacts(BaseModel):
     Attributes:
         fingerprint: The machine's fingerprint.
         machine: The machine; None in studies of earlier versions.
-        applicable: The techniques that apply, with their options.
-        refused: The techniques that do not apply, with reasons.
         score: The original's quality; None without one.
         signature: The model's input and output tensors; None where calls of a model are not what is tuned.
         weights: A digest of what may not change between searches: a model's weights and buffers, or a training's loop.
@@ -46,13 +44,11 @@ class Facts(KnownFacts):
     """Hold what was found out about a target of any kind.
 
     Attributes:
-        machine: The machine.
         name: What people call the target.
         model: A digest of the model that it works with; "" where that is not known.
         num_samples: Samples of a batch, on average, or of an optimiser step.
         unit: What the samples are: "samples", "tokens" or "steps".
         quality_name: The quality's name, for people.
-        higher_is_better: Whether a higher score is a better one.
         diagnosis: What bounds the original; None where that is not known.
         limits: The machine's limits on the target's device; None where no technique's bound needs them.
         open_s: Seconds to build the target.
@@ -95,7 +91,6 @@ class TargetFacts(Facts):
     """Hold what was found out about a model whose calls are to be made fast.
 
     Attributes:
-        batch: What is known of the batch dimension.
         sample_scores: The score of each sample, where the quality gives them.
         effects: What forward does that a graph would leave out, in words.
         shared: Positions of the outputs that share memory with an input, a weight or another output.

@@ -23,7 +23,6 @@ class Finals:
     """Hold what the finals showed.
 
     Attributes:
-        baseline: The original.
         points: The finalists with two pairs or more, in the order of the trials.
         failures: How sides failed, in words.
         num_finalists: How many finalists were to be measured.

@@ -37,13 +37,7 @@ def as_artefact(candidate: Candidate) -> Artefact:
 
 
 class RebuildRequest(BaseModel):
-    """Tell a process what to rebuild and time.
-
-    Attributes:
-        known: The target.
-        steps: The recipe.
-        budget_s: Seconds of timing.
-    """
+    """Tell a process what to rebuild and time, with `budget_s` seconds of timing."""
 
     model_config = ConfigDict(frozen=True)
 

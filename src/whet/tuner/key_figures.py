@@ -15,7 +15,6 @@ class Tile:
     """Hold one key figure.
 
     Attributes:
-        title: What the figure is.
         value: The figure with its unit.
         detail: What is needed to judge it.
         main: Whether it is the objective's own figure.

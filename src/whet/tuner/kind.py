@@ -44,14 +44,7 @@ from whet.tuner.untried import untried
 
 @dataclass(frozen=True)
 class Work:
-    """Hold what a search works with.
-
-    Attributes:
-        budget: The time for everything.
-        account: Where it went.
-        patience: How long to wait for a quiet machine.
-        listener: Is told of the progress.
-    """
+    """Hold what a search works with."""
 
     budget: Budget
     account: TimeAccount
@@ -69,18 +62,12 @@ class OtherKind:
 class Kind(ABC):
     """Say what differs from kind to kind, in the order in which the driver asks.
 
-    Args:
-        asked: What is asked for.
-
     Attributes:
         word: What it is called in results and options.
         schedule: Which side of the finals is measured when.
         noise_from: Where the finals' noise floor comes from; see `stopping.Fixed`.
         times_original_alone: Whether the original is measured without finalists too.
         samples: Whether a sampler chooses recipes once the plan has ended.
-        goal: What the search is to reach.
-        facts: What the examination found out.
-        work: What the search works with.
         lost: Trials that no longer ran when they should go to the finals, by number, with reasons.
     """
 
@@ -158,7 +145,6 @@ class Kind(ABC):
         """Return the next recipe that is worth a trial, as a function of the trials alone; None where the plan ends.
 
         Args:
-            records: The trials so far.
             with_reference: Whether there is time for torch.compile alone.
             may_compile: Whether there is time for recipes that run a compiler.
         """
@@ -168,12 +154,9 @@ class Kind(ABC):
 
     @abstractmethod
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
-        """Try a recipe, judge it, and time it beside the original. A failure there is part of the record.
+        """Try a recipe, judge it, and time it beside the original, in `left_s` seconds at most.
 
-        Args:
-            number: The trial's number.
-            recipe: The recipe.
-            left_s: Seconds that it may take.
+        A failure there is part of the record.
         """
 
     def tidy(self, records: Sequence[TrialRecord]) -> None:
@@ -203,7 +186,6 @@ class Kind(ABC):
 
         Args:
             runs: Its runs in the finals that gave times; where there are none, what the search knows of it counts.
-            records: Every trial.
         """
 
     @abstractmethod
@@ -236,11 +218,9 @@ class Kind(ABC):
         return "no pair of runs for its loss fitted into the budget" if point.losses is None else point.losses.words
 
     def instead(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return what goes to the finals in the place of finalists that are better and not proved; [] leaves it there.
+        """Return what goes to the finals in the place of finalists that are better and not proved.
 
-        Args:
-            records: Every trial.
-            finalists: Those that were compared.
+        [] leaves it there.
         """
         return []
 
@@ -255,8 +235,6 @@ class Kind(ABC):
         """Return what the best point gains, in a sentence.
 
         Args:
-            best: The best point.
-            baseline: The original.
             reference: torch.compile alone; None where it was not measured.
         """
 

@@ -54,7 +54,6 @@ class KnownTarget(BaseModel):
         target: The target's name or address.
         directory: Where the examination wrote the inputs and the original's outputs.
         signature: The model's input and output tensors, with the batch dimension free where it may be.
-        batch: What is known of the batch dimension.
         score: The original's quality; None without one.
         sample_scores: The score of each sample, where the quality gives them.
         effects: What forward does that a graph would leave out, in words.

@@ -14,8 +14,6 @@ def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, s
 
     Args:
         profiles: For each batch size, a profile of the original and the number of batches of that size.
-        limits: The machine's limits.
-        steps: The recipe.
     """
     total_s = sum(count * recipe_time_s(profile, limits, steps) for profile, count in profiles)
     return total_s / sum(count for _, count in profiles)

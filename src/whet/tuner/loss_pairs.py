@@ -20,7 +20,6 @@ def prove_in_pairs(
         run_pair: Trains a pair with a seed, from 1 on; None where there is no time for it.
         allowed: The drop that is allowed, as a fraction.
         score: What the runs score, in words.
-        higher_is_better: Whether a higher score is a better one.
         change: What the second run of each pair has and the first one has not, in words.
         report: Is told of the number of pairs so far.
 

@@ -55,7 +55,6 @@ class ModelKind(Kind):
     """Make the calls of a model fast.
 
     Args:
-        asked: What is asked for.
         preparing: Hands the target over to child processes.
         may_be_training: Whether only building the target tells of which kind it is.
     """

@@ -38,11 +38,7 @@ def gain_sentence(
     """Return what was gained, in one sentence.
 
     Args:
-        goal: What the search was to reach.
-        baseline: The original in the finals.
-        best: The winner in the finals.
         compile_only: torch.compile alone; None where it was not measured.
-        quality_name: The quality's name, for people.
         is_fair: Whether the original's memory is that of the model alone.
     """
     low, high = best.speedup_ci95

@@ -20,12 +20,7 @@ _LIMIT_S = 180.0
 
 @dataclass(frozen=True)
 class ModelSide:
-    """Describe one variant as a side of the comparison: the original (no record), or what a trial saved.
-
-    Attributes:
-        context: Where the search works.
-        record: The trial; None for the original.
-    """
+    """Describe one variant as a side of the comparison: the original (no record), or what a trial saved."""
 
     context: TrialContext
     record: TrialRecord | None

@@ -34,9 +34,6 @@ def next_recipe(
     """Return the next recipe that is worth a trial, or None where the plan has ended.
 
     Args:
-        space: The recipes that can be made.
-        records: The trials so far.
-        goal: What the search is to reach.
         with_reference: Whether torch.compile alone comes first. Without it, the most promising technique does.
         may_compile: Whether there is time for recipes that run a compiler. Without it, they are named only where
             nothing else is left and no trial has succeeded.
@@ -164,7 +161,6 @@ def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> I
 
 
 def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:
-    """Return whether the first of two trials has the better figure for the objective."""
     value, other = goal.value(a), goal.value(b)
     return value is not None and other is not None and value < other
 

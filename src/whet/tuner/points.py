@@ -42,7 +42,6 @@ def finalist_point(
     """Return a trial with what the final comparison measured.
 
     Args:
-        record: The trial.
         claim: The comparison with the original; at least one pair was measured.
         num_samples: Samples or tokens of what is timed.
         per_call: How many steps or frames, whose time the point says, one timed call makes.
@@ -75,7 +74,6 @@ def screened_point(record: TrialRecord, num_samples: float, **known: Any) -> Mea
     """Return a trial outside the finals as a point with its screening figures; None where it was not timed.
 
     Args:
-        record: The trial.
         num_samples: Samples or tokens of what is timed.
         known: Fields that its kind knows better.
     """
@@ -106,7 +104,6 @@ def is_smaller(claim: Claim, share: float, original_bytes: float = float("inf"))
     """Return whether the peak of each pair of a claim is smaller than the original's.
 
     Args:
-        claim: The comparison with the original.
         share: The share of the original's peak that a smaller one stays below.
         original_bytes: What the original needs at most, where its process held more than that.
     """

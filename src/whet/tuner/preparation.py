@@ -22,8 +22,6 @@ def checked_directory(out: str | os.PathLike[str] | None, resume: bool, *, has_o
     """Check the output directory and return it. None means that a temporary one is made later.
 
     Args:
-        out: The directory asked for; None for a temporary one.
-        resume: Whether an earlier search is to be resumed.
         has_own_study: Whether the study lies in this directory, and not in a shared storage.
 
     Raises:

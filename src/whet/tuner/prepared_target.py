@@ -40,7 +40,6 @@ def prepared(
     """Hand a target over to child processes, with a scratch directory for its examination.
 
     Args:
-        target: Its name, or a workload in memory.
         training: The training that a model came from.
     """
     with tempfile.TemporaryDirectory(prefix="whet-examine-") as scratch:

@@ -25,7 +25,6 @@ def isolated(
     """Return a runner of child processes under a memory limit.
 
     Args:
-        memory_limit_bytes: The most memory that a process may take.
         server: Trials are forks of it, if there is one.
         malloc: The environment that sets malloc up; `steady`, if not given.
     """
@@ -62,7 +61,6 @@ class TrainingProcesses(NamedTuple):
     """Hold the processes of a search for a training.
 
     Attributes:
-        run: Runs a function in a child process.
         renew: Lets the children that follow have another layout of addresses and other hashes than those before.
         are_forks: Whether a child starts at once, and only the first one after `renew` waits for imports.
     """

@@ -31,7 +31,6 @@ def quality_change(
     Args:
         original: One score per sample.
         variant: One score per sample, in the same order.
-        higher_is_better: Whether a lower score is a drop.
         max_drop: The drop that is allowed, as a fraction of the original's score.
 
     Returns:

@@ -29,7 +29,6 @@ class ReplayRequest(BaseModel):
 
     Attributes:
         target: The target's name or address.
-        steps: The recipe.
         directory: Where the artefact is saved.
         machine: The machine that the recipe was made on; None where it is not known.
         model: The digest of the model that the recipe was made for; "" where it is not known.
@@ -64,7 +63,6 @@ class AppliedSteps(BaseModel):
         quality: The variant's score.
         drop: The drop in quality, as a fraction of the original's; None without finite outputs.
         change: The drop's interval, where the quality is scored sample by sample.
-        agreement: How closely the outputs agree with the original's.
         libraries: The libraries that whet.load needs with the artefact.
         notes: What the techniques report, and what the batches do not show.
     """
@@ -150,7 +148,6 @@ def doubt_about_model(model: str, workload: Workload) -> str:
 
     Args:
         model: The digest of the model that the recipe was made for; "" fits every workload.
-        workload: The workload.
     """
     if not model or model == architecture(workload):
         return ""

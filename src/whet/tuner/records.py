@@ -53,7 +53,6 @@ class QualityChange(BaseModel):
     Attributes:
         drop: The difference on these samples, which is exact.
         ci95: The 95 % interval of the drop on samples like these.
-        num_samples: How many samples were scored.
         num_worse: Samples whose score fell.
         num_better: Samples whose score rose.
         is_shown: Whether the whole interval lies within the drop that is allowed.
@@ -78,7 +77,6 @@ class Timing(BaseModel):
         latency_ms: Median of the variant, in milliseconds.
         baseline_latency_ms: Median of the original, in milliseconds.
         speedup: The original's time over the variant's.
-        speedup_ci95: The speedup's 95 % interval.
         busy: What disturbed the timing, where the machine was busy.
     """
 
@@ -115,7 +113,6 @@ class Judgement(BaseModel):
     Attributes:
         status: "done" where it does, "rejected" where it does not.
         reason: Why it was rejected.
-        rejected_for: What it was rejected for.
         quality: The variant's score, or its agreement with the original; None without finite outputs.
         drop: Fraction of the original's quality that is lost; negative is better; None without finite outputs.
         change: The drop with its interval, where the quality is scored sample by sample.
@@ -138,7 +135,6 @@ class TrainingEvidence(BaseModel):
         gradients: How its gradients compare with those in float64.
         updates: How its updates compare with those of the original's optimiser in float64; None where the optimiser is
             another one.
-        memory: What the memory of a step is made of.
         throughput_per_s: Samples or tokens per second.
         set_up_s: Seconds that a run spends once on the recipe: techniques are applied, and code is compiled. They are
             part of no step's time. None in results of earlier versions.
@@ -186,7 +182,6 @@ class TrialOutcome(Built, Judgement):
 
     Attributes:
         build_s: Seconds of conversion, calibration, compilation and saving.
-        agreement: How closely the outputs agree with the original's.
         latency_ms, baseline_latency_ms, speedup, speedup_ci95, busy: The fields of Timing; None where nothing was
             timed.
         training: The evidence of a training run; None for others.
@@ -209,7 +204,6 @@ class TrialRecord(TrialOutcome):
 
     Attributes:
         number: The trial's number in its study.
-        steps: The recipe.
         predicted: The highest possible speedup, as predicted before the trial.
         peak_bytes: Peak memory of a process that serves the variant, where it was measured.
         share_of_limit: The least time that the machine's limits allow over the time measured.

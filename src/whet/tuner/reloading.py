@@ -111,13 +111,10 @@ def reload_failure(
     The outputs that its maker wrote lie beside the artefact's directory.
 
     Args:
-        run: Runs a function in a child process.
-        artefact: The artefact's directory.
         inputs: The file of flat inputs.
         libraries: What registers the artefact's custom operators.
         sys_path: Directories that are searched for modules after those of the fresh process.
         num_threads: The number of PyTorch's threads to set; None leaves it.
-        limit_s: The fresh process's time limit, in seconds.
     """
     request = ReloadRequest(
         directory=artefact,

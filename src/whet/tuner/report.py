@@ -53,7 +53,6 @@ class Figure:
     """Hold a plot, or the reason why there is none.
 
     Attributes:
-        title: The plot's title.
         svg: The plot; None where there is nothing to draw.
         missing: What must be installed to draw it; "" where nothing is missing.
     """

@@ -45,11 +45,9 @@ class MeasuredVariant(BaseModel):
         size_bytes: Size on disk.
         quality: The score; None without a quality.
         change: The drop in quality with its interval, where it is scored sample by sample.
-        agreement: How closely the outputs agree with the original's.
         share_of_limit: The least time that the machine's limits allow over the time measured.
         process_latencies_ms: The median of each process, in order.
         speedup: The original's time over the variant's.
-        speedup_ci95: The speedup's 95 % interval.
         p_value: The p-value of the comparison with the original.
         noise: The ratio that as many pairs of the original with itself could show by chance.
         fixed_batch: The only batch size that it takes; None for any.
@@ -107,7 +105,6 @@ class LargerBatch(BaseModel):
         throughput_per_s: Samples or tokens a second.
         peak_bytes: Peak memory of the training.
         speedup: Its throughput over that of the training's own batches; None where there was no time to measure it.
-        speedup_ci95: The speedup's 95 % interval.
         verdict: Whether it is faster: "pass", "fail" or "inconclusive".
         losses: What pairs of runs over equal numbers of samples prove of the held-out loss; None where none were made.
         failure: Why its process failed; "" where it did not.
@@ -136,9 +133,7 @@ class UntriedTechnique(BaseModel):
     """Describe a technique that applies here, but was in no recipe that was tried.
 
     Attributes:
-        technique: Its name.
         bound: The highest speedup that it could have reached alone.
-        reason: Why it was not tried.
     """
 
     technique: str

@@ -103,16 +103,11 @@ def search_space(
     later. After KeyboardInterrupt the study can be resumed.
 
     Args:
-        space: The recipes that can be made.
-        study: Holds the trials.
-        goal: What the search is to reach.
-        limit: How long it may take.
         attempt: Tries a recipe, given the trial's number, the recipe and the seconds that are left.
         propose: Names the next recipe, given the trials and what there is time for; see next_recipe.
         samples: Whether the sampler chooses once no recipe is proposed.
         tidy: Is given all records after each trial, to remove what is no longer needed.
         max_trials: How many trials the study may hold.
-        patience: How long to wait for a quiet machine.
         report: Is told of every trial that ended or was stopped.
 
     Returns:
@@ -152,7 +147,6 @@ def search_space(
 
 
 def _is_reference(recipe: Recipe, space: Space) -> bool:
-    """Return whether a recipe is torch.compile alone."""
     reference = compile_only(space)
     return reference is not None and recipe.key == reference.key
 
@@ -177,11 +171,6 @@ def try_recipe(
     """Build, save, load, judge and time a recipe in a fresh process. A failure there is recorded.
 
     Args:
-        context: Where the search works.
-        goal: What the search is to reach.
-        number: The trial's number.
-        recipe: The recipe.
-        space: The recipes that can be made.
         time_left_s: Seconds of the budget that are left. A trial that needs more is recorded as stopped.
     """
     started = time.perf_counter()

@@ -33,7 +33,6 @@ class Variant(BaseModel):
     """Describe a technique with one choice of options.
 
     Attributes:
-        step: The technique with its options.
         bound: The highest speedup that it can reach.
         shrink: How many times smaller it makes the weights of a model, or the memory of a training step, at most.
     """
@@ -49,7 +48,6 @@ class ApplicableTechnique(BaseModel):
     """Describe a technique that applies.
 
     Attributes:
-        technique: Its name.
         detail: What it would do here, in words.
         groups: What it chooses; two techniques of one group exclude each other.
         options: The values of each option that are accepted here, the default first.
@@ -88,9 +86,6 @@ class ApplicableTechnique(BaseModel):
         """Describe a technique that applies.
 
         Args:
-            technique: The technique.
-            options: The values of each option that are accepted.
-            detail: What it would do, in words.
             variant_of: Returns a step with its bound and its effect on memory.
         """
         return cls(
@@ -143,11 +138,7 @@ def steps_of(technique: str, options: Mapping[str, Sequence[Any]]) -> list[Step]
 def applicable_techniques(
     examined: ExaminedWorkload, machine: Machine, limits: Limits, profile: Profile, *, exclude: Sequence[str] = ()
 ) -> tuple[list[ApplicableTechnique], list[RefusedTechnique]]:
-    """Ask every technique of the table whether it applies, with which options, and what it could gain at most.
-
-    Returns:
-        The techniques that apply, and those that do not, with reasons.
-    """
+    """Ask every technique of the table whether it applies, with which options, and what it could gain at most."""
     applicable: list[ApplicableTechnique] = []
     refused = [RefusedTechnique(technique=name, reason=reason) for name, reason in FOLLOWING.items()]
     for name, technique in TABLE.items():
@@ -179,7 +170,6 @@ def _superseded(technique: Technique, examined: ExaminedWorkload, machine: Machi
 
 
 def _variant(technique: Technique, step: Step, profile: Profile, limits: Limits) -> Variant:
-    """Return a technique with one choice of options, its bound and its effect on the size of the weights."""
     options = technique.options(**step.options)
     shrink = 1 / _weight_scale(technique, options)
     return Variant(step=step, bound=technique.predict(profile, limits, options), shrink=shrink)
@@ -313,7 +303,6 @@ class Space:
         fit: to save memory costs time.
 
         Args:
-            name: The technique.
             now_bytes: What the recipe needs without it; None where that is not known.
             max_bytes: The limit; None where there is none.
         """
@@ -324,5 +313,4 @@ class Space:
         return min(fits, key=lambda variant: variant.shrink).step if fits else entry.default
 
     def _suggest_options(self, name: str, suggest: Suggest) -> dict[str, Any]:
-        """Return a technique's options as `suggest` chooses them."""
         return {option: suggest(f"{name}.{option}", values) for option, values in self.techniques[name].options.items()}

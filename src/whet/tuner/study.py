@@ -62,12 +62,7 @@ class Study:
 
     @classmethod
     def open(cls, storage: str, name: str, *, must_exist: bool = False) -> "Study":
-        """Open a study, or create it where there is none.
-
-        Args:
-            storage: The storage's URL.
-            name: The study's name.
-            must_exist: Whether to raise an error where there is no such study.
+        """Open a study in the storage with this URL, or create it where there is none.
 
         Raises:
             StudyError: The storage is damaged or out of reach, or holds no such study.

@@ -32,7 +32,6 @@ class ExaminationRequest(BaseModel):
     Attributes:
         target: The target's name or address.
         directory: Where the inputs and the original's outputs are written.
-        exclude: Techniques that are not to be tried.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -152,8 +151,6 @@ def _diagnosed(profile: Profile, limits: Limits, busy: str) -> Diagnosed:
     """Return the diagnosis of a profile, for the report. Disturbed times say nothing of what bounds the model.
 
     Args:
-        profile: The profile.
-        limits: The machine's limits.
         busy: What disturbed the profile or the measurement of the limits; "" for a quiet machine.
     """
     diagnosis = diagnose(profile, limits)

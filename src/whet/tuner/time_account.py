@@ -34,7 +34,6 @@ def time_sentence(seconds: dict[str, float], compile_s: float = 0.0) -> str:
     """Return where a search's time went, in one sentence; "" where nothing is known.
 
     Args:
-        seconds: The seconds by part.
         compile_s: Seconds of the trials in which techniques were applied and code was compiled.
     """
     told = [

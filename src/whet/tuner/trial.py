@@ -41,11 +41,9 @@ class TrialRequest(BaseModel):
     """Tell the process of a trial what to try.
 
     Attributes:
-        known: The target.
         steps: The recipe; without steps, the original is saved.
         directory: Where the artefact is saved and loaded from.
         max_drop: The allowed drop in quality, as a fraction of the original's.
-        timing_s: Seconds of timing.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -108,12 +106,6 @@ def make_variant(
     """Build a recipe, save it into `directory` and load it back.
 
     Beside the directory lie its outputs for the first batch. A recipe that works in process writes nothing.
-
-    Args:
-        examined: The original.
-        steps: The recipe.
-        directory: Where the artefact is saved.
-        batch: What is known of the batch dimension.
 
     Returns:
         The loaded artefact, its description, and how it answers otherwise than the model on inputs that were not seen;

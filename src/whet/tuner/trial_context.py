@@ -22,10 +22,8 @@ class TrialContext:
     """Describe where a search works.
 
     Attributes:
-        target: The target's name or address.
-        facts: What the examination of the target found out.
+        target: Its name or address.
         directory: Where trials write, and where the examination's files lie.
-        run: Runs a function in a child process.
         trial_limit_s: Seconds after which a trial is ended.
     """
 

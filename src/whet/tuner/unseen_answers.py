@@ -93,7 +93,6 @@ class _Judge:
     """Judge a variant's answers.
 
     Attributes:
-        examined: The model.
         seen: The variant's error for each output, on inputs that were seen.
         is_exact: Whether the variant computes in full precision.
     """

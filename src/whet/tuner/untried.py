@@ -17,9 +17,6 @@ def untried(
     """Return the techniques that apply here and were in no trial, with reasons, the largest bound first.
 
     Args:
-        goal: What the search was to reach.
-        space: Every recipe that can be made.
-        records: Every trial.
         searched: The space without what cannot pay; the whole one, if not given.
     """
     stopped = {step.technique for record in records if record.status == "stopped" for step in record.steps}

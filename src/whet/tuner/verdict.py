@@ -46,9 +46,7 @@ def decide(
     """Give the verdict.
 
     Args:
-        kind: What was tuned, with its goal.
         finals: What the finals showed; what their points owe has been proved.
-        records: Every trial.
         reference: torch.compile alone; None where it was not measured.
     """
     goal, baseline, patience = kind.goal, finals.baseline, kind.work.patience
@@ -136,7 +134,6 @@ def disturbed(finals: Finals, patience: QuietWait, *, counts_noise: bool = True)
     """Return why what was measured does not count, as a clause; "" where it does.
 
     Args:
-        finals: What the finals showed.
         patience: How long whet waited for a quiet machine, and what disturbed it.
         counts_noise: Whether the sides were measured apart, so that the original's own scatter is in the ratios.
     """
@@ -204,10 +201,6 @@ def no_gain(
     """Return why the original stays, in one sentence.
 
     Args:
-        goal: What the search was to reach.
-        baseline: The original in the finals.
-        records: Every trial.
-        points: The finalists in the finals.
         no_graph: Why the model cannot be exported as a graph; "" where it can.
     """
     rejected = [r for r in records if r.status == "rejected"]

@@ -12,7 +12,6 @@ class VerdictCosts:
     """Hold how long each part of a search for a training takes.
 
     Attributes:
-        trial_s: Seconds of a trial.
         round_s: Seconds of a round of the finals: a pair of processes for each finalist.
         loss_pair_s: Seconds of a pair of training runs for the loss; 0 where no finalist needs them.
     """
@@ -42,7 +41,6 @@ class VerdictCosts:
         Args:
             spent_s: The seconds of what was done, and will be done again.
             num_trials: The trials that are still to be made.
-            num_loss_pairs: The pairs of runs for the loss.
         """
         proof_s = self.finals_s + num_loss_pairs * self.loss_pair_s
         return needed_for(spent_s + num_trials * self.trial_s + proof_s)

@@ -33,12 +33,7 @@ class UvicornWithoutSignals(uvicorn.Server):
 
 
 def uvicorn_config(app: Any, **options: Any) -> uvicorn.Config:
-    """Return what uvicorn serves an application with: it logs what fails alone, and does not name itself.
-
-    Args:
-        app: The application.
-        options: Further settings of uvicorn.
-    """
+    """Return what uvicorn serves an application with: it logs what fails alone, and does not name itself."""
     return uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off", **options)
 
 
@@ -46,8 +41,6 @@ class AsgiServer(ABC):
     """Serve on a bound socket, in this thread (`run`), or in one of its own (`start`, `stop`).
 
     Args:
-        server: What serves the application.
-        bound: The socket.
         backlog: The most connections that wait to be accepted.
         name: The name of the thread that `start` makes.
 

@@ -29,10 +29,8 @@ def digits(value: float | None) -> str:
 def in_unit(value: float | None, units: Units, like: float | None = None) -> str:
     """Format a value in the largest unit that it reaches.
 
-    Args:
-        value: The value; None and NaN give a dash.
-        units: The units.
-        like: The value that chooses the unit instead, so that a column keeps one unit.
+    None and NaN give a dash. `like` is the value that chooses the unit instead, so that a column keeps
+    one unit.
     """
     if value is None or not math.isfinite(value):
         return DASH

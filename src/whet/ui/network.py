@@ -61,9 +61,7 @@ def checked_port(port: int, name: str) -> int:
 def listen(bound: socket.socket, backlog: int) -> None:
     """Let clients connect to a bound socket. The socket is closed if that fails.
 
-    Args:
-        bound: The socket that `bind` returned.
-        backlog: The number of connections that may wait to be accepted.
+    `backlog` is the number of connections that may wait to be accepted.
 
     Raises:
         OptionError: Another process listens there by now.

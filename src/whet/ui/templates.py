@@ -8,12 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def templates(folder: Path, filters: Mapping[str, Callable[..., Any]] | None = None) -> Environment:
-    """Return what renders the templates of a folder.
-
-    Args:
-        folder: Where they lie.
-        filters: What they format values with, by name.
-    """
+    """Return what renders the templates of a folder, which format values with `filters`, by name."""
     found = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

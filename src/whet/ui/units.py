@@ -12,11 +12,7 @@ _BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def seconds(option: str, text: str) -> float:
-    """Return the seconds of "5m", "90s", "1.5h" or a number of seconds.
-
-    Args:
-        option: The option's name, as "--budget".
-        text: What the user wrote.
+    """Return the seconds of "5m", "90s", "1.5h" or a number of seconds, for an `option` as "--budget".
 
     Raises:
         OptionError: The text is no duration above 0.
@@ -27,27 +23,21 @@ def seconds(option: str, text: str) -> float:
 def duration_s(name: str, value: object, *, may_be_zero: bool = False) -> float:
     """Return the seconds of an argument that takes a number of seconds, or text such as "90s" or "5m".
 
-    Args:
-        name: The argument's name, as "budget_s".
-        value: What the caller gave.
-        may_be_zero: Whether 0 is allowed.
+    `name` is the argument's, as "budget_s".
 
     Raises:
-        OptionError: It is no duration, or not above 0.
+        OptionError: It is no duration, or not above 0, or below 0 where it may be 0.
     """
     if isinstance(value, str):
-        return seconds(name, value)
+        return 0.0 if may_be_zero and value in ("0", "0s") else seconds(name, value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or (may_be_zero and value == 0)):
-        raise OptionError(f"{name}={value!r}: give a number of seconds above 0, or text such as '90s' or '5m'")
+        least = "from 0 on" if may_be_zero else "above 0"
+        raise OptionError(f"{name}={value!r}: give a number of seconds {least}, or text such as '90s' or '5m'")
     return float(value)
 
 
 def num_bytes(option: str, text: str) -> int:
-    """Return the bytes of "512MB", "2GiB" or a number of bytes.
-
-    Args:
-        option: The option's name, as "--memory".
-        text: What the user wrote.
+    """Return the bytes of "512MB", "2GiB" or a number of bytes, for an `option` such as "--memory".
 
     Raises:
         OptionError: The text is no size above 0.
@@ -56,11 +46,9 @@ def num_bytes(option: str, text: str) -> int:
 
 
 def fraction(option: str, text: str) -> float:
-    """Return the fraction of "0.03" or "3%". The caller checks its range.
+    """Return the fraction of "0.03" or "3%", for an `option` such as "--tolerance".
 
-    Args:
-        option: The option's name, as "--tolerance".
-        text: What the user wrote.
+    The caller checks its range.
 
     Raises:
         OptionError: The text is no number.

@@ -15,10 +15,7 @@ from whet.workloads.target_name import split_device_name
 
 
 def split_device(target: str) -> tuple[str, str]:
-    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device.
-
-    Returns:
-        The address, and the device or "" where none is named.
+    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device; "" for none.
 
     Raises:
         TargetError: whet does not measure on this device, or this machine does not have it.
@@ -84,8 +81,6 @@ class LossOnDevice:
 
 
 def _quality_on(quality: Quality, device: str) -> Quality:
-    """Return a quality whose model runs on a device."""
-
     def measure(predict: Predict) -> float | Tensor | Sequence[float]:
         def moved(*args: Any, **kwargs: Any) -> Any:
             return _moved(predict(*_moved(args, device), **_moved(kwargs, device)), "cpu")

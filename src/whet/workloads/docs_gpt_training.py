@@ -40,7 +40,6 @@ def learning(model: nn.Module, name: str, directory: Path) -> TrainingWorkload:
 
     Args:
         model: The model. It maps token ids [B, T] to logits [B, T, V].
-        name: The name of the workload.
         directory: The directory of the tokenizer.
     """
     tokenizer = load_tokenizer(directory)

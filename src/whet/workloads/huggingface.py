@@ -30,9 +30,7 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_target_positions")  # 
 def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Workload:
     """Return the workload of `DIR?batch=B&seq=T&seconds=S`, with random inputs from a fixed seed.
 
-    Args:
-        directory_and_options: The directory, with options after a question mark.
-        sizes: Values for `batch` and `seq` that replace these options.
+    `sizes` has values for `batch` and `seq` that replace these options.
 
     Raises:
         TargetError: The directory or an option is wrong.
@@ -79,12 +77,6 @@ def example_inputs(
     model: nn.Module, options: Options, generator: torch.Generator, directory: Path
 ) -> dict[str, Tensor]:
     """Return one batch of what the model's forward takes: text, images, both, or sound.
-
-    Args:
-        model: The model.
-        options: The sizes of the batch.
-        generator: Draws the values.
-        directory: The model's directory.
 
     Raises:
         TargetError: The model takes something else, or an option does not apply to it.
@@ -192,11 +184,6 @@ def config_in(transformers: Any, directory: Path) -> Any:
 
 def with_weights(model_class: Any, directory: Path, config: Any) -> tuple[Any, list[str]]:
     """Return a model of transformers in fp32, with weights from safetensors alone.
-
-    Args:
-        model_class: The class of the model.
-        directory: The directory of the weights.
-        config: The config of the model.
 
     Returns:
         The model, and the names of the weights that the directory lacks, in order; they are random.

@@ -15,7 +15,6 @@ class Options(BaseModel):
     """Hold the options that may follow the question mark.
 
     Attributes:
-        batch: Samples in each batch.
         seq: Tokens in each text; None for the default.
         seconds: The length of each sound in seconds; None for the default.
     """

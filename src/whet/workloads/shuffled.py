@@ -15,10 +15,7 @@ class Shuffled(Generic[Batch]):
     def __init__(self, num_rows: int, batch_size: int, batch_of: Callable[[Tensor], Batch]) -> None:
         """Make the batches of a data set.
 
-        Args:
-            num_rows: How many rows it has.
-            batch_size: Rows of a batch.
-            batch_of: Returns the batch of some rows, whose numbers are int64 [batch_size].
+        `batch_of` returns the batch of some rows, whose numbers are int64 [batch_size].
         """
         self._num_rows, self._batch_size, self._batch_of = num_rows, batch_size, batch_of
 

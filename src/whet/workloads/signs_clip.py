@@ -20,7 +20,6 @@ class SignClip:
 
     Attributes:
         frames_TCHW: The true frames, [T, 3, 64, 64] from 0 to 1.
-        digit: The digit that the hand shows.
     """
 
     frames_TCHW: Tensor
@@ -56,9 +55,7 @@ def sign_clips(archive: Path, split: str, num_clips: int, num_frames: int) -> li
 def recognised(frames: Sequence[Tensor], digit: int) -> list[float]:
     """Return for each frame 1 if the classifier recognises its digit, and 0 otherwise.
 
-    Args:
-        frames: The frames, [3, 64, 64] each, from 0 to 1.
-        digit: The digit.
+    The frames are [3, 64, 64] each, from 0 to 1.
     """
     batch_BCHW = torch.stack(list(frames)).float() * 2 - 1
     return is_recognised(_classifier(), batch_BCHW, torch.full((len(frames),), digit)).double().tolist()

@@ -182,11 +182,10 @@ class Clips:
 class ClipMaker:
     """Make clips of photos. A clip depends on the seed and its number alone, and has no end.
 
-    Clip number i shows photo i modulo the number of photos. The window's place, angle and size swing around means, each
-    with its own amplitude and speed. Every second clip, on average, is mirrored.
+    Clip number i shows photo i modulo the number of photos. The window's place, angle and size swing
+    around means, each with its own amplitude and speed. Every second clip, on average, is mirrored.
 
     Args:
-        photos: The photos.
         seed: Chooses how the windows move.
     """
 

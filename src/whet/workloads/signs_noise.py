@@ -21,13 +21,9 @@ Network = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 def noised_with_velocity(frames_BCHW: Tensor, noise_BCHW: Tensor, timestep_B: Tensor) -> tuple[Tensor, Tensor]:
     """Return noisy frames and their velocities, both of the frames' shape.
 
-    With a = sqrt(ᾱ) and b = sqrt(1 - ᾱ), a noisy frame is a * frame + b * noise, and its velocity a * noise - b * frame
-    (Salimans and Ho, 2022, arXiv:2202.00512, appendix D).
-
-    Args:
-        frames_BCHW: The clean frames.
-        noise_BCHW: Noise of the standard normal distribution, of the same shape.
-        timestep_B: The timesteps, int64, [B].
+    With a = sqrt(ᾱ) and b = sqrt(1 - ᾱ), a noisy frame is a * frame + b * noise, and its velocity
+    a * noise - b * frame (Salimans and Ho, 2022, arXiv:2202.00512, appendix D). The noise is of the
+    standard normal distribution, and the timesteps are int64.
     """
     alpha_B = SCHEDULE.alphas_cumprod[timestep_B]
     a = alpha_B.sqrt().to(frames_BCHW.dtype)[:, None, None, None]
@@ -62,11 +58,7 @@ def draw_frames(
 ) -> Tensor:
     """Draw frames, [B, 3, 64, 64] in [-1, 1].
 
-    Args:
-        network: The U-Net.
-        steps: The sampler.
-        condition: The grey frames, the previous frames and the digits, as the U-Net takes them.
-        generator: Draws the noise.
+    The condition is the grey frames, the previous frames and the digits, as the U-Net takes them.
     """
     grey_BCHW, previous_BCHW, digit_B = condition
     shape = (len(digit_B), 3, FRAME, FRAME)

@@ -68,9 +68,7 @@ def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) ->
 def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
     """Return the workload with a target's name, or at an address that `hand_over` returned.
 
-    Args:
-        address: The name or address.
-        sizes: The sizes for a target's name, as for `resolve`.
+    `sizes` are for a target's name, as for `resolve`.
 
     Raises:
         TargetError: There is no such workload.

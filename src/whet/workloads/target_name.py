@@ -37,8 +37,7 @@ def with_training(target: str, training: str) -> str:
 def split_training(target: str) -> tuple[str, str]:
     """Split `ADDRESS?training=TRAINING` into the address, with its other options, and the name of the training.
 
-    Returns:
-        The address, and the training or "" where none is named.
+    The training is "" where none is named.
     """
     address, _, query = target.partition("?")
     options = query.split("&") if query else []
@@ -50,10 +49,7 @@ def split_training(target: str) -> tuple[str, str]:
 
 
 def split_device_name(target: str) -> tuple[str, str]:
-    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device.
-
-    Returns:
-        The address, and the device or "" where none is named.
+    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device; "" for none.
 
     Raises:
         TargetError: whet does not measure on this device.
@@ -74,13 +70,11 @@ def check_name(target: str) -> None:
     """Raise TargetError where a name alone shows that there is no such target; nothing is imported or built.
 
     A command calls it before it imports torch, and before it waits for a quiet machine.
-
-    Args:
-        target: As for `whet.workloads.resolve`.
+    A `target` is as for `whet.workloads.resolve`.
 
     Raises:
-        TargetError: The name is of no known form, its options are wrong, its file or directory is not there or cannot
-            be read, or its file has no such function.
+        TargetError: The name is of no known form, its options are wrong, its file or directory is not
+            there or cannot be read, or its file has no such function.
         StreamTarget: The name is that of a built-in stream.
         MissingExtra: A package that a built-in workload needs is not installed.
     """

@@ -35,14 +35,8 @@ def with_lengths(
 ) -> dict[str, Tensor]:
     """Return a batch of full texts whose texts from `first` on are cut to random lengths and padded.
 
-    The logarithm of a length is uniform, so short texts are as frequent as long ones.
-
-    Args:
-        batch: The batch by name; without a mask, it is returned as it is.
-        generator: Draws the lengths.
-        side: The side of the padding, "left" or "right".
-        pad_id: The token that pads.
-        first: The first text that may be cut.
+    The logarithm of a length is uniform, so short texts are as frequent as long ones. A batch
+    without a mask is returned as it is. The side of the padding is "left" or "right".
     """
     if MASK not in batch:
         return batch

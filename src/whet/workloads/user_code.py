@@ -23,7 +23,6 @@ def load_function(place: str, name: str, wanted: str) -> Callable[..., Any]:
 
     Args:
         place: A path that ends in .py, or a module's dotted name.
-        name: The function's name.
         wanted: What the function should be, in words for error messages.
 
     Raises:
@@ -65,10 +64,7 @@ def check_file(name: str) -> None:
 def no_function(place: str, name: str, own: Sequence[str]) -> str:
     """Return the message for a function that a file or a module lacks.
 
-    Args:
-        place: The file or the module.
-        name: What it lacks.
-        own: The public functions that it has.
+    `own` holds the public functions that it has.
     """
     listed = f"it has {', '.join(own)}" if own else "it defines no function"
     close = difflib.get_close_matches(name, own, n=1)

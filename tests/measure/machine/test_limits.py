@@ -66,6 +66,17 @@ def test_dtypes_that_torch_cannot_multiply_are_absent() -> None:
     assert set(found) == {"float32"}
 
 
+def test_an_int8_product_through_onednn_counts() -> None:
+    ways = gemm._packed("int8", (8, 16, 32), "cpu")
+    if not ways:
+        pytest.skip("oneDNN has no int8 product on this chip")
+    product_MN = ways[0]()
+    assert product_MN.shape == (8, 16) and product_MN.dtype == torch.float32
+    # rows and columns are equal, and a whole number: products of integers, neither saturated nor scaled
+    assert torch.equal(product_MN, product_MN[:1, :1].round().expand(8, 16))
+    assert gemm._packed("int8", (8, 16, 32), "cuda") == []
+
+
 def test_a_slow_dtype_is_not_tried_on_large_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whet.profiling.model.allocations import AllocationTracker
 from whet.profiling.model.leaks import Leak, is_spread
-from whet.profiling.model.session import inspect_memory
+from whet.profiling.model.live_memory import inspect_memory
 
 Step = Callable[[int], Any]
 NUM_STEPS = 12

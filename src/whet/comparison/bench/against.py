@@ -107,10 +107,6 @@ def side_in(
     """Return a benchmark in one of the trees, as one side of a comparison.
 
     Args:
-        tree: The tree whose code is measured.
-        label: What people call the benchmark.
-        target: Its target.
-        sizes: Its sizes.
         directory: Where the processes' files lie.
         budget_s: Seconds of timing in each process.
         time_limit_s: Seconds after which a process is ended.
@@ -140,11 +136,7 @@ def run_gate(
     """Compare the two sides of every benchmark, and judge all of them together.
 
     Args:
-        benchmarks: What is compared.
         trees: The old tree and the new one.
-        schedule: Which side is measured when.
-        stop: The sequential test.
-        patience: How long to wait where the machine is busy.
         report: Is told how a benchmark stands, after each of its pairs.
     """
     started = time.monotonic()
@@ -259,13 +251,7 @@ def _disturbed(before: Point, now: Point) -> str:
 
 
 def verdict_of(label: str, claim: Claim, reason: str = "") -> BenchmarkVerdict:
-    """Return a claim as the gate's report holds it.
-
-    Args:
-        label: What people call the benchmark.
-        claim: What was measured.
-        reason: Why it could not be measured.
-    """
+    """Return a claim as the gate's report holds it. `reason` says why it could not be measured."""
     return BenchmarkVerdict(
         label=label,
         outcome=claim.verdict.value,

@@ -17,7 +17,6 @@ class Tree:
 
     Attributes:
         name: What reports call it.
-        root: The top directory of the tree.
         working_directory: Where a target's FILE.py is looked for.
     """
 
@@ -37,11 +36,8 @@ class Tree:
 def checked_out(reference: str, directory: Path | None = None) -> Iterator[tuple[Tree, Tree]]:
     """Yield the reference's tree and the work tree.
 
-    The reference's tree is a git worktree in a temporary directory, which is removed at the end.
-
-    Args:
-        reference: A git reference.
-        directory: Any directory inside the work tree; the current one, if not given.
+    The reference's tree is a git worktree in a temporary directory, which is removed at the end. `directory` is any
+    directory inside the work tree; the current one, if not given.
 
     Raises:
         BaselineError: The directory lies in no git work tree, or the reference does not exist.

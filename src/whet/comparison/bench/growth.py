@@ -27,7 +27,6 @@ def fit_growth(quantity: str, sizes: Sequence[Mapping[str, int]], costs: Sequenc
 
     Args:
         quantity: What the cost measures, as "time".
-        sizes: The sizes of each point by name.
         costs: The cost of each point, positive, in any unit.
 
     Returns:

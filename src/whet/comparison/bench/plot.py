@@ -16,10 +16,6 @@ _FORMATS = (".svg", ".png", ".pdf")
 def check_plot(path: Path, sizes: Mapping[str, Sequence[int]]) -> None:
     """Check before a sweep that it can be plotted.
 
-    Args:
-        path: The file to write.
-        sizes: The values of each size.
-
     Raises:
         OptionError: The file's suffix is unknown, or the sweep has a single point.
         MissingExtra: matplotlib is not installed.

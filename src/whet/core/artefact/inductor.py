@@ -45,7 +45,6 @@ class InductorRuntime(Runtime):
     """Run an AOTInductor package.
 
     Args:
-        package: The package's file.
         isa: The instruction sets of the machine it was compiled on, as in Machine.isa. The code may use all of them.
         packing: What the manifest says about packed weights and ranges; see packed_for and ranges_setting.
         gpu: The architecture of the GPU that its kernels were compiled for, as "sm_90"; "" for a package for the CPU.
@@ -77,7 +76,6 @@ class InductorRuntime(Runtime):
         """Compile a module ahead of time.
 
         Args:
-            module: The module.
             examined: The workload whose inputs it is compiled for.
             freezing: Whether weights become constants of the code.
             max_autotune: Whether several kernels are tried for each operator.

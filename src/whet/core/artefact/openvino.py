@@ -125,10 +125,7 @@ class OpenVINORuntime(Runtime):
 class _Compiled:
     """Hold the compiled model and its inference request.
 
-    Args:
-        model: The model.
-        settings: How it is compiled.
-        is_tuned: Whether it is compiled for settings.shapes. It then accepts no other shapes.
+    `is_tuned` says whether it is compiled for settings.shapes. It then accepts no other shapes.
     """
 
     def __init__(self, model: Any, settings: Settings, *, is_tuned: bool = False) -> None:

@@ -39,10 +39,7 @@ def check_values(model: Run, graph: Run, given: Sequence[Tensor]) -> None:
 def conditions_on_layout(model: Run, graph: Run, given: Sequence[Tensor]) -> list[str]:
     """Return conditions, in the guards' notation, for inputs whose strides decide what the model does.
 
-    Args:
-        model: The model, from flat tensors to flat tensors.
-        graph: The model's graph, likewise.
-        given: The inputs that the graph was traced with.
+    Model and graph go from flat tensors to flat tensors. `given` holds the inputs that the graph was traced with.
     """
     conditions = []
     for i, x in enumerate(given):

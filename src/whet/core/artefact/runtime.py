@@ -99,10 +99,7 @@ class Runtime(ABC):
         """Write the files, then the manifest, so that a directory with a manifest is complete.
 
         Args:
-            directory: The directory to write.
-            signature: How the model is called.
             num_threads: PyTorch's threads for the model; None leaves them alone.
-            notes: Remarks for the user.
             conditions: Conditions on the sizes of inputs. They are checked at every call of the loaded artefact. A
                 condition that cannot be checked becomes a note.
 

@@ -21,7 +21,6 @@ def conditions_on_ones(
     Args:
         model: The model, from flat tensors to flat tensors.
         graph: The model's graph, likewise.
-        examined: The workload.
         batches: Flat inputs, in place of the workload's. All must lie on the CPU: cut inputs may hold indices of
             elements that were cut away, and a GPU does not recover from those.
 

@@ -28,7 +28,6 @@ class TextUse(BaseModel):
     """Describe what a text encoder is for, and what is done before and after the model.
 
     Attributes:
-        format: Of the file.
         task: embed: a text becomes a vector. rerank: a query and a text become a score. None: neither.
         why_not: Why the task is None.
         output: The name of the model's output that is used.

@@ -70,10 +70,8 @@ class ChatTemplate:
         """Return the prompt for a conversation.
 
         Args:
-            messages: The messages.
             add_generation_prompt: End the prompt with the beginning of the assistant's answer.
             variables: Further variables that the template may read, under any names.
-            tools: The tools that the model may call. None for none.
 
         Raises:
             RequestError: The template refuses the messages, or fails. The error holds the template's own message.
@@ -90,10 +88,6 @@ class ChatTemplate:
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
     ) -> list[tuple[str, bool]]:
         """Return the text of a conversation in pieces, each with whether it lies in a block marked as `generation`.
-
-        Args:
-            messages: The messages.
-            tools: The tools that the model may call. None for none.
 
         Raises:
             RequestError: The template refuses the messages, or fails, or shows half of such a block.
@@ -113,7 +107,6 @@ class ChatTemplate:
 
 
 def _rendered(template: Template, variables: Mapping[str, object]) -> str:
-    """Return what a template makes of its variables."""
     try:
         return template.render(variables)
     except TemplateError as error:

@@ -37,11 +37,8 @@ def library(extra: str, purpose: str) -> Any:
 def failing_as(kind: type[WhetError], what: str) -> Iterator[None]:
     """Raise what the tokenizers library raises in the block as an error of whet's.
 
-    A panic of the library's Rust code is a BaseException, which nothing else would catch.
-
-    Args:
-        kind: The error that is raised instead.
-        what: What could not be done, as the beginning of the message.
+    A panic of the library's Rust code is a BaseException, which nothing else would catch. `what` says what could not be
+    done, as the beginning of the message.
     """
     try:
         with foreign(kind, what):
@@ -55,9 +52,7 @@ def failing_as(kind: type[WhetError], what: str) -> Iterator[None]:
 def read_tokenizer(package: Any, path: Path) -> tuple[Any, dict[str, Any]]:
     """Return the tokenizers.Tokenizer of a file, which neither truncates nor pads, and the content of the file.
 
-    Args:
-        package: What `library` returned.
-        path: A tokenizer.json.
+    `package` is what `library` returned, and `path` a tokenizer.json.
 
     Raises:
         TargetError: The file cannot be read.

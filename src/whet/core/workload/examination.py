@@ -35,7 +35,6 @@ class ExaminedWorkload:
     """Hold a workload whose model was run and found sound, with its signature, outputs and score.
 
     Attributes:
-        workload: The workload.
         signature: The model's input and output tensors, under its own calling convention.
         outputs: The original's outputs for each calibration batch, in order.
         score: The original's quality; None without one.
@@ -83,8 +82,6 @@ def examine(
     """Run the original: find its signature, and check that it works and can be compared with.
 
     Args:
-        workload: The workload.
-        with_quality: Whether to score the model.
         with_behaviour: Whether to find how it behaves beyond its outputs. That is not needed where it is only measured.
         with_effects: Whether to find, as part of its behaviour, what a graph would leave out. That is not needed where
             it is known from before.
@@ -180,8 +177,6 @@ def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0
     themselves.
 
     Args:
-        a: The tensor to compare.
-        b: The tensor to compare with.
         tolerance: The allowed difference, as a fraction of the value and of the root mean square of `b`'s finite
             values.
         least: A difference that is allowed in any case.

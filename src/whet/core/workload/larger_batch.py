@@ -20,13 +20,10 @@ Rule = Literal["linear", "sqrt"]
 
 
 def learning_rate_rule(optimizer: str) -> Rule:
-    """Return the customary rule for the learning rate of a larger batch.
+    """Return the customary rule for the learning rate of a larger batch, given the optimiser's class.
 
     It is linear for SGD (Goyal et al., 2017, arXiv:1706.02677), and the square root for Adam and its like (Malladi et
     al., 2022, arXiv:2205.10287).
-
-    Args:
-        optimizer: The optimiser's class.
     """
     return "linear" if optimizer in _LINEAR else "sqrt"
 
@@ -38,12 +35,7 @@ def learning_rate_factor(growth: float, rule: Rule) -> float:
 
 @dataclass(frozen=True)
 class JoinedBatches:
-    """Give so many batches as one. What is left at the end of a pass, too few to join, is left out.
-
-    Attributes:
-        batches: The batches.
-        number: How many become one.
-    """
+    """Give `number` batches as one. What is left at the end of a pass, too few to join, is left out."""
 
     batches: Iterable[Any]
     number: int
@@ -71,10 +63,6 @@ def with_larger_batch(workload: TrainingWorkload, factor: int) -> TrainingWorklo
 
     The learning rate is larger by the optimiser's customary rule. The schedule makes `factor` steps at each optimiser
     step, so that after equal numbers of samples it is where it was.
-
-    Args:
-        workload: The training.
-        factor: How many batches become one.
     """
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:

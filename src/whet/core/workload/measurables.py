@@ -75,10 +75,7 @@ class TrainingSteps:
     def __init__(self, workload: TrainingWorkload, trainer: Trainer | None = None, *, num_steps: int = 1) -> None:
         """Begin a training run, or go on with one that a trainer has begun.
 
-        Args:
-            workload: The training.
-            trainer: Has begun it.
-            num_steps: Optimiser steps that count as one call.
+        `num_steps` is the number of optimiser steps that count as one call.
         """
         self._trainer = trainer or Trainer(workload)
         self._workload = workload

@@ -34,7 +34,6 @@ class _Plan:
     """Hold into how many parts the batches of a model are split.
 
     Attributes:
-        number: The number of parts.
         parameters: Everything that has gradients in the loop.
         checked: The ways from backward's root to the losses whose whole graphs have been looked at.
         is_used: Whether the loop has split a batch yet.
@@ -66,10 +65,7 @@ _PLANS: WeakKeyDictionary[nn.Module, _Plan] = WeakKeyDictionary()
 def split_batches(model: nn.Module, optimizer: Optimizer, number: int) -> None:
     """Have `micro_batches` split the batches of a model into so many parts.
 
-    Args:
-        model: The model.
-        optimizer: Its optimiser, which refuses to step where the loop does not use `micro_batches`.
-        number: The number of parts.
+    Its optimiser refuses to step where the loop does not use `micro_batches`.
     """
     held = [p for group in optimizer.param_groups for p in group["params"]]
     plan = _PLANS[model] = _Plan(number, [*held, *model.parameters()])
@@ -109,7 +105,6 @@ def counted(compute: Callable[[], Tensor], count: float, *, is_sum: bool = False
     Args:
         compute: Computes the loss: a mean over the targets, or a sum over them.
         count: The number of targets in this part of the batch. Where it is 0, the loss must be 0, not NaN.
-        is_sum: Whether the loss is a sum.
     """
     part = getattr(_current, "part", None)
     if part is None:
@@ -165,11 +160,7 @@ class MicroBatches:
         plan.is_used = True
 
     def whole(self, losses: Sequence[Tensor]) -> Tensor:
-        """Return the loss of the whole batch.
-
-        Args:
-            losses: The loss of each part, a tensor of one element each.
-        """
+        """Return the loss of the whole batch from the loss of each part, a tensor of one element each."""
         if len(self._parts) == 1:
             return losses[0]
         total = torch.stack([loss * count for loss, count in zip(losses, self._counts, strict=True)]).sum()
@@ -178,10 +169,7 @@ class MicroBatches:
     def add(self, count: float, is_sum: bool, parameters: Sequence[nn.Parameter]) -> None:
         """Take the valid targets of the next part, and scale the gradients so far for its own to be added.
 
-        Args:
-            count: The number of targets that its loss is a mean of; 1 for a sum.
-            is_sum: Whether it is a sum.
-            parameters: Whose gradients are scaled.
+        `count` is the number of targets that its loss is a mean of; 1 for a sum.
         """
         self._is_sum = is_sum
         if count and (latest := next((old for old in reversed(self._counts) if old), count)) != count:
@@ -191,8 +179,7 @@ class MicroBatches:
     def has_same_shares(self, counts: Sequence[tuple[float, bool]]) -> bool:
         """Return whether the targets of several losses are divided among the parts in the same way.
 
-        Args:
-            counts: The targets of each loss of a part, and whether it is a sum.
+        `counts` holds the targets of each loss of a part, and whether it is a sum.
         """
         shares = [(count / counts[0][0], is_sum) for count, is_sum in counts]
         self._shares = self._shares or shares
@@ -252,13 +239,7 @@ class _Part:
         return self.noted(original(*given.args, **given.kwargs), count, is_sum)
 
     def noted(self, loss: Any, count: float, is_sum: bool) -> Any:
-        """Take note of a loss, and return it.
-
-        Args:
-            loss: The loss.
-            count: The targets that it is a mean of; 1 for a sum.
-            is_sum: Whether it is a sum.
-        """
+        """Take note of a loss, and return it. `count` is the targets that it is a mean of; 1 for a sum."""
         if not (torch.is_grad_enabled() and isinstance(loss, Tensor) and loss.requires_grad):
             return loss
         if not self._counts:
@@ -301,7 +282,6 @@ def _count(name: str, values: Mapping[str, Any], num_samples: int) -> float:
     Args:
         name: The loss's name in torch.nn.functional.
         values: Its arguments by name.
-        num_samples: The samples of the part.
 
     Raises:
         RecipeError: It is reduced in another way.
@@ -337,7 +317,6 @@ class _Watcher(TorchFunctionMode):
     hand_over: Any = None
 
     def __enter__(self) -> "_Watcher":
-        """Watch from here on."""
         if self.hand_over is None:
             self.hand_over = torch.compiler.disable(_watched_loss)
         return super().__enter__()  # type: ignore[no-untyped-call,no-any-return]

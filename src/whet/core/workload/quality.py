@@ -40,9 +40,7 @@ class Quality:
 class Score:
     """Hold a quality as measured.
 
-    Attributes:
-        value: The score.
-        samples: The score of each sample, whose mean is `value`; empty if they are not known.
+    `samples` holds the score of each sample, whose mean is `value`; it is empty if they are not known.
     """
 
     value: float

@@ -180,8 +180,6 @@ class Trainer:
     Creating a Trainer seeds all generators, puts the model into training mode and builds the optimiser.
 
     Attributes:
-        model: The model that is trained.
-        optimizer: Its optimiser.
         scheduler: What changes its learning rate; None where the workload has no schedule.
         gradient_norm: The norm of the latest step's gradients before they were clipped, a tensor of one element; None
             where they are not clipped.
@@ -192,10 +190,7 @@ class Trainer:
     def __init__(self, workload: TrainingWorkload, *, keeps_losses: bool = True, change: Change | None = None) -> None:
         """Begin a training run.
 
-        Args:
-            workload: What is trained.
-            keeps_losses: Whether to keep the loss of each step.
-            change: Changes the parts of the loop before the first step, as the techniques of a recipe do.
+        `change` changes the parts of the loop before the first step, as the techniques of a recipe do.
 
         Raises:
             TargetError: The workload's function returns no optimiser.
@@ -232,9 +227,7 @@ class Trainer:
     def first_batches(self, number: int, *, later: int = 0) -> list[Any]:
         """Return the first batches of a pass from the seed, beside the run. The generators go on where they were.
 
-        Args:
-            number: How many batches.
-            later: What is added to the seed, for another pass.
+        `later` is added to the seed, for another pass.
         """
         with kept_generators():
             seed_everything(self._workload.seed + later)

@@ -41,16 +41,7 @@ def pack_mlp(
     up_bias_I: Tensor | None = None,
     down_bias_N: Tensor | None = None,
 ) -> PackedMlp:
-    """Pack the weights of a gated MLP for the operator.
-
-    Args:
-        gate_IK: The gate's weights.
-        up_IK: The up projection's weights.
-        down_NI: The down projection's weights.
-        kind: How to store them.
-        gate_bias_I: The gate's bias, if there is one.
-        up_bias_I: The up projection's bias, if the gate has one.
-        down_bias_N: The down projection's bias, if there is one.
+    """Pack the weights of a gated MLP for the operator. The up projection has a bias if the gate has one.
 
     Raises:
         InputsError: The matrices do not fit each other.
@@ -68,14 +59,9 @@ def pack_mlp(
 
 
 def gated_mlp(x: Tensor, weights: PackedMlp) -> Tensor:
-    """Compute the gated MLP. Activations are rounded before each matrix as in whet.kernels.linear.
+    """Compute the gated MLP of x, [..., K] of a floating type: [..., N] of the same type.
 
-    Args:
-        x: The input, [..., K] of a floating type.
-        weights: The packed weights.
-
-    Returns:
-        The output, [..., N] of the same type.
+    Activations are rounded before each matrix as in whet.kernels.linear.
 
     Raises:
         InputsError: x does not fit the weights.

@@ -26,28 +26,16 @@ _Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]
 
 
 def pack_weights(weight_NK: Tensor, kind: Kind, bias_N: Tensor | None = None) -> PackedWeights:
-    """Pack weights for the operators.
-
-    Args:
-        weight_NK: The weights.
-        kind: How to store them. S8 and S4 round to the nearest level.
-        bias_N: The bias, if there is one.
-    """
+    """Pack weights for the operators. S8 and S4 round to the nearest level."""
     return PackedWeights(kernels(), kind, weight_NK, bias_N)
 
 
 def linear(x: Tensor, weights: PackedWeights) -> Tensor:
     """Compute a linear layer with the operator for the kind of its weights.
 
-    Activations become int8 with one scale per row for S8 and S4, and bf16 for BF16. A row's result is the same, bit for
-    bit, whatever other rows the call has.
-
-    Args:
-        x: The input, [..., K] of a floating type.
-        weights: The packed weights.
-
-    Returns:
-        The output, [..., N] of the same type.
+    x is [..., K] of a floating type, and the output [..., N] of the same type. Activations become int8
+    with one scale per row for S8 and S4, and bf16 for BF16. A row's result is the same, bit for bit,
+    whatever other rows the call has.
 
     Raises:
         InputsError: x does not fit the weights.
@@ -63,10 +51,9 @@ def dequantise(kind: Kind, packed_B: Tensor, scale_N: Tensor, num_outputs: int, 
 def check_weights(
     kind: Kind, num_inputs: int, packed_B: Tensor, scale_N: Tensor, bias_N: Tensor | None, num_outputs: int
 ) -> None:
-    """Check that tensors are a packed matrix of this kind and size. A kernel would read beyond wrong ones.
+    """Raise InputsError unless tensors are a packed matrix of this kind and size.
 
-    Raises:
-        InputsError: They are not.
+    A kernel would read beyond wrong ones.
     """
     wanted = layout.packed_bytes(kind, num_outputs, num_inputs)
     if packed_B.dtype != torch.uint8 or packed_B.numel() != wanted or not packed_B.is_contiguous():

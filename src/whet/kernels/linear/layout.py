@@ -51,15 +51,11 @@ def row_bytes(kind: Kind, num_inputs: int) -> int:
 
 
 def pack(kind: Kind, values_NK: Tensor, ratio_NG: Tensor | None = None) -> Tensor:
-    """Pack a matrix.
+    """Pack a matrix, and return it as uint8 [packed_bytes].
 
     Args:
-        kind: How the weights are stored.
         values_NK: The weights: float32, bf16 or int8, as the kind says.
         ratio_NG: The groups' factors, uint8, for S4.
-
-    Returns:
-        The packed matrix, uint8 [packed_bytes].
     """
     N, K = values_NK.shape
     strips, padded = num_strips(N), padded_inputs(kind, K)

@@ -20,12 +20,7 @@ _SHRINKS = (0.92, 0.85)  # of an output's scale: a few clipped weights may cost 
 
 @dataclass(frozen=True)
 class Int8Weights:
-    """Hold int8 weights, w = scale * values.
-
-    Attributes:
-        values_NK: The values, int8.
-        scale_N: The scales, float32.
-    """
+    """Hold int8 weights, w = scale * values, with values in int8 and scales in float32."""
 
     values_NK: Tensor
     scale_N: Tensor

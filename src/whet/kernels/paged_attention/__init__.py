@@ -25,9 +25,6 @@ def attend(qkv_TC: Tensor, cache: KvCache, batch: Batch, softmax_scale: float, w
 
     Args:
         qkv_TC: Rows of q, k and v.
-        cache: The layer's keys and values.
-        batch: The batch's sequences.
-        softmax_scale: The factor of the scores.
         window: 0, or the number of tokens that a token sees, including itself.
 
     Returns:
@@ -43,11 +40,7 @@ def attend(qkv_TC: Tensor, cache: KvCache, batch: Batch, softmax_scale: float, w
 
 
 def check_row(qkv_TC: Tensor, cache: KvCache) -> None:
-    """Check that rows of q, k and v have the cache's heads.
-
-    Raises:
-        InputsError: They have not.
-    """
+    """Raise InputsError unless rows of q, k and v have the cache's heads."""
     K, H = cache.num_kv_heads, cache.head_dim
     num_heads, rest = divmod(qkv_TC.shape[-1], H)
     num_heads -= 2 * K

@@ -84,11 +84,7 @@ class KvCache:
         return self.values.shape[3]
 
     def check(self) -> None:
-        """Check that the tensors fit each other. A kernel would read beyond wrong ones.
-
-        Raises:
-            InputsError: They do not.
-        """
+        """Raise InputsError unless the tensors fit each other. A kernel would read beyond wrong ones."""
         if self.keys.dtype not in DTYPES or self.values.dim() != 5:
             raise InputsError("a cache's keys and values come from KvCache.empty")
         wanted = KvCache.empty(0, self.num_kv_heads, self.head_dim, self.keys.dtype)
@@ -141,11 +137,7 @@ class KvCache:
 
 
 def check_batch(cache: KvCache, batch: Batch, num_tokens: int) -> None:
-    """Check that a kernel would read and write only inside the cache and the batch.
-
-    Raises:
-        InputsError: It would not.
-    """
+    """Raise InputsError unless a kernel would read and write only inside the cache and the batch."""
     for name, tensor in batch._asdict().items():
         if tensor.dtype != torch.int32 or not tensor.is_contiguous():
             raise InputsError(f"{name} are int32, contiguous; not {tensor.dtype}")

@@ -21,11 +21,7 @@ def paged_attention_native(
     Nothing is checked.
 
     Args:
-        library: The kernels.
         qkv_TC: Rows of q, k and v, float32 and contiguous.
-        caches: The caches.
-        batch: The batch's sequences.
-        softmax_scale: The factor of the scores.
         window: 0, or the number of tokens that a token sees, including itself.
 
     Returns:

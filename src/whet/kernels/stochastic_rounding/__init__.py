@@ -10,11 +10,7 @@ def rounded_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
     """Return float32 numbers in bfloat16, each rounded up or down by chance.
 
     Infinite numbers and NaN stay what they are. On a CPU one pass of whet's own kernel reads 4 and writes 2 bytes of
-    each number; elsewhere operators of PyTorch do it.
-
-    Args:
-        x: Numbers in float32.
-        generator: Where the chance comes from, on the device of x.
+    each number; elsewhere operators of PyTorch do it. The generator is on the device of x.
     """
     is_plain = x.is_contiguous() and x.dim() > 0 and 0 < x.numel() < 2**32 and max(x.shape) < 2**31
     library = kernels_for(x) if is_plain and x.dtype is torch.float32 and x.device.type == "cpu" else None

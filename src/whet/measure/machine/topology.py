@@ -77,8 +77,6 @@ class Link:
 
     Attributes:
         first: One device: "GPU0" and so on by `Gpu.index`, or a network card.
-        second: The other device.
-        kind: How they are connected.
         num_nvlinks: How many NVLinks are bonded; 0 for other kinds.
     """
 
@@ -99,7 +97,6 @@ class Node:
 
     Attributes:
         number: The system's number of the node.
-        cpus: The numbers of its cores.
         memory_bytes: Its memory; 0 where it is not known.
     """
 
@@ -113,10 +110,7 @@ class Topology:
     """Describe the parts of the computer, and what connects them.
 
     Attributes:
-        nodes: The NUMA nodes.
-        gpus: The GPUs.
         nics: The network cards by name, as "mlx5_0".
-        links: The links between GPUs and network cards.
     """
 
     nodes: tuple[Node, ...] = ()
@@ -278,7 +272,6 @@ def _joined(found: Topology, matrix: Topology, numbers: Mapping[int, int]) -> To
     The matrix uses the driver's numbers, and contains GPUs that are hidden from torch.
 
     Args:
-        found: The GPUs and nodes.
         matrix: The links of `nvidia-smi topo -m`.
         numbers: The driver's number by `Gpu.index`, for the GPUs that both know.
     """

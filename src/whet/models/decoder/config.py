@@ -184,7 +184,6 @@ def rope_parameters(config: Mapping[str, Any], *, partly: bool = False) -> objec
     """Return the rotary parameters as one dict, the form of newer files.
 
     Args:
-        config: The keys of a config.json.
         partly: Whether the family may rotate a part of each head.
 
     Raises:

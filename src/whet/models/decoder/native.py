@@ -42,11 +42,8 @@ class NativeDecoder(WithoutStates):
     """Run a decoder as a ServedModel.
 
     Args:
-        config: The config of the decoder.
         weights: The tensors by name, from whet.models.decoder.files.read_weights. They are copied.
-        library: The compiled kernels.
         kind: The format of all matrices, including the head.
-        kv: The format of keys and values.
         max_model_len: The most tokens of a sequence. By default, the model's own limit.
 
     Raises:

@@ -32,9 +32,7 @@ def fill_attention(
     """Pack the weights of a layer's attention, and fill in its structure.
 
     Args:
-        layer: The structure.
         packed: It keeps what is packed.
-        config: The sizes.
         of: Returns the layer's tensors.
         factor: It multiplies the normalised input of attention.
     """

@@ -47,7 +47,6 @@ class PagedDecoder(WithoutStates):
     fp32, and by a few hundredths in bf16.
 
     Args:
-        decoder: The decoder.
         kv_dtype: The dtype of keys and values. By default, that of the weights. torch.int8 has a scale for each head of
             each token.
         max_model_len: The most tokens of a sequence. By default, the model's own limit.

@@ -53,9 +53,6 @@ class Attention(nn.Module):
         """Map [B, T, D] to [B, T, D].
 
         Args:
-            x_BTD: The input.
-            cos_TH: The cosines of the rotary angles.
-            sin_TH: The sines of the rotary angles.
             mask_TT: True where a token (row) attends to another one, [T, T] or [B, 1, T, T]. None: it attends to itself
                 and all before it.
         """
@@ -134,7 +131,6 @@ class Decoder(nn.Module):
         """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
 
         Args:
-            input_ids_BT: The tokens.
             positions_BT: The position of each token in its document, for rows that hold several; None counts from 0.
             mask_B1TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
         """

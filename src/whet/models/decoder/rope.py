@@ -29,8 +29,6 @@ def cosines_and_sines(inv_freq: Tensor, scale: float, positions_T: Tensor, dtype
     Args:
         inv_freq: The radians per position of each pair [R/2].
         scale: The factor of cosines and sines.
-        positions_T: The positions.
-        dtype: The type of the results.
     """
     half_TH = positions_T.float()[..., None] * inv_freq
     angles_TH = torch.cat((half_TH, half_TH), dim=-1)

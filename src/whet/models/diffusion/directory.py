@@ -52,10 +52,6 @@ class SchedulerConfig(BaseModel):
 
         diffusers' DDPM and DDIM clip unless their settings say otherwise, and LCM where its settings say so. Its other
         schedulers, and models of latents without settings, don't clip.
-
-        Args:
-            sampler: The sampler's name.
-            is_latent: Whether the model works on latents.
         """
         if sampler not in ("ddim", "lcm"):
             return None
@@ -88,10 +84,8 @@ class Parts:
     """Hold what a directory holds.
 
     Attributes:
-        directory: The directory.
         unet: The U-Net, in eval mode and float32.
         autoencoder: The autoencoder, in the same way; None for a U-Net on pixels.
-        scheduler: What the scheduler's settings say.
         unread: The scheduler's settings that differ from the default of its class and change nothing here, by name.
         text_folders: The folders of the tokenizer and the text encoder; None where the directory lacks one of them.
     """

@@ -47,8 +47,6 @@ def few_steps(name: str, schedule: Schedule, prediction: str, strength: float, c
 
     Args:
         name: The sampler; see SAMPLERS.
-        schedule: How much noise each timestep has.
-        prediction: What the model predicts.
         strength: The share of all timesteps that a frame goes back by, above 0 to 1. At 1, almost nothing of the frame
             is left. The timesteps are spread evenly below it.
         clip: The limit of what a step estimates as the clean sample; None without one.

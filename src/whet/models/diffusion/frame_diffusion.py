@@ -30,7 +30,6 @@ class FrameDiffusion(Protocol):
     """Describe a diffusion model that turns a frame into a frame.
 
     Attributes:
-        schedule: How much noise each timestep has.
         prediction: What the model predicts: "epsilon", "v", "sample" or "flow".
         channels: The channels of the frames that it takes, 1 or 3.
         scales: The sizes of frames that it can run at, as shares of the full one, from 1 down.

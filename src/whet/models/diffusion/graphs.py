@@ -117,7 +117,6 @@ class Graphs:
     """Record the calls of several functions, and replay them. It belongs to one thread at a time.
 
     Args:
-        cuda: What records.
         most: How many graphs are kept. The one that was not used for longest makes room.
         notes: A list that gets what could not be recorded; a new one, if not given.
 

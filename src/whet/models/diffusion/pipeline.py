@@ -29,7 +29,6 @@ class _Flight:
         slot: The step that comes next, counted from 0.
         sample: The noisy sample, [1, C, h, w].
         anchor: What residual guidance leads back to, [1, C, h, w].
-        conditions: What the frame brought in.
         history: What the sampler keeps of the step before, as `whet.models.samplers.step` returns it.
     """
 

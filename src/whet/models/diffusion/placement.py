@@ -52,7 +52,6 @@ class Placement:
     """Hold where a model runs, and how.
 
     Attributes:
-        device: The device.
         dtype: The format of the model's weights and activations.
         graphs: Whether its calls are recorded as CUDA graphs.
         backend: What compiles its calls; None for eager mode.

@@ -51,7 +51,6 @@ class Prompt:
         """Return the embeddings for each row of a batch, [num, T, D].
 
         Args:
-            num: The number of rows.
             is_null: Which rows have the negative prompt, bool [num]; None where none has.
         """
         if is_null is None or self.negative is None:

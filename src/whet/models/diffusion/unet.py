@@ -39,7 +39,6 @@ class UNetConfig:
         block: Pixels each way that become channels at the entry (space to depth), so that less is computed.
         widths: The channels of each level. Each level after the first has half the height and width.
         embedding: The size of the embedding of time and digit.
-        groups: The groups of each group norm.
         num_digits: The number of prompts. One more row of the embedding stands for no prompt.
 
     Raises:
@@ -94,9 +93,6 @@ class FrameUNet(nn.Module):
     """Predict the velocity of a noisy frame. All images are in [-1, 1].
 
     Nothing in `forward` depends on values, so that it can be traced and exported.
-
-    Args:
-        config: The sizes.
     """
 
     def __init__(self, config: UNetConfig | None = None) -> None:
@@ -228,11 +224,7 @@ def _zeroed(layer: nn.Conv2d) -> nn.Conv2d:
 
 
 def config_from_json(directory: Path | str, raw: Mapping[str, Any]) -> UNetConfig:
-    """Return the configuration that a config.json holds.
-
-    Args:
-        directory: The directory, for messages.
-        raw: The content of its config.json.
+    """Return the configuration that a config.json holds. The directory is for messages.
 
     Raises:
         TargetError: It is of another kind of model, or cannot be used.

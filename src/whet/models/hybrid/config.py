@@ -20,16 +20,9 @@ class Multipliers:
     """Hold the factors that a family applies. Those of 1 change nothing.
 
     Attributes:
-        embedding: Multiplies the embeddings.
-        logits: Multiplies the logits.
         scores: Multiplies the products of queries and keys.
-        attention_in: Multiplies the input of attention.
-        attention_out: Multiplies what attention adds.
-        mamba_in: Multiplies the input of Mamba-2.
         mamba_parts: Multiply the parts that Mamba-2 projects its input to: z, x, B, C and step sizes.
-        mamba_out: Multiplies what Mamba-2 adds.
         mlp_gate: Multiplies the gate of the MLP before SiLU.
-        mlp_out: Multiplies what the MLP adds.
     """
 
     scores: float
@@ -49,19 +42,15 @@ class HybridConfig:
     """Hold what decides the computation of a hybrid model.
 
     Attributes:
-        model_type: The family.
         keys: The keys of its config.json, as transformers writes them.
         mixers: The mixers of each layer. Several of them read the same input, and their outputs are added.
         mlp: What the MLPs compute: silu(gate) * up, or relu(up) squared.
         mlp_layers: The layers that have an MLP; None for all.
         decoder: A decoder with the same widths, attention, MLP, rotary positions, vocabulary and number of layers.
-        has_rotary: Whether queries and keys are rotated by their positions.
         mamba: A model of Mamba-2 with the same mixers; None if no layer has one.
         gate_order: In which order Mamba-2's output is gated and normalised.
-        mamba_out_bias: Whether the output projection of Mamba-2 adds a bias.
         conv_taps: The taps of short convolutions.
         conv_bias: Whether short convolutions and their projections add biases.
-        multipliers: The factors that apply.
     """
 
     model_type: str

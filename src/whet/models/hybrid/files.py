@@ -127,11 +127,8 @@ def read_weights(directory: Path | str, config: HybridConfig) -> dict[str, Tenso
 def load_hybrid(directory: Path | str, dtype: torch.dtype = torch.float32) -> Hybrid:
     """Load the model in a Hugging Face directory (config.json and safetensors), in eval mode.
 
-    Its weights are copies: they do not depend on the files. Rates, step biases, convolutions and norms stay in float32.
-
-    Args:
-        directory: The directory.
-        dtype: The type of the matrices.
+    Its weights are copies: they do not depend on the files. `dtype` is the type of the matrices: rates,
+    step biases, convolutions and norms stay in float32.
 
     Raises:
         TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.

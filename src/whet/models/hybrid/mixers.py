@@ -41,9 +41,6 @@ class AttentionWithPast(Attention):
         """Map [B, T, D] to [B, T, D].
 
         Args:
-            x_BTD: The input.
-            cos_TH: The cosines of the rotary angles.
-            sin_TH: The sines of the rotary angles.
             mask_TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
             state: It is read, and gets the keys and values of the tokens. None: there is no past.
         """

@@ -50,11 +50,8 @@ class NativeHybrid:
     """Run a hybrid model as a ServedModel.
 
     Args:
-        config: The config of the model.
         weights: The tensors by name, from whet.models.hybrid.files.read_weights. They are copied.
-        library: The compiled kernels.
         kind: The format of all matrices, including the head. Convolutions, rates and norms are float32.
-        kv: The format of keys and values.
         max_model_len: The most tokens of a sequence. By default, the model's own limit.
 
     Raises:

@@ -46,7 +46,6 @@ class HybridLayer(nn.Module):
     def _mix(
         self, x_BTD: Tensor, normed_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: HybridLayerState | None
     ) -> Tensor:
-        """Add what the mixers make of the normalised input."""
         m, recurrent = self.multipliers, None if state is None else state.recurrent
         if self.self_attn is not None:
             normed_BTD = normed_BTD.to(self.self_attn.o_proj.weight.dtype)
@@ -92,7 +91,6 @@ class Hybrid(nn.Module):
         """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
 
         Args:
-            input_ids_BT: The tokens.
             state: What has been read before. It is replaced by what has been read after the tokens. None: the tokens
                 begin sequences.
             documents_BT: The number of each token's document, for rows that hold several. Each of them begins a
@@ -112,9 +110,7 @@ class Hybrid(nn.Module):
     def step(self, tokens_BT: Tensor, state: HybridState) -> Tensor:
         """Read tokens, one or many of each sequence, and return the logits after the last one [B, V].
 
-        Args:
-            tokens_BT: The tokens that follow those that the state has read.
-            state: It is replaced by what has been read after the tokens.
+        The tokens follow those that the state has read. It is replaced by what has been read after them.
 
         Raises:
             InputsError: The state does not fit the model or the number of sequences.

@@ -12,7 +12,6 @@ class RowsOfHybridStates(ServedInRows[HybridState]):
     Keys and values lie in the rows too, so that a row counts with the memory of the longest sequence.
 
     Args:
-        model: The model.
         max_model_len: The most tokens of a sequence. By default, the model's own limit.
 
     Raises:

@@ -24,7 +24,6 @@ class HybridLayerState:
     Attributes:
         recurrent: The state of Mamba-2 or of a short convolution, whose scan is empty. None where the layer has none.
         keys_BKTH: The keys of attention. None where the layer has none.
-        values_BKTH: The values of attention.
     """
 
     recurrent: LayerState | None = None
@@ -51,10 +50,7 @@ class HybridLayerState:
 class HybridState:
     """Hold the state of B sequences, one HybridLayerState for each layer.
 
-    Attributes:
-        layers: The layers' states. A model replaces their tensors as it reads tokens.
-        batch_size: The number of sequences.
-        num_tokens: The tokens that have been read.
+    A model replaces the layers' tensors as it reads tokens.
     """
 
     layers: list[HybridLayerState]
@@ -94,10 +90,7 @@ def new_state(config: HybridConfig, batch_size: int, dtype: torch.dtype, device:
     """Return the state before the first token.
 
     Args:
-        config: The model's config.
-        batch_size: The number of sequences.
         dtype: The type of keys, values and inputs of convolutions. The scans' states are float32 (float64 for float64).
-        device: Where the state lies.
     """
     wide = torch.promote_types(dtype, torch.float32)
     decoder, layers = config.decoder, []

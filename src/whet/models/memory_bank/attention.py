@@ -15,12 +15,7 @@ from whet.models.decoder.reference import Attention
 
 @dataclass
 class SegmentState:
-    """Hold the keys and values of the tokens that a segment has so far: less than a segment.
-
-    Attributes:
-        keys_BKPH: The rotated keys.
-        values_BKPH: The values.
-    """
+    """Hold the rotated keys and the values of the tokens that a segment has so far: less than a segment."""
 
     keys_BKPH: Tensor
     values_BKPH: Tensor
@@ -32,10 +27,7 @@ class SegmentAttention(Attention):
     def whole(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
         """Map whole segments, next to each other, [B, n * segment, D] to [B, n * segment, D].
 
-        Args:
-            x_BTD: The input.
-            cos_TH: The cosines of the rotary angles of one segment.
-            sin_TH: The sines.
+        Cosines and sines are those of the rotary angles of one segment.
         """
         x_RTD = x_BTD.reshape(-1, len(cos_TH), x_BTD.shape[-1])
         output_RTD: Tensor = self(x_RTD, cos_TH, sin_TH)
@@ -44,17 +36,9 @@ class SegmentAttention(Attention):
     def part(
         self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: SegmentState, *, ends: bool
     ) -> tuple[Tensor, SegmentState]:
-        """Map tokens of one segment [B, T, D] to [B, T, D].
+        """Map tokens of one segment [B, T, D] to [B, T, D], and return the state after them too.
 
-        Args:
-            x_BTD: The input.
-            cos_TH: The cosines of the rotary angles of these tokens.
-            sin_TH: The sines.
-            state: The keys and values of the tokens before them in the segment.
-            ends: Whether the segment ends with these tokens.
-
-        Returns:
-            The output, and the state after the tokens.
+        `ends` says whether the segment ends with these tokens.
         """
         q_BNTH, k_BKTH, v_BKTH = self.project(x_BTD, cos_TH, sin_TH)
         keys, values = torch.cat((state.keys_BKPH, k_BKTH), 2), torch.cat((state.values_BKPH, v_BKTH), 2)

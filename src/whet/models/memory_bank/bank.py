@@ -144,7 +144,6 @@ class MemoryBank(nn.Module):
 
         Args:
             h_BmtD: The normalised input: whole spans, or (m = 1) a part of one.
-            state: The bank before the first token.
             offset: The tokens of the span before the first one.
             ends: Whether the span ends with the last token.
             track: Whether usage and age are kept up.

@@ -20,8 +20,6 @@ class Piece:
         end: The place after the last token.
         spans: The whole spans that the piece is; 0 for a part of one segment.
         in_span: The tokens of the span before the first one.
-        ends_segment: Whether a segment ends with the last token.
-        ends_span: Whether a span ends with the last token.
         cuts_gradients: Whether no gradient flows from here to earlier tokens.
     """
 
@@ -41,8 +39,6 @@ def pieces(
 
     Args:
         begin: The place of the first token in the sequence.
-        count: The number of tokens.
-        config: The model's config.
         blocks: Whether a piece is at most a block of segments that backward computes again.
         one_by_one: Whether a piece is at most one span.
     """

@@ -37,7 +37,6 @@ class LtmConfig(BaseModel):
         intermediate_size: The inner width of the MLP. 0 leaves the MLP out.
         attention_block_size: The tokens of a segment. A token attends to its own segment alone.
         memory_slots: The slots of each layer's bank in a new state. 0 leaves the bank out.
-        min_memory_slots: The fewest slots that a bank shrinks to.
         max_memory_slots: The most slots that a bank grows to. The weights hold a query for each.
         memory_compression_ratio: The width of a slot, and of the test-time memory, as a part of hidden_size.
         use_adaptive_compression: Whether a state's bank merges slots of nearly equal content after each write, and

@@ -112,7 +112,6 @@ class TestTimeMemory(nn.Module):
 
         Args:
             h_BTD: The normalised input.
-            state: The memory before the first token.
             offset: The tokens that were read before, of which the rest by the chunk's size are in the chunk.
 
         Returns:
@@ -161,11 +160,6 @@ def read_and_learn(
     """Update a memory by the tokens of one chunk, and read it after each of them.
 
     Args:
-        weights: The memory before the first token.
-        q_NTC: What is asked for.
-        k_NTC: The keys that are learned.
-        v_NTC: The values that are learned.
-        rates: The tokens' rates.
         norm_C: The weights of the layer norm of an MLP; None for a linear memory.
         clip: The norm that a token's gradient is cut to.
 

@@ -40,12 +40,8 @@ class NativeLtm(ServedMemory):
     """Run a decoder with long-term memory as a ServedModel.
 
     Args:
-        config: The config of the model.
         weights: The tensors by name, from whet.models.memory_bank.files.read_weights. They are copied.
-        library: The compiled kernels.
         kind: The format of all matrices, including the head. Memories, queries of slots and norms are float32.
-        kv: The format of keys and values.
-        max_model_len: The most tokens of a sequence.
 
     Raises:
         OptionError: max_model_len is out of range.
@@ -158,7 +154,6 @@ class NativeLtm(ServedMemory):
 
 
 def _fill_memories(layer: MemoryLayerStruct, packed: NativeWeights, config: LtmConfig, of: Tensors) -> None:
-    """Pack the weights of a layer's memories, and fill in its structure."""
     layout = RowLayout(config)
     into_OD, bias_O = torch.zeros(layout.in_width, config.hidden_size), torch.zeros(layout.in_width)
     reads = []

@@ -32,12 +32,7 @@ _PART_TOKENS = 192  # of a step that go through a layer together; as in kernels/
 
 
 class NativeStates:
-    """Hold the rows of all layers.
-
-    Args:
-        config: The config of the model.
-        kv: The format of keys and values.
-    """
+    """Hold the rows of all layers."""
 
     def __init__(self, config: LtmConfig, kv: Kv) -> None:
         self._config, self._kv = config, kv

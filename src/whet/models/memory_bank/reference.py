@@ -126,7 +126,6 @@ class Ltm(nn.Module):
         """Return the state before the first token of so many sequences.
 
         Args:
-            batch_size: The number of sequences.
             slots: The slots of each bank; None for the config's memory_slots.
 
         Raises:
@@ -153,7 +152,6 @@ class Ltm(nn.Module):
         """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
 
         Args:
-            input_ids_BT: The tokens.
             state: What has been read before. It is replaced by what has been read after the tokens. None: the tokens
                 begin sequences.
 
@@ -167,9 +165,7 @@ class Ltm(nn.Module):
     def step(self, tokens_BT: Tensor, state: LtmState) -> Tensor:
         """Read tokens, one or many of each sequence, and return the logits after the last one [B, V].
 
-        Args:
-            tokens_BT: The tokens that follow those that the state has read.
-            state: It is replaced by what has been read after the tokens.
+        The tokens follow those that the state has read. It is replaced by what has been read after them.
 
         Raises:
             InputsError: The state does not fit the model or the number of sequences.
@@ -212,7 +208,6 @@ class Ltm(nn.Module):
     def _piece(
         self, x_BTD: Tensor, layers: list[LayerState], piece: Piece, track: bool
     ) -> tuple[Tensor, list[LayerState]]:
-        """Run all layers on a piece."""
         angles, after = self._angles(piece, x_BTD), []
         recompute = self.granularity == "layer" and torch.is_grad_enabled()
         for layer, state in zip(self.layers, layers, strict=True):
@@ -327,11 +322,8 @@ def initialise(model: Ltm, generator: torch.Generator | None = None) -> None:
 def load_ltm(directory: Path | str, dtype: torch.dtype = torch.float32) -> Ltm:
     """Load the model in a directory (config.json and safetensors), in eval mode.
 
-    Its weights are copies: they do not depend on the files. What the memories start from stays in float32.
-
-    Args:
-        directory: The directory.
-        dtype: The type of the matrices.
+    Its weights are copies: they do not depend on the files. `dtype` is the type of the matrices: what the
+    memories start from stays in float32.
 
     Raises:
         TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.

@@ -36,9 +36,7 @@ def digest_of(config: LtmConfig, weights: Mapping[str, Tensor]) -> str:
 class ServedMemory(ABC):
     """Give a ServedModel states that can be read from its rows and written to them, between steps.
 
-    Attributes:
-        memory_config: The config of the model.
-        digest: What `digest_of` returns for it.
+    `digest` is what `digest_of` returns for the model.
     """
 
     memory_config: LtmConfig
@@ -49,7 +47,6 @@ class ServedMemory(ABC):
         """Return a copy of a row's state, as the readable model has it, to be looked at, saved, or to go on from.
 
         Args:
-            row: The row.
             num_tokens: The tokens that its sequence has read; None for those that are settled.
 
         Raises:

@@ -101,7 +101,6 @@ def grown(bank: BankState, slots: int, most: int) -> BankState:
     """Return a bank with empty slots added, up to so many for each sequence. They take the lowest free queries.
 
     Args:
-        bank: The bank.
         slots: The slots that each sequence has then, unless it has more.
         most: The queries that the weights hold.
     """
@@ -113,12 +112,7 @@ def compressed(bank: BankState, tolerance: float, least: int) -> BankState:
 
     A merged slot holds the mean of its slots, and counts as many in reading. Its content differs from that of each of
     them by at most the tolerance, relative to the norm of the most used one. Equal slots are merged without any change
-    of what is read.
-
-    Args:
-        bank: The bank.
-        tolerance: The relative distance.
-        least: The fewest slots that each sequence keeps.
+    of what is read. `least` is the fewest slots that each sequence keeps.
     """
     contents, order = bank.contents_BSC, _by_use(bank)
     merged = BankState(**{name: value.clone() for name, value in vars(bank).items()})

@@ -25,9 +25,7 @@ class PartInSpans(NamedTuple):
 def in_spans(batch: StepBatch, span: int) -> Iterator[PartInSpans]:
     """Yield the tokens of a step in parts, each sequence's up to the end of its span.
 
-    Args:
-        batch: The step. None of its tokens are drafts.
-        span: The tokens of a span.
+    None of the step's tokens are drafts. A span has `span` tokens.
     """
     at, ends = batch.query_start[:-1].copy(), batch.query_start[1:]
     while (left := ends - at).any():

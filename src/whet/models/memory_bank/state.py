@@ -27,7 +27,6 @@ class LayerState:
     """Hold the state of one layer.
 
     Attributes:
-        segment: The keys and values of the segment so far.
         bank: The bank of slots; None where the layer has none.
         test_time: The test-time memory; None where the layer has none.
     """
@@ -68,7 +67,6 @@ class LtmState:
 
     Attributes:
         layers: The layers' states. A model replaces them as it reads tokens.
-        num_tokens: The tokens that have been read.
         model: A digest of the model that began to read, in `step` or in an engine; empty where it is not known.
     """
 

@@ -52,7 +52,6 @@ def visited(
     """Return the visited timesteps with the weights of a prediction.
 
     Args:
-        schedule: The process.
         timesteps: The timesteps, falling strictly.
         prediction: One of PREDICTIONS.
         floor: What takes the place of ᾱ = 0. Samplers that divide by sqrt(ᾱ) need one above 0.
@@ -121,11 +120,7 @@ def as_floats(name: str, values: Sequence[float] | Tensor) -> list[float]:
 
 
 def check_falling(name: str, values: Sequence[float]) -> None:
-    """Refuse values that are none, not finite, or do not fall strictly.
-
-    Raises:
-        OptionError: The values are refused.
-    """
+    """Raise OptionError for values that are none, not finite, or do not fall strictly."""
     if not values:
         raise OptionError(f"{name} must hold one value or more; got none")
     if not all(map(math.isfinite, values)):
@@ -135,11 +130,7 @@ def check_falling(name: str, values: Sequence[float]) -> None:
 
 
 def check_clip(clip: float | None) -> None:
-    """Refuse a limit that is not above 0.
-
-    Raises:
-        OptionError: The limit is refused.
-    """
+    """Raise OptionError for a limit that is not above 0."""
     if clip is not None and not 0 < clip < math.inf:
         raise OptionError(f"clip must be above 0, or None for no limit; got {clip}")
 

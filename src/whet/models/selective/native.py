@@ -33,11 +33,8 @@ class NativeSelective:
     """Run a selective state-space model as a ServedModel.
 
     Args:
-        config: The config of the model.
         weights: The tensors by name, from whet.models.selective.files.read_weights. They are copied.
-        library: The compiled kernels.
         kind: The format of all matrices, including the head. Convolutions, rates and norms are float32.
-        max_model_len: The most tokens of a sequence.
 
     Raises:
         OptionError: max_model_len is out of range.
@@ -96,10 +93,6 @@ class NativeSelective:
     def read_state(self, row: int, num_tokens: int) -> SelectiveState:
         """Return a copy of a row's state, as the readable model has it, to be saved or to go on from.
 
-        Args:
-            row: The row.
-            num_tokens: The tokens that its sequence has read.
-
         Raises:
             InputsError: Its sequence has read another number of tokens, or some of them are not settled.
         """
@@ -128,9 +121,7 @@ def fill_mixer(layer: LayerStruct, packed: NativeWeights, config: SelectiveConfi
     """Pack the weights of a layer's mixer, and fill in its structure, but for the norm before it.
 
     Args:
-        layer: The structure.
         packed: It keeps what is packed.
-        config: The sizes.
         of: Returns the mixer's tensors by name, or None.
     """
 

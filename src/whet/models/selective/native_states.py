@@ -33,7 +33,6 @@ class NativeStates:
     """Hold the rows of all layers, and the place of each row in its sequence.
 
     Args:
-        config: The sizes of the layers.
         num_layers: How many layers have states. By default, all layers of the config.
         has_scan: Whether the layers have a scan; else they only convolve.
     """

@@ -74,7 +74,6 @@ class Selective(nn.Module):
         """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
 
         Args:
-            input_ids_BT: The tokens.
             state: What has been read before. It is replaced by what has been read after the tokens. None: the tokens
                 begin sequences.
             documents_BT: The number of each token's document, for rows that hold several. Each of them begins a
@@ -90,9 +89,7 @@ class Selective(nn.Module):
     def step(self, tokens_BT: Tensor, state: SelectiveState) -> Tensor:
         """Read tokens, one or many of each sequence, and return the logits after the last one [B, V].
 
-        Args:
-            tokens_BT: The tokens that follow those that the state has read.
-            state: It is replaced by what has been read after the tokens.
+        The tokens follow those that the state has read. It is replaced by what has been read after them.
 
         Raises:
             InputsError: The state does not fit the model or the number of sequences.

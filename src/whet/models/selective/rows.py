@@ -9,10 +9,6 @@ from whet.models.state_rows import ServedInRows
 class RowsOfStates(ServedInRows[SelectiveState]):
     """Run a readable model as a ServedModel. Rounding depends on how many tokens of a sequence a step has.
 
-    Args:
-        model: The model.
-        max_model_len: The most tokens of a sequence.
-
     Raises:
         OptionError: max_model_len is out of range.
     """

@@ -33,9 +33,7 @@ class LayerState:
 class SelectiveState:
     """Hold the state of B sequences, one LayerState for each layer.
 
-    Attributes:
-        layers: The layers' states. A model replaces them as it reads tokens.
-        num_tokens: The tokens that have been read.
+    A model replaces the layers' states as it reads tokens.
     """
 
     layers: list[LayerState]
@@ -89,10 +87,7 @@ def new_state(config: SelectiveConfig, batch_size: int, dtype: torch.dtype, devi
     """Return the state before the first token: zeros.
 
     Args:
-        config: The model's config.
-        batch_size: The number of sequences.
         dtype: The type of the convolution's inputs. The scan's states are float32 (float64 for float64).
-        device: Where the state lies.
     """
     conv, scan = _shapes(config, batch_size)
     wide = torch.promote_types(dtype, torch.float32)

@@ -30,7 +30,6 @@ class Allocation:
     """Describe one storage that is alive.
 
     Attributes:
-        num_bytes: Its size.
         shape: The shape of the tensor that was first seen with it.
         dtype: The dtype of that tensor, as "float32".
         device: The device type, as "cpu".
@@ -65,13 +64,9 @@ class TensorMemory:
     """Describe the tensor memory that was seen allocated and freed in a run.
 
     Attributes:
-        start_bytes: Bytes held before the run.
-        end_bytes: Bytes held at its end.
-        peak_bytes: The most bytes held.
         peak_lines: The lines that held the peak, largest first.
         points: Pairs of seconds since the start, and bytes held.
         step_bytes: Bytes held at the end of each step.
-        step_peak_bytes: The most bytes held during each step.
     """
 
     start_bytes: int
@@ -118,8 +113,7 @@ class _Totals:
 class AllocationTracker(TorchDispatchMode):
     """Watch storages while it is entered. Call `step()` at the end of each step.
 
-    Args:
-        changed: Called with the number of bytes held, each time that it grows.
+    `changed` is called with the number of bytes held, each time that it grows.
     """
 
     def __init__(self, *, changed: Callable[[int], None] | None = None) -> None:

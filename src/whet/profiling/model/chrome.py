@@ -21,12 +21,8 @@ def trace_bytes(
 ) -> tuple[bytes, int]:
     """Compress the trace of a stopped tracer. A trace that is too large keeps its longest events only.
 
-    PyTorch writes a trace once only, so a second call with the same tracer fails: keep the result.
-
-    Args:
-        tracer: The stopped tracer.
-        most_bytes: The limit for the compressed trace.
-        most_plain_bytes: The limit for the uncompressed trace.
+    PyTorch writes a trace once only, so a second call with the same tracer fails: keep the result. `most_plain_bytes`
+    is the limit for the uncompressed trace.
 
     Returns:
         The gzip file's content, and the number of events that were left out.
@@ -50,7 +46,6 @@ def shortened(trace: dict[str, Any], keep: float, most_bytes: int) -> tuple[byte
     Args:
         trace: The trace in Chrome's JSON format.
         keep: The share of the events to try first, 0 to 1. It shrinks until the result is small enough.
-        most_bytes: The limit for the compressed trace.
 
     Returns:
         The gzip file's content, and the number of events that were left out.

@@ -25,7 +25,6 @@ class Diagnosis:
         bound: What most of the time is spent on.
         shares: The share of the time for each bound of ROOFLINE, 0 to 1.
         share_of_limit: Attainable time divided by measured time, at most 1.
-        sentence: The result in words.
     """
 
     bound: Bound
@@ -82,12 +81,8 @@ def least_time_s(
 ) -> float:
     """Return the seconds that the layers would take if each ran at the machine's limit.
 
-    Args:
-        profile: The profile of the model.
-        limits: The machine's limits.
-        dtype: The dtype to compute in. None means the dtype of the model's weights.
-        weight_scale: As in `attainable_s`.
-        activation_scale: As in `attainable_s`.
+    `dtype` is the dtype to compute in. None means the dtype of the model's weights. The scales are as in
+    `attainable_s`.
     """
     scales = {"weight_scale": weight_scale, "activation_scale": activation_scale}
     return sum(attainable_s(layer, limits, dtype=dtype or profile.dtype, **scales) for layer in profile.layers)
@@ -104,8 +99,6 @@ def attainable_s(
     """Return the least seconds that a layer could take here: the larger of operations / peak and bytes / bandwidth.
 
     Args:
-        layer: The layer.
-        limits: The machine's limits.
         dtype: The dtype to compute in.
         weight_scale: The size of the weights in that dtype, relative to now: 0.25 for int8 instead of float32.
         activation_scale: The relative size of the activations.
@@ -126,15 +119,11 @@ def speedup_bound(
     """Return the best speedup that is possible if some layers run at the machine's limit.
 
     Layers of other kinds keep their time. Time outside all layers is noise, because the model itself is one of the
-    layers, and is left out.
+    layers, and is left out. The scales are as in `attainable_s`.
 
     Args:
-        profile: The profile of the model.
-        limits: The machine's limits.
         dtype: The dtype that these layers would compute in.
         kinds: The kinds of layers that run at the limit; None means all.
-        weight_scale: As in `attainable_s`.
-        activation_scale: As in `attainable_s`.
         removes_overhead: Whether the cost of dispatching operators vanishes as well. Layers without matrix products may
             then be fused into their neighbours, so that their activations never reach memory.
 

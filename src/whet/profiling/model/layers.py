@@ -34,8 +34,6 @@ class LayerCost:
     Attributes:
         name: The qualified name of the module; "" for the model itself.
         kind: The class in torch.nn that the module is or derives from, as "Linear"; otherwise the module's own class.
-        calls: How often the module ran.
-        time_s: The measured time.
         flops: Operations as PyTorch's FlopCounterMode counts them: 2mnk for a matrix product.
         weight_bytes: Bytes of the parameters and buffers that were read; each counts once.
         activation_bytes: Bytes of the inputs read and of the outputs written.
@@ -76,11 +74,8 @@ def profile_layers(examined: ExaminedWorkload, *, repeats: int = 5) -> Profile:
     """Profile the model on the workload's first batch, in evaluation mode, without gradients.
 
     The work is counted in one more call. If PyTorch runs several modules as one fused operator, their work is
-    attributed to the module that ran this operator.
-
-    Args:
-        examined: The workload.
-        repeats: The least number of timed calls. Quick models are called more often.
+    attributed to the module that ran this operator. `repeats` is the least number of timed calls. Quick models are
+    called more often.
 
     Returns:
         The profile. Its times are the mean of the middle half of the calls, minus what watching them costs.
@@ -92,10 +87,7 @@ def profile_sizes(examined: ExaminedWorkload, *, repeats: int = 5) -> list[tuple
     """Profile the first batch, and count the work of batches of other sizes without timing them.
 
     If the workload has many sizes, at most nine are profiled. Each other batch counts as one of the nearest size.
-
-    Args:
-        examined: The workload.
-        repeats: The least number of timed calls of the first batch.
+    `repeats` is the least number of timed calls of the first batch.
 
     Returns:
         One pair for each size that was profiled, the first batch's first: its profile, and how many batches it stands

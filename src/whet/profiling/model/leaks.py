@@ -23,11 +23,8 @@ class Leak:
     """Describe memory that one line allocates and the loop keeps.
 
     Attributes:
-        line: The line that allocates it.
         what: A tensor's dtype and shape, or another description of what grows.
         bytes_per_step: The mean over the steps that were examined.
-        num_kept: How many allocations survive.
-        kept_bytes: Their size.
         steps: How many of the examined steps left something behind.
         num_steps: How many steps were examined.
         held_by: What holds a survivor, in words; "" if unknown.
@@ -72,7 +69,6 @@ def surviving_allocations(alive: Sequence[Allocation], num_steps: int) -> list[S
 
     Args:
         alive: The allocations that are alive at the end of the run.
-        num_steps: The number of steps of the run.
 
     Returns:
         The lines with their allocations, most bytes first. The list is empty if the run has fewer than five steps,
@@ -114,14 +110,7 @@ def is_significant(surviving: SurvivingAllocations, num_steps: int, *, keeps_gra
 
 
 def leak_of(surviving: SurvivingAllocations, num_steps: int, *, held_by: str = "", keeps_graph: bool = False) -> Leak:
-    """Describe surviving allocations as a leak, by their most frequent dtype and shape.
-
-    Args:
-        surviving: What one line left alive.
-        num_steps: The number of steps of the run.
-        held_by: What holds a survivor, in words.
-        keeps_graph: Whether a survivor keeps its autograd graph alive.
-    """
+    """Describe surviving allocations as a leak, by their most frequent dtype and shape."""
     shapes: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
     for a in surviving.allocations:
         shapes[a.dtype, a.shape] += 1

@@ -24,7 +24,6 @@ class OperatorCost:
     Attributes:
         name: The operator's name without "aten::".
         shapes: The shapes of its inputs, as "[8, 64, 16] [64]".
-        calls: How often it ran.
         self_s: CPU time, operators inside left out.
         total_s: CPU time, operators inside included.
         device_self_s: GPU time of its kernels, operators inside left out; None without a GPU.
@@ -74,12 +73,9 @@ class Operators:
 def start_tracer(*, cuda: bool, warm_up: Callable[[], object] | None = None) -> torch.profiler.profile:
     """Start a tracer that records shapes and memory. Stop it with `stop_tracer` before it is read.
 
-    Stacks are not recorded, because they make operators many times slower.
-
-    Args:
-        cuda: Whether to trace the GPU as well.
-        warm_up: Called while the tracer is ready but does not record yet. Starting the tracer takes so long that
-            threads fall asleep, and the first operator would be charged with the time to wake them.
+    Stacks are not recorded, because they make operators many times slower. `warm_up` is called while the tracer is
+    ready but does not record yet. Starting the tracer takes so long that threads fall asleep, and the first operator
+    would be charged with the time to wake them.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     tracer = torch.profiler.profile(
@@ -106,13 +102,7 @@ def stop_tracer(tracer: torch.profiler.profile) -> None:
 
 
 def operators_of(tracer: torch.profiler.profile, *, traced_s: float, cuda: bool) -> Operators:
-    """Return every operator that a stopped tracer has seen, slowest first.
-
-    Args:
-        tracer: The stopped tracer.
-        traced_s: How long it ran.
-        cuda: Whether it traced the GPU.
-    """
+    """Return every operator that a stopped tracer has seen, slowest first."""
     with _quiet():
         averages = _once_each(tracer.events()).key_averages(group_by_input_shapes=True)
     costs = [

@@ -28,7 +28,6 @@ class LiveTensor:
     Attributes:
         allocation: The largest storage of this kind.
         name: Its name, as "Encoder.head.weight"; "" if it has none.
-        count: How many storages of this kind are alive.
     """
 
     allocation: Allocation
@@ -70,10 +69,7 @@ def live_objects() -> LiveObjects:
 def largest(alive: Sequence[Allocation], names: dict[int, str], count: int = 10) -> tuple[LiveTensor, ...]:
     """Return the largest storages alive, at most `count` kinds of them, with their names.
 
-    Args:
-        alive: The storages.
-        names: The names by storage key, as `names_of` returns them.
-        count: How many kinds to return.
+    `names` holds the names by storage key, as `names_of` returns them.
     """
     kinds: dict[Any, list[Allocation]] = {}
     for allocation in sorted(alive, key=lambda a: -a.num_bytes):
@@ -85,12 +81,9 @@ def largest(alive: Sequence[Allocation], names: dict[int, str], count: int = 10)
 
 
 def names_of(objects: LiveObjects) -> dict[int, str]:
-    """Name the storages of parameters, buffers, gradients and optimiser state.
+    """Name the storages of parameters, buffers, gradients and optimiser state, by storage key.
 
     Parameters, buffers and gradients are named by the outermost module that holds them.
-
-    Returns:
-        The names by storage key.
     """
     names: dict[int, str] = {}
     whose: dict[int, str] = {}
@@ -118,11 +111,8 @@ def names_of(objects: LiveObjects) -> dict[int, str]:
 def referrer_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
     """Describe the container that keeps a tensor alive and the variable that names it.
 
-    Objects that the program has frozen are unfrozen, as in `live_objects`.
-
-    Args:
-        tensor: The tensor.
-        ignore: Containers that belong to the caller.
+    Objects that the program has frozen are unfrozen, as in `live_objects`. `ignore` holds containers that belong to the
+    caller.
 
     Returns:
         A text as "the list 'losses' (in train)"; "" if no Python object holds the tensor, but autograd or a C++ object.

@@ -31,12 +31,10 @@ class LayerLine:
     Attributes:
         name: The qualified name of the module; "" for the model itself.
         kind: The layer's class, as "Linear".
-        calls: How often the layer ran.
         time_s: The measured time of all its calls.
         flops: Operations; a multiply-add counts as two.
         num_bytes: Bytes read and written.
         intensity: Operations per byte; None if the layer reads and writes nothing.
-        bound: What holds the layer back.
         share_of_limit: The least time that this machine allows, divided by the measured time. None if no time was
             measured, or if the layer does no work itself.
     """
@@ -57,10 +55,7 @@ class Latency:
     """Describe how long one call of the warm model takes.
 
     Attributes:
-        median_ms: The median over the calls.
-        p90_ms: The 90th percentile.
         p99_ms: The 99th percentile; None if there were too few calls.
-        num_calls: The number of calls that were timed.
         throughput: Samples per second.
         cores: How many cores were busy on average.
     """
@@ -84,23 +79,15 @@ class Report(Shown):
         format: The version of this format.
         partial: Why the profile stopped before its end; "" if it finished.
         busy: What disturbed the times on a busy machine; "" on a quiet one.
-        verdict: What bounds the program.
-        wall_s: Wall time of the whole block.
         cpu_s: CPU time of the whole block, over all threads.
         num_steps: How many times `step()` was called; for a model, how many calls were watched for memory.
         latency: The latency of the model; None for a block.
-        layers: One row for each layer.
         call_s: The time of one whole call without instruments, measured in turn with the layers' times.
         sections: One row for each section, parents before children.
-        timers: One row for each timer.
         instrumented: Whether the times of the sections include the cost of tracing.
-        operators: The slowest operators.
         memory: The memory of the process, or of the GPU, over time.
-        tensors: The memory of all tensors.
         largest: The largest tensors alive at the end.
         leaks: What grows from step to step; None if it was not measured, or if there were too few steps.
-        fragmentation: How fragmented the CUDA allocator's memory is.
-        notes: Remarks for the reader.
         commands: Commands of other tools that show more.
     """
 

@@ -73,10 +73,8 @@ class SectionCost:
 
     Attributes:
         path: The names of the sections from the outermost to this one.
-        calls: How often it ran.
         total_s: Wall time, sections inside included.
         self_s: Wall time, sections inside left out.
-        longest_s: The longest call.
         cpu_s: CPU time of the thread that ran it. The rest of the wall time it waited: for data, locks, a GPU or a
             core.
         self_cpu_s: The same, sections inside left out.

@@ -6,15 +6,13 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from whet.errors import OptionError, OutputError, named_reason
 from whet.files import write_whole
@@ -22,9 +20,10 @@ from whet.measure.device import check_usable
 from whet.measure.machine import Limits, describe
 from whet.profiling.model import chrome
 from whet.profiling.model.allocations import AllocationTracker, TensorMemory
-from whet.profiling.model.leaks import LEAST_STEPS, Leak, is_significant, leak_of, surviving_allocations
+from whet.profiling.model.leaks import LEAST_STEPS, Leak
+from whet.profiling.model.live_memory import inspect_memory
 from whet.profiling.model.operators import Operators, operators_of, start_tracer, stop_tracer
-from whet.profiling.model.referrers import LiveTensor, largest, live_objects, names_of, referrer_of
+from whet.profiling.model.referrers import LiveTensor
 from whet.profiling.model.report import Report, as_json
 from whet.profiling.model.sections import SectionEntry, Sections, Timer
 from whet.profiling.model.show import show_report
@@ -250,9 +249,6 @@ class Session:
         With operators, trace.json.gz for ui.perfetto.dev is written too; with memory on CUDA, memory.pickle for
         pytorch.org/memory_viz.
 
-        Returns:
-            The paths of the files.
-
         Raises:
             OutputError: A file cannot be written.
         """
@@ -321,47 +317,6 @@ class Session:
         if self._trace is not None and self._trace[1]:
             notes.append(f"{self._trace[1]:,} of the trace's shortest events were left out to keep it small")
         return tuple(notes)
-
-
-def inspect_memory(
-    tracker: AllocationTracker, named: Mapping[int, str] = MappingProxyType({})
-) -> tuple[tuple[LiveTensor, ...], tuple[Leak, ...] | None]:
-    """Find the largest storages that are alive, and what leaks.
-
-    Leaks that keep an autograd graph come first, because they hold all tensors of the graph.
-
-    Args:
-        tracker: The tracker that watched the run.
-        named: Names that the caller knows, by storage key.
-
-    Returns:
-        The largest storages, and the leaks; None instead of the leaks if there were too few steps to tell.
-    """
-    alive = tracker.alive()
-    objects = live_objects()
-    live = largest(alive, {**names_of(objects), **named})
-    if tracker.num_steps < LEAST_STEPS:
-        return live, None
-    leaks = []
-    for surviving in surviving_allocations(alive, tracker.num_steps):
-        tensors = [t for a in surviving.allocations for t in objects.tensors.get(a.key, [])]
-        held_by = _referrer(tensors, ignore=[tensors, *objects.tensors.values()])
-        keeps_graph = bool(held_by) and any(tensor.grad_fn is not None for tensor in tensors)
-        if not is_significant(surviving, tracker.num_steps, keeps_graph=keeps_graph):
-            continue
-        leaks.append(leak_of(surviving, tracker.num_steps, held_by=held_by, keeps_graph=keeps_graph))
-    return live, tuple(sorted(leaks, key=lambda leak: (not leak.keeps_graph, not leak.held_by, -leak.kept_bytes)))
-
-
-def _referrer(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
-    """Describe what holds these tensors.
-
-    One line may allocate tensors that a list keeps and others that autograd saves, so one tensor of each shape is
-    checked.
-    """
-    asked = {tuple(tensor.shape): tensor for tensor in reversed(tensors)}
-    mine = [*ignore, asked]
-    return next((held_by for tensor in asked.values() if (held_by := referrer_of(tensor, ignore=mine))), "")
 
 
 def nsight_commands(program: str, *, marked: bool = False) -> tuple[str, ...]:

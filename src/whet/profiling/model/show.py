@@ -26,10 +26,7 @@ _MOST_BARS = 60
 def show_report(console: Console, report: Report, *, rows: int = 12) -> None:
     """Print what a profile found. Parts that were not measured are left out.
 
-    Args:
-        console: The console to print on.
-        report: The report.
-        rows: The number of rows to print of the tables of layers and operators.
+    `rows` is the number of rows to print of the tables of layers and operators.
     """
     console.print()
     _show_verdict(console, report)

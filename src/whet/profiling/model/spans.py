@@ -38,7 +38,6 @@ def watched(run: Callable[..., Any], modules: Sequence[nn.Module], watcher: Watc
     Args:
         run: The function that calls the model.
         modules: The modules to watch. The first is the model itself.
-        watcher: The object to tell.
 
     Yields:
         The function to call instead of `run`.
@@ -132,10 +131,7 @@ class Spans:
 
 @functools.cache
 def watching_cost_s(device: str) -> tuple[float, float]:
-    """Measure what watching a call costs, on a module that does no work.
-
-    Args:
-        device: "cpu" or "cuda".
+    """Measure what watching a call costs, on a module that does no work. `device` is "cpu" or "cuda".
 
     Returns:
         The seconds that each watched call adds to the module's own time, and those that it adds to its caller's time.

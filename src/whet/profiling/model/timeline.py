@@ -23,7 +23,6 @@ class MemoryPoint:
 
     Attributes:
         at_s: Seconds since the profile began.
-        rss_bytes: Resident memory of the process.
         cuda_allocated_bytes: Memory that CUDA's allocator has given out; None without CUDA.
         cuda_reserved_bytes: Memory that CUDA's allocator has reserved; None without CUDA.
     """
@@ -40,12 +39,8 @@ class MemoryUse:
 
     Attributes:
         device: Whose memory the start, end and peak are: "cpu" (resident) or "cuda" (allocated).
-        start_bytes: Held at the start.
-        end_bytes: Held at the end.
-        peak_bytes: The most held.
         is_peak_exact: Whether the peak was kept by the system (VmHWM on Linux) or by CUDA's allocator. Otherwise it is
             the highest point that was sampled.
-        points: Samples over time.
     """
 
     device: str
@@ -143,7 +138,6 @@ class Fragmentation:
         free_bytes: Reserved memory that is free.
         largest_free_bytes: The largest free block. A larger allocation needs new memory from the device, even if
             `free_bytes` would suffice.
-        num_segments: The number of reserved segments.
     """
 
     reserved_bytes: int

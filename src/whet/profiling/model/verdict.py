@@ -25,9 +25,7 @@ _MOST_NAMED = 5
 class Hint:
     """Name a technique that applies here, and the most it could bring.
 
-    Attributes:
-        technique: The technique's name.
-        speedup_bound: The best speedup that is possible: 1.5 means at most 50% faster.
+    `speedup_bound` is the best speedup that is possible: 1.5 means at most 50% faster.
     """
 
     technique: str
@@ -39,7 +37,6 @@ class ProfileVerdict:
     """Describe what holds a program back.
 
     Attributes:
-        bound: What holds it back.
         sentences: The evidence, then the advice.
         share_of_limit: Attainable time divided by measured time; None if it is not known.
         hints: The techniques that the sentences name.
@@ -62,8 +59,6 @@ def model_verdict(
     """Return the verdict on a model whose layers have been profiled.
 
     Args:
-        profile: The profile of the layers.
-        limits: The machine's limits.
         hints: The techniques that apply to the model on this machine.
         target: The name for `whet tune`; "" suggests no command.
         is_disturbed: Whether other processes disturbed the pass over the layers. Its times say nothing about gains.
@@ -103,14 +98,10 @@ class BlockFacts:
     """Hold what was measured of a block of code.
 
     Attributes:
-        wall_s: Wall time.
         cpu_s: CPU time of all threads. Threads that spin while they wait count as well.
         thread_s: CPU time of the thread that ran the block.
         cores: The number of cores that the process may use.
-        on_gpu: Whether the block used a GPU.
-        sections: The block's sections.
         operators: The block's operators; None if they were not traced.
-        leaks: What grew from step to step.
         dtype: The dtype of its matrix products.
         memory_watched: Whether Python code around each operator watched memory. If so, the time outside of operators
             means nothing.

@@ -27,12 +27,10 @@ _GATHERS = frozenset(
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Return the operations of one call of fused attention."""
     return int(sdpa_flop_count(query, key, value))
 
 
 def _attention_backward_flops(gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Return the operations of the backward pass of one call of fused attention."""
     return int(sdpa_backward_flop_count(gradient, query, key, value))
 
 
@@ -80,7 +78,6 @@ class _Frame:
     """Hold one call of a module while it runs.
 
     Attributes:
-        index: The module's index.
         read: Bytes read of tensors made elsewhere, by storage.
         written: Bytes written in place to tensors made elsewhere, by storage.
         made: Bytes of the tensors made in this call, by storage.
@@ -141,7 +138,6 @@ class WorkCounter(TorchDispatchMode):
         return output
 
     def _count_bytes(self, frame: _Frame, work: Work, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Count the bytes that one operator reads and writes."""
         output_bytes = sum(map(_num_bytes, outputs))
         known = set()
         for tensor in inputs:

@@ -24,11 +24,12 @@ from whet.profiling.model import chrome
 from whet.profiling.model.allocations import AllocationTracker, storage_key
 from whet.profiling.model.diagnosis import attainable_s, layer_bound
 from whet.profiling.model.layers import Profile, profile_layers
+from whet.profiling.model.live_memory import inspect_memory
 from whet.profiling.model.operators import operators_of, start_tracer, stop_tracer
 from whet.profiling.model.referrers import LiveObjects, names_of
 from whet.profiling.model.report import Latency, LayerLine, Report
 from whet.profiling.model.sections import SectionCost, Sections
-from whet.profiling.model.session import inspect_memory, nsight_commands
+from whet.profiling.model.session import nsight_commands
 from whet.profiling.model.spans import watched
 from whet.profiling.model.timeline import Timeline, cuda_fragmentation
 from whet.profiling.model.verdict import Hint, growth_sentence, model_verdict
@@ -68,9 +69,7 @@ class _Run:
 class WorkloadProfile:
     """Hold the result of a profile.
 
-    Attributes:
-        report: What was found.
-        trace: The content of trace.json.gz; None if the model raised before it was traced.
+    `trace` is the content of trace.json.gz; None if the model raised before it was traced.
     """
 
     report: Report
@@ -89,7 +88,6 @@ def profile_workload(
     """Measure time, layers, sections, operators and memory of a model, in evaluation mode, without gradients.
 
     Args:
-        workload: The model and its inputs.
         limits: Returns the machine's limits. It is called after the bare model has been timed.
         advise: Returns the techniques that apply, with their bounds.
         depth: The depth of the tree of modules.

@@ -28,8 +28,7 @@ def cuda_event() -> Any:
 class DeviceMarks:
     """Hold the events of each step.
 
-    Args:
-        new_event: Makes an event with `record`, `query`, `synchronize` and `elapsed_time`, as torch.cuda's.
+    `new_event` makes an event with `record`, `query`, `synchronize` and `elapsed_time`, as torch.cuda's.
     """
 
     def __init__(self, new_event: Callable[[], Any] = cuda_event) -> None:

@@ -40,7 +40,6 @@ class _TimedCall:
 
     Args:
         before: The method that another watch has put there, or None.
-        clock: The clock of the loop.
         numbers: The ids of the instances to time.
     """
 

@@ -44,10 +44,7 @@ class Growth:
         slope_bytes: Growth per step.
         ci95_bytes: The 95% interval of the slope.
         rise_bytes: Growth from the first block to the last.
-        last_bytes: Bytes held at the last step.
         first_step: The first step that was examined, after the warm-up.
-        last_step: The last step that was examined.
-        is_growing: Whether this counts as growth.
     """
 
     source: str
@@ -98,14 +95,9 @@ class MemorySeries:
 
 
 def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
-    """Compute the trend of memory over steps.
+    """Compute the trend of memory over steps; None if there are too few points.
 
-    Args:
-        source: "heap", "cuda" or "resident".
-        points: Pairs of step and bytes held, in order.
-
-    Returns:
-        The trend, or None if there are too few points.
+    `points` holds pairs of step and bytes held, in order.
     """
     if len(points) < _LEAST_POINTS:
         return None
@@ -149,8 +141,7 @@ def memory_series(device: str) -> list[MemorySeries]:
 def heap_reader() -> Callable[[], int] | None:
     """Return a function that reads how many bytes malloc has handed out.
 
-    Returns:
-        The function, or None if mallinfo2 is missing or another allocator replaces malloc.
+    Return None if mallinfo2 is missing or another allocator replaces malloc.
     """
     try:
         mallinfo2 = ctypes.PyDLL(None).mallinfo2  # PyDLL keeps the GIL, because getting it back may take long

@@ -35,7 +35,6 @@ class StepRecord(NamedTuple):
         ns: Nanoseconds by Phase. They add up to the step.
         calls: Calls by Phase.
         loss_ns: Nanoseconds of the rest between forward and backward.
-        num_batches: How many batches the loader gave.
         device_ns: Nanoseconds by Phase on the GPU's own clock. Only the records in `StepLog.device_sums` have them.
     """
 
@@ -190,12 +189,9 @@ class StepLog:
             self._close()
 
     def finish(self, ended_by: str = "") -> None:
-        """Note that the loop is over or pauses.
+        """Note that the loop is over or pauses. `ended_by` is what cut the loop short, in words, or "".
 
         The last step counts if the optimiser has stepped, unless the loop was cut short.
-
-        Args:
-            ended_by: What cut the loop short, in words, or "".
         """
         self.ended_by = self.ended_by or ended_by
         if self._is_open and self._has_stepped and not ended_by:

@@ -116,10 +116,7 @@ def timed(call: Call, clock: PhaseClock, counted_as: Phase) -> Call:
 def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | None) -> None:
     """Patch what both ways of watching need: calls that wait or copy, collectives, backward passes, scalers.
 
-    Args:
-        patches: Remembers what is patched.
-        log: The log of the steps.
-        optimizers: The ids of the optimisers whose steps count; None means all.
+    `optimizers` holds the ids of the optimisers whose steps count; None means all.
     """
     clock = log.clock
     for name in _WAITING:
@@ -186,10 +183,7 @@ def patch_all_loops(patches: Patches, log: StepLog) -> None:
 def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[[], None]) -> None:
     """Watch every optimiser's steps with PyTorch's own hooks, because each class has a step method of its own.
 
-    Args:
-        patches: Remembers the hooks.
-        log: The log of the steps.
-        on_first_step: Called when the first step of any optimiser has ended.
+    `on_first_step` is called when the first step of any optimiser has ended.
     """
     clock = log.clock
     # The steps that run, as pairs of the optimiser's id and whether its phase was entered. A step may call super's.

@@ -80,7 +80,6 @@ class PhaseClock:
     no functions of their own, and the same few lines are repeated in `enter`, `leave` and `take`.
 
     Attributes:
-        is_on: Whether the clock counts.
         thread: The id of the thread that counts; None until it is known.
         top: The phase that runs.
         marks: A second clock, or None.
@@ -117,11 +116,7 @@ class PhaseClock:
         return self.is_on and get_ident() == self.thread
 
     def enter(self, phase: int) -> bool:
-        """Start `phase` if it counts now.
-
-        Returns:
-            Whether the phase has started. If so, `leave` must follow.
-        """
+        """Start `phase` if it counts now. Return whether it has started. If so, `leave` must follow."""
         top = self.top
         if not self.is_on or not _MAY_NEST[top][phase] or get_ident() != self.thread:
             return False
@@ -144,8 +139,7 @@ class PhaseClock:
     def leave(self) -> int:
         """End the innermost phase.
 
-        Returns:
-            How many nanoseconds it ran since it was entered or since a phase inside it ended.
+        Return how many nanoseconds it ran since it was entered or since a phase inside it ended.
         """
         top = self.top
         now = self._now()

@@ -56,7 +56,6 @@ class Site:
     """Describe a line of the user's code that synchronises or copies to the GPU.
 
     Attributes:
-        phase: The phase's name.
         line: The line as "file:number (function)"; "" if it is unknown.
         call: What the line calls, as "Tensor.item".
         ms: Milliseconds per step.
@@ -78,25 +77,15 @@ class StepReport(Shown):
         verdict: MEMORY_GROWING if memory grows; otherwise the same as `bound`, or TOO_FEW_STEPS.
         bound: What bounds the time; None with too few steps.
         evidence: Sentences; the first explains the verdict.
-        advice: What to do first.
         num_steps: How many steps were seen.
         num_counted: How many steps the figures are from.
-        phases: The time of each phase.
-        step_ms: The mean time of a step.
-        p50_ms: The median time of a step.
-        p90_ms: The 90th percentile.
         p99_ms: The 99th percentile; None with too few steps.
-        first_step_ms: The time of the first step.
-        batches_per_step: The mean number of batches in a step.
         loss_ms: The part of the rest that lies between forward and backward.
-        device: The device type of the model.
         is_partial: Whether the run was cut short.
         ended_by: What cut the run short, or "".
         busy: What disturbed the steps on a busy machine, or "".
         num_unfinished: How many backward passes no optimiser's step followed.
         sites: The lines that synchronise or copy to the GPU for the longest time.
-        memory: The trend of each kind of memory.
-        remarks: Remarks for the reader.
     """
 
     verdict: Bound

@@ -44,8 +44,6 @@ def run_training(
     partial.
 
     Args:
-        function: The user's function.
-        num_steps: The number of steps to count.
         limit_s: Seconds after which the loop is stopped at the end of a step.
         describe: Describes the exception that ended the loop.
         note: Called with the report so far every few seconds, from another thread.

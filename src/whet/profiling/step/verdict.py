@@ -29,7 +29,6 @@ class Part:
     """Describe one of the four parts of a step.
 
     Attributes:
-        bound: The bound that this part stands for.
         share: The part's share of all steps together, 0 to 1.
         ci95: The 95% interval of the share.
         ms: Mean milliseconds per step.
@@ -50,7 +49,6 @@ class Facts:
     Attributes:
         loader: The loader's settings in words.
         site: Returns the line with the longest time in a phase, in words.
-        growth: The trends of memory.
         on_gpu: Whether the steps were timed on a GPU.
     """
 
@@ -86,11 +84,7 @@ def split_steps(records: Sequence[StepRecord]) -> tuple[Part, ...]:
 
 
 def judge(parts: Sequence[Part], facts: Facts) -> tuple[Bound, Bound, list[str]]:
-    """Find the verdict and its evidence.
-
-    Returns:
-        The verdict, what bounds the time, and the evidence, the most important first.
-    """
+    """Return the verdict, what bounds the time, and the evidence, the most important first."""
     by_bound = {part.bound: part for part in parts}
     others = [part for part in parts if part.bound is not Bound.COMPUTE]
     sure = [part for part in others if part.share >= BOUND_SHARE and part.ci95[0] >= _BOUND_LEAST]

@@ -35,13 +35,7 @@ class TimeCategory(StrEnum):
 
 @dataclass(frozen=True)
 class Share:
-    """Describe one entry of the account.
-
-    Attributes:
-        entry: The category.
-        time_ns: Its time.
-        share: Its share of the window, 0 to 1.
-    """
+    """Describe one entry of the account. `share` is its share of the window, 0 to 1."""
 
     entry: TimeCategory
     time_ns: int
@@ -49,15 +43,10 @@ class Share:
 
 
 def account(trace: Trace, window: Intervals, used: DeviceIntervals | None) -> tuple[Share, ...]:
-    """Divide the window into categories.
+    """Divide the window into the categories that occur, largest first.
 
     Args:
-        trace: The trace.
-        window: The window.
         used: The device to account for, usually the busiest; None accounts for the CPU.
-
-    Returns:
-        The categories that occur, largest first.
     """
     entries = _of_device(trace, window, used) if used is not None else _of_cpu(trace, window)
     whole_ns = window.length_ns

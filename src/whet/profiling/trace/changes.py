@@ -30,13 +30,8 @@ class Changed:
     """Compare one kernel or operator in both traces. If steps are compared, times and calls are per step.
 
     Attributes:
-        name: The kernel's or operator's name.
         what: "operator", or the use of a kernel: "compute", "communication" or "copy".
-        change: How it changed.
         before_ns: Its time in the first trace: the sum for a kernel, the CPU self time for an operator.
-        after_ns: Its time in the second trace.
-        before_calls: Its calls in the first trace.
-        after_calls: Its calls in the second trace.
     """
 
     name: str
@@ -58,7 +53,6 @@ class Figure:
     """Compare one figure of both traces.
 
     Attributes:
-        name: What the figure is.
         unit: "ns", "share" or "count".
         before: The figure in the first trace; None if the trace does not have it.
         after: The figure in the second trace; None if the trace does not have it.
@@ -75,11 +69,7 @@ class TraceChanges(Shown):
     """Compare two traces.
 
     Attributes:
-        before: The report of the first trace.
-        after: The report of the second trace.
         per_step: Whether figures are divided by the number of whole steps. If not, one of the traces has no such steps.
-        sentence: The result in words.
-        figures: The figures side by side.
         kernels: The kernels, those whose time changed most first.
         operators: The operators, those whose time changed most first.
     """
@@ -163,7 +153,6 @@ def _duration_ns(report: TraceReport, scale: float, per_step: bool) -> float:
 
 
 def _figures(before: TraceReport, after: TraceReport, scales: tuple[float, float], per_step: bool) -> list[Figure]:
-    """Return the figures of the whole traces side by side."""
     sides = tuple(zip((before, after), scales, strict=True))
     gpus = [report.devices[0] if report.devices else None for report in (before, after)]
     found = [

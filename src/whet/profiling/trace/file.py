@@ -37,7 +37,6 @@ class TraceFile:
     """Read the events of one file. Iterate over it once.
 
     Attributes:
-        path: The file.
         header: The top-level values other than the events, as deviceProperties and distributedInfo, once all is read.
         num_seen: How many events have been read, of any kind.
     """

@@ -28,13 +28,7 @@ class Use(StrEnum):
 class DeviceTime:
     """Describe all runs of one kernel, or of one kind of copy.
 
-    Attributes:
-        name: The kernel's or copy's name.
-        use: What it is for.
-        calls: How often it ran.
-        total_ns: The sum of its times.
-        longest_ns: Its longest run.
-        num_bytes: The bytes that a copy moved; None if the trace does not say.
+    `num_bytes` counts the bytes that a copy moved; None if the trace does not say.
     """
 
     name: str
@@ -57,11 +51,7 @@ class DeviceUse:
     Attributes:
         device: The device's number.
         name: The device's name; "" if unknown.
-        num_streams: How many streams it used.
-        window_ns: The length of the window.
         busy_ns: How long anything ran.
-        compute_ns: How long compute kernels ran.
-        communication_ns: How long communication kernels ran.
         copy_ns: How long copies and fills ran.
         communication_hidden_ns: How long communication and compute kernels ran at the same time.
         copy_hidden_ns: How long copies and compute kernels ran at the same time.

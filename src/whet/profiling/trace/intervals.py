@@ -18,11 +18,7 @@ Mask = npt.NDArray[np.bool_]
 class Intervals:
     """Hold disjoint half-open intervals [start, end) in order. None is empty, and none touches the next.
 
-    Build it with `union`. The operators |, & and - return Intervals.
-
-    Attributes:
-        starts_ns: The starts, int64, [N].
-        ends_ns: The ends, int64, [N].
+    Build it with `union`. The operators |, & and - return Intervals. Starts and ends are int64, [N].
     """
 
     starts_ns: Times

@@ -32,17 +32,10 @@ class Launches:
     Attributes:
         num_calls: How many calls launched kernels.
         call_total_ns: The CPU time of these calls.
-        call_median_ns: The median CPU time of a call.
-        call_longest_ns: The longest CPU time of a call.
-        num_kernels: How many kernels ran.
         num_matched: How many kernels have a call that is known by its correlation.
         num_short: How many of these ran shorter than their call took.
         num_early: How many of these started before their call, because the clocks of CPU and GPU disagree.
-        delay_median_ns: The median delay.
-        delay_p90_ns: The 90th percentile of the delay.
-        delay_longest_ns: The longest delay.
         num_waits: How many calls made the CPU wait for the GPU.
-        wait_total_ns: The total time of these calls.
         runtime: Every function of the runtime, the one with the most time first.
     """
 
@@ -71,7 +64,6 @@ def launch_of(device: Events, runtime: Events) -> npt.NDArray[np.int64]:
 
     Args:
         device: Events on devices, [N].
-        runtime: Runtime calls.
 
     Returns:
         Indices into `runtime`, or NONE, [N].

@@ -19,8 +19,6 @@ class OperatorTime:
     streams.
 
     Attributes:
-        name: The operator's name.
-        calls: How often it ran.
         self_ns: CPU time, without operators, regions and runtime calls inside it.
         total_ns: CPU time from call to return.
         gpu_self_ns: GPU time of what it launched itself.

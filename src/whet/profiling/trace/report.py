@@ -26,8 +26,6 @@ class ThreadUse:
     """Describe the use of one CPU thread within the window.
 
     Attributes:
-        process: The process.
-        thread: The thread.
         busy_ns: Time in operators and runtime calls, without waiting.
         waiting_ns: Time in calls that wait for the GPU.
     """
@@ -43,8 +41,6 @@ class TraceReport(Shown):
     """Hold the analysis of one trace. All times are in nanoseconds.
 
     Attributes:
-        path: The trace file.
-        verdict: What bounds the program.
         window_ns: The length of the window to which busy times, shares and overlap refer.
         window_is_steps: Whether the window is the profiler's steps. Otherwise it is everything that was recorded.
         account: The parts of the window, largest first.
@@ -56,11 +52,9 @@ class TraceReport(Shown):
             waits.
         operators: All operators by name, over the whole trace.
         annotations: All annotations by name, over the whole trace.
-        steps: The profiler's steps.
         num_events: How many events the file has.
         rank: The rank of the process in a distributed run, if the trace says so.
         world_size: The number of ranks, if the trace says so.
-        notes: Remarks for the reader.
     """
 
     path: str
@@ -151,7 +145,6 @@ def _threads(trace: Trace, window: Intervals) -> tuple[int, tuple[ThreadUse, ...
 
 
 def _notes(trace: Trace, found: Launches | None, devices: Sequence[DeviceUse], steps: Sequence[StepTime]) -> list[str]:
-    """Return what the reader must know to understand the figures."""
     notes = []
     num_counted = len(trace.events.of(Kind.COUNTED))
     if num_counted:

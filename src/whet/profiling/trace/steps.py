@@ -19,11 +19,7 @@ class StepTime:
 
     Attributes:
         number: The N of ProfilerStep#N.
-        start_ns: When it started.
-        duration_ns: How long it took.
         gpu_busy_ns: How long any GPU was busy; None if the trace has no events on a GPU.
-        data_wait_ns: How long the program waited for data.
-        num_launches: How many calls launched kernels.
         is_cut: Whether this is the last step, and the end of the recording cut it short.
     """
 

@@ -70,8 +70,6 @@ class Events:
     """Hold events as columns of one length [N], in the order of the file. Times count from the trace's first event.
 
     Attributes:
-        start_ns: Start times.
-        end_ns: End times.
         kind: Values of Kind.
         name: Indices into Trace.names.
         lane: Indices into Trace.lanes.
@@ -132,10 +130,8 @@ class Trace:
     """Hold one trace.
 
     Attributes:
-        path: The trace file.
         events: The events of known kinds.
         names: The names of events, each once.
-        lanes: The threads and streams.
         num_seen: How many events the file has, including those that are left out here.
         num_python: How many Python functions were recorded (with_stack).
         num_damaged: How many events have no usable time or name.

@@ -41,14 +41,7 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class TraceVerdict:
-    """Describe what bounds the program.
-
-    Attributes:
-        bound: What bounds it.
-        share: The share of the window that goes into it, 0 to 1.
-        sentence: The evidence.
-        advice: What helps.
-    """
+    """Describe what bounds the program. `share` is the share of the window that goes into it, 0 to 1."""
 
     bound: Bound
     share: float
@@ -67,8 +60,6 @@ def judge(
     """Return the verdict on an account.
 
     Args:
-        shares: The account of the window.
-        window_ns: The length of the window.
         gpu: The device of the account; None if the account is of the CPU.
         launches: What launching kernels cost; None if nothing was launched.
         device_times: All kernels, copies and fills, the one with the most time first.

@@ -41,7 +41,6 @@ class Script:
     Attributes:
         named: The path as the user gave it.
         path: The resolved path.
-        arguments: The script's command-line arguments.
         base: The directory that is copied for each version.
         working_directory: The directory that the script runs in.
         directory: The directory for copies and logs.

@@ -37,11 +37,8 @@ _OTHER = "it is another optimiser, and a script's own training loss cannot show 
 def applicable(found: FoundLoop, machine: Machine) -> tuple[list[Step], dict[str, str]]:
     """Return the techniques that can be applied to a script's loop, and why the others cannot.
 
-    One that needs a process that is started otherwise can be applied too, since whet starts the script itself.
-
-    Args:
-        found: The loop.
-        machine: This machine.
+    One that needs a process that is started otherwise can be applied too, since whet starts the script
+    itself.
 
     Returns:
         The steps to try, with each choice of their options; the reasons by the technique's name.
@@ -69,9 +66,6 @@ def why_not(found: FoundLoop, step: Step, machine: Machine, *, is_started: bool 
     """Return why a technique cannot be applied to a script's loop; "" where it can.
 
     Args:
-        found: The loop.
-        step: The technique with its options.
-        machine: This machine.
         is_started: Whether this process was started for the technique. Otherwise another one would be.
 
     Raises:

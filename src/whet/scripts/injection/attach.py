@@ -54,7 +54,6 @@ class ScriptLoop:
 
     Args:
         directory: The directory of the run's messages.
-        request: What is asked for.
     """
 
     def __init__(self, directory: Path, request: ScriptRequest) -> None:

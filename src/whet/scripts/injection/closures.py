@@ -15,10 +15,7 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
 def with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Closure) -> tuple[Any, ...]:
     """Return the arguments and keywords of an optimiser's step with another closure in the place of its own.
 
-    Args:
-        args: The arguments, with the optimiser as the first one.
-        kwargs: The keywords.
-        closure: The other closure.
+    The optimiser is the first one of `args`.
     """
     if "closure" in kwargs:
         return args, {**kwargs, "closure": closure}

@@ -52,7 +52,6 @@ def run_bounded(
     """Run a script for some steps, in a copy of its working directory.
 
     Args:
-        command: The command.
         request: What is asked for; where it may write is added here.
         scratch: The directory for copies, messages and logs of all runs.
         limit_s: Seconds after which the run is ended.
@@ -221,12 +220,8 @@ def checked_steps(recipe: Recipe) -> tuple[Step, ...]:
 def run_with_recipe(command: ScriptCommand, recipe: Recipe, scratch: Path) -> int:
     """Run a script to its own end with a recipe applied to its loop.
 
-    The script keeps its standard input, output and error, and its working directory. Signals are forwarded to it.
-
-    Args:
-        command: The command.
-        recipe: The recipe.
-        scratch: A directory for messages.
+    The script keeps its standard input, output and error, and its working directory. Signals are
+    forwarded to it. `scratch` is a directory for messages.
 
     Returns:
         The script's exit code; 128 plus the signal's number if a signal ended it.

@@ -25,9 +25,6 @@ class FirstSteps:
     """Follow the first steps of a loop.
 
     Create this before techniques change the loop: what the optimiser should do is what it was before.
-
-    Args:
-        found: The loop.
     """
 
     def __init__(self, found: FoundLoop) -> None:

@@ -75,12 +75,10 @@ class _Pass:
     """Give the batches of one pass, first from the loader itself, later perhaps from another one.
 
     Args:
-        loader: The loader.
         begin: Begins a pass over a loader.
         note: Is told that this pass gave a batch.
 
     Attributes:
-        loader: The loader.
         has_ended: Whether all batches were given.
     """
 

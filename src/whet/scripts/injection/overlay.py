@@ -15,18 +15,11 @@ _LINKED = frozenset(".git .hg .svn .venv venv node_modules __pycache__ .mypy_cac
 
 
 def make_overlay(source: Path, target: Path, changed: Mapping[Path, str | bytes]) -> Path:
-    """Copy `source` to `target`, with new contents for some files.
+    """Copy `source` to `target`, with new contents for some files. Return the target.
 
-    The target may lie inside the source, as when a script in /tmp is copied to /tmp. The folder that holds the target
-    is then left out of the copy.
-
-    Args:
-        source: The directory to copy.
-        target: The directory to make.
-        changed: New contents by absolute path below `source`.
-
-    Returns:
-        The target.
+    The target may lie inside the source, as when a script in /tmp is copied to /tmp. The folder that
+    holds the target is then left out of the copy. `changed` holds the new contents by absolute path
+    below `source`.
 
     Raises:
         OSError: The directory cannot be read, or the copy cannot be written.

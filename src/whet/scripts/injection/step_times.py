@@ -67,9 +67,7 @@ class StepTimes:
 def quiet_steps(seconds: Sequence[float], blocks: Sequence[Mapping[str, Any]]) -> tuple[Sequence[float], str]:
     """Return the seconds of the steps that count, and what disturbed too many of them ("" for nothing).
 
-    Args:
-        seconds: The seconds of each step.
-        blocks: What `StepTimes.blocks_to_json` returned.
+    `blocks` is what `StepTimes.blocks_to_json` returned.
     """
     loads = [Load(**block["load"]) for block in blocks]
     flags = [

@@ -35,12 +35,8 @@ class AllocatorCollector:
 def cells_of(number: int, stats: dict[str, Any]) -> dict[str, Cell]:
     """Return the cells of one GPU from torch.cuda.memory_stats; none if nothing is reserved on it.
 
-    Fragmentation is inactive_split_bytes over reserved_bytes. Inactive split bytes are free pieces of split blocks:
-    they serve only requests that fit, and cannot be returned to the driver.
-
-    Args:
-        number: The number of the GPU.
-        stats: The result of torch.cuda.memory_stats.
+    Fragmentation is inactive_split_bytes over reserved_bytes. Inactive split bytes are free pieces of
+    split blocks: they serve only requests that fit, and cannot be returned to the driver.
     """
     reserved = stats.get("reserved_bytes.all.current", 0)
     if not reserved:

@@ -29,9 +29,6 @@ _GAUGES = {
 class Exporter:
     """Write the metrics that Prometheus scrapes.
 
-    Args:
-        run: The run to export.
-
     Raises:
         MissingExtra: prometheus-client is not installed.
     """

@@ -25,7 +25,6 @@ class Launch:
     """Start and watch one command.
 
     Args:
-        command: The program and its arguments.
         name: The name of the run; None takes the script's.
         interval_s: Seconds between samples.
         address: The host and port of the live page; None serves none.

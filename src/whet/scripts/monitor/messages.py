@@ -26,9 +26,6 @@ class Latencies(_Strict):
 
     Attributes:
         counts: The number of steps in each bucket of the histogram.
-        total_s: The sum of all times.
-        shortest_s: The shortest time.
-        longest_s: The longest time.
     """
 
     counts: dict[NonNegativeInt, PositiveInt]
@@ -41,8 +38,6 @@ class Steps(_Strict):
     """Hold the steps that ended since the last message.
 
     Attributes:
-        latencies: Their times.
-        phases_s: Seconds by phase.
         num_samples: How many samples they had; None if unknown.
         num_tokens: How many tokens they had; None if unknown.
     """
@@ -67,8 +62,6 @@ class Message(_Strict):
     """Hold one message.
 
     Attributes:
-        format: The version of this format.
-        pid: The id of the process that sends it.
         rank: The rank of the process in a distributed run; 0 without one.
         steps: The steps since the last message; None if the process reports a problem instead.
         cells: The memory of the CUDA allocator, by key.

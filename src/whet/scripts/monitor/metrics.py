@@ -54,12 +54,9 @@ class Chart:
     """Describe one chart of the page.
 
     Attributes:
-        title: Its title.
         unit: "ms", "/s", "%" or "B".
-        lines: Its lines.
         explanation: A text below the title.
         top: The end of the axis, if it is known beforehand.
-        stacked: Whether the lines are stacked.
     """
 
     title: str

@@ -19,9 +19,6 @@ class Facts:
 
     Attributes:
         name: Its name in titles.
-        command: The command line.
-        pid: The process id.
-        host: The machine's name.
         interval_s: Seconds between samples.
         num_cores: The number of cores that it may use.
         memory_bytes: The machine's memory.
@@ -57,11 +54,7 @@ class Ending:
 class Run:
     """Hold one run. It is thread-safe. Moments are seconds since the run began.
 
-    Args:
-        facts: What the run is.
-
     Attributes:
-        facts: What the run is.
         id: A random id. It tells the page if another run answers.
         started_at: When the run began, in ISO format.
     """
@@ -87,13 +80,7 @@ class Run:
         return self._ended_s if self._ended_s is not None else time.monotonic() - self._began
 
     def add(self, row: Row, steps: StepTotals, unavailable: Mapping[str, str]) -> None:
-        """Add what one interval gave.
-
-        Args:
-            row: The measured values.
-            steps: The steps that ended.
-            unavailable: What cannot be measured here, and why.
-        """
+        """Add what one interval gave."""
         with self._lock:
             self._series.add(row)
             self._totals.merge(steps)

@@ -28,7 +28,6 @@ class Sampler:
 
     Args:
         run: The run that gets the rows.
-        collectors: What measures.
         take_steps: Returns the steps that ended since its last call.
     """
 

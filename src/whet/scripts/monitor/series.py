@@ -17,7 +17,6 @@ class Cell(NamedTuple):
     """Hold one measured value of a stretch of time.
 
     Attributes:
-        mean: The mean.
         low: The smallest value.
         high: The largest value.
         weight: The weight when cells are merged, in seconds or steps; above 0.

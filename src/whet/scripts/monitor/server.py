@@ -28,7 +28,6 @@ class PageServer(AsgiServer):
     """Serve the page of one run. Call `start` after making it.
 
     Args:
-        run: The run.
         host: The address to bind.
         port: The port; 0 takes any free one.
 

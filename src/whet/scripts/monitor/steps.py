@@ -18,8 +18,6 @@ class StepTotals:
     """Hold the totals of some steps.
 
     Attributes:
-        latencies: Their times.
-        phases_s: Seconds by phase.
         num_samples: How many samples they had; None if unknown.
         num_tokens: How many tokens they had; None if unknown.
     """
@@ -135,7 +133,6 @@ class StepCounter:
         """Count one step that ended.
 
         Args:
-            latency_s: Its time in seconds.
             phases_s: Seconds by phase. The mapping is kept for a while, so it must not change.
             num_samples: How many samples it had; None if unknown.
             num_tokens: How many tokens it had; None if unknown.

@@ -29,7 +29,6 @@ class Gpu:
     """Describe the use of one GPU. A figure is None if it is not available here. Fractions are from 0 to 1.
 
     Attributes:
-        number: Its number.
         name: Its name; "" if unknown.
         utilisation: The share of the time in which a kernel ran.
         peak_bytes: The most memory in use, as sampled.
@@ -53,37 +52,25 @@ class Gpu:
 class Summary:
     """Summarise a run from its beginning until now, or until its end.
 
-    A figure is None if it was not measured or is not available here; it is never 0 instead. Fractions are from 0 to 1.
-    Rates are over the time that the steps took.
+    A figure is None if it was not measured or is not available here; it is never 0 instead. Fractions
+    are from 0 to 1. Rates are over the time that the steps took.
 
     Attributes:
-        name: The run's name.
-        command: The command line.
-        host: The machine's name.
         started_at: When the run began, in ISO format.
-        duration_s: How long it has run.
         exit_code: The command's exit code.
         message: What went wrong, or "".
-        is_partial: Whether the run still runs or failed. The figures then cover only the time until now.
+        is_partial: Whether the run still runs or failed. The figures then cover only the time until
+            now.
         sentence: The result in words.
-        num_steps: The number of steps.
-        num_samples: The number of samples.
-        num_tokens: The number of tokens.
         latency: The time of a step; None without steps.
-        steps_per_s: Steps per second.
-        samples_per_s: Samples per second.
-        tokens_per_s: Tokens per second.
         data_wait: The share of the steps' time that was spent waiting for data.
         phases: The share of each phase, with the rest.
         num_cores: The number of cores that the run may use.
         cpu: The run's mean use of these cores.
         peak_cpu: The run's highest use of these cores, as sampled.
         peak_rss_bytes: The most resident memory of the process and all that it started, as sampled.
-        gpus: The use of each GPU.
         machine_cpu: The mean use of all cores by all processes.
         unavailable: What could not be measured, and why.
-        notes: Remarks for the reader.
-        format: The version of this format.
     """
 
     name: str

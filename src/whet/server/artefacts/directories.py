@@ -31,12 +31,7 @@ class EngineSource:
 
 @dataclass(frozen=True)
 class ArtefactSource:
-    """Name an artefact to serve.
-
-    Attributes:
-        directory: The artefact's directory.
-        name: What requests call it, where nobody says otherwise.
-    """
+    """Name an artefact to serve. `name` is what requests call it, where nobody says otherwise."""
 
     directory: Path
     name: str

@@ -44,9 +44,7 @@ class Query:
 class TextEncoder:
     """Makes vectors of texts, or scores of pairs of texts.
 
-    Attributes:
-        use: What the model is for.
-        max_tokens: Of a text, or of a pair together, special tokens included.
+    A text, or a pair together, has `max_tokens` at most, special tokens included.
     """
 
     def __init__(self, artefact: ServedArtefact, use: TextUse, directory: Path) -> None:
@@ -85,9 +83,7 @@ class TextEncoder:
     def tokens(self, text: str | Sequence[int], *, cut_to: int | None = None) -> Tokens:
         """Return a text as tokens; token ids are taken as they are.
 
-        Args:
-            text: A text or token ids.
-            cut_to: Tokens to which a longer text is cut; None: it is refused.
+        A longer text is cut to `cut_to` tokens; None: it is refused.
 
         Raises:
             RequestError: It is too long, or empty, or has a token that the tokenizer lacks.
@@ -107,9 +103,7 @@ class TextEncoder:
     def query(self, text: str, *, cut_to: int | None = None) -> Query:
         """Return the first text of pairs, tokenised once for all of them.
 
-        Args:
-            text: The query. It is never cut.
-            cut_to: Tokens to which a longer pair is cut; None: it is refused.
+        The query is never cut. A longer pair is cut to `cut_to` tokens; None: it is refused.
 
         Raises:
             RequestError: It is so long that it leaves no room for a text.
@@ -132,10 +126,7 @@ class TextEncoder:
     def pairs(self, query: Query, texts: Sequence[str], *, cut_to: int | None = None) -> list[Tokens]:
         """Return a query with each of several texts as tokens.
 
-        Args:
-            query: The first text of each pair. It is never cut.
-            texts: The second texts.
-            cut_to: As for `tokens`.
+        The query is never cut. `cut_to` is as for `tokens`.
 
         Raises:
             RequestError: A pair is too long.

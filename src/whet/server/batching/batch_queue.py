@@ -10,15 +10,9 @@ from whet.server.batching.padding import Kind, Sample
 
 @dataclass(slots=True, eq=False)
 class QueuedSample:
-    """Hold a sample that waits.
+    """Hold a sample that waits. Only samples of one kind share a batch.
 
-    Attributes:
-        sample: The sample.
-        kind: Only samples of one kind share a batch.
-        length: Its length, by which samples are sorted; 0 if it has none.
-        arrived_s: When it arrived.
-        future: Gets its result.
-        num_bytes: The bytes of its tensors.
+    Samples are sorted by `length`; it is 0 if a sample has none.
     """
 
     sample: Sample
@@ -39,10 +33,7 @@ class BatchQueue:
     own arrival. Then all full batches are taken, the longest samples first. The remaining samples are taken once one
     of them has waited for max_wait_s.
 
-    Args:
-        max_batch: The most samples in a batch.
-        max_wait_s: How long a sample waits for others, in seconds.
-        sort_by_length: Sort samples by length before they are divided into batches.
+    With `sort_by_length`, samples are sorted by length before they are divided into batches.
     """
 
     def __init__(self, max_batch: int, max_wait_s: float, *, sort_by_length: bool = True) -> None:

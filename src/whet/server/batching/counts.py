@@ -20,7 +20,6 @@ class BatcherStats:
         padding: The share of the elements given to the model that were padding, 0 to 1.
         num_waiting: Samples that do not run yet.
         num_failed: Samples whose batch raised an exception.
-        num_cancelled: Samples that were cancelled.
         num_refused: Samples that were refused because too many were waiting.
     """
 

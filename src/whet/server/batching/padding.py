@@ -59,7 +59,6 @@ class PaddedBatch:
     """Hold the arguments of one call of a model.
 
     Attributes:
-        args: The tensors by place.
         kwargs: The tensors by name, with mask and lengths if they are wanted.
         lengths: The length of each of the S samples.
         padded: The length L to which samples were padded, or None if they have no length.

@@ -17,11 +17,9 @@ class Inbox(Protocol[Work_co]):
         """Return when the next work is due, in seconds of the worker's clock, or None while there is none."""
 
     def take(self, now_s: float, *, everything: bool = False) -> Work_co:
-        """Remove and return the work that is due.
+        """Remove and return the work that is due at `now_s`, in seconds of the worker's clock.
 
-        Args:
-            now_s: The time of the worker's clock, in seconds.
-            everything: Also take work that is not due yet, since the worker ends.
+        With `everything`, also take work that is not due yet, since the worker ends.
         """
 
 
@@ -44,8 +42,6 @@ class Worker(Generic[Work]):
         """Make the worker. Its thread begins with `start`.
 
         Args:
-            name: The thread's name.
-            inbox: The source of the work.
             work: Does the work that was taken, on the thread and without the lock. It is called a last time after
                 `stop`, maybe with no work.
             failed: Called on the thread with an exception that `work` raised. The thread continues.
@@ -68,8 +64,7 @@ class Worker(Generic[Work]):
     def stop(self, *, wait: bool = True) -> None:
         """End the thread after one last call of `work` with everything in the inbox.
 
-        Args:
-            wait: Wait until the thread has ended. A call from the thread itself never waits.
+        With `wait`, wait until the thread has ended. A call from the thread itself never waits.
         """
         with self.changed:
             self.is_stopping = True

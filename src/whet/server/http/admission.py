@@ -46,8 +46,6 @@ class Intake:
     """Read small bodies in this process and large ones in the reading process. Use it on the event loop only.
 
     Args:
-        tokenizer: The model's tokenizer.
-        served: The model's names and limits.
         lifecycle: The server's lifecycle. It cuts the reading of large bodies when the server shuts down.
         check_room: Raises ApiError if the engine's queue is full. It is called before a large body is read, so that no
             client waits for the reading process only to be refused.
@@ -136,11 +134,7 @@ async def unless_long(size: int, most: int, work: Callable[..., T], *arguments: 
 
 
 async def content_of(request: Request) -> bytes:
-    """Return all of a request's body.
-
-    Raises:
-        ApiError: The client leaves, or sends too much or too slowly.
-    """
+    """Return all of a request's body. Raises ApiError if the client leaves, sends too much or too slowly."""
     try:
         return b"".join([part async for part in request.stream()])
     except ClientDisconnect:

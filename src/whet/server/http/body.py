@@ -62,12 +62,9 @@ class Body:
     end.
 
     Args:
-        headers: The headers of the request.
         receive: The connection's ASGI `receive`.
         send: The connection's ASGI `send`.
-        most_bytes: The size limit of the body.
         timeout_s: A body that has not arrived completely after so many seconds is refused.
-        bodies: The count of all bodies that are being received.
     """
 
     def __init__(

@@ -48,8 +48,7 @@ class Parts:
     def finish_reason(self, reason: str | None) -> str | None:
         """Return why the choice ended, in OpenAI's words.
 
-        Args:
-            reason: Why it ended in the engine's words. None while it goes on.
+        `reason` says it in the engine's words; None while it goes on.
         """
         return "tool_calls" if reason == "stop" and self.calls else reason
 

@@ -22,7 +22,6 @@ class _Choice:
     """Hold what has been generated so far for one choice.
 
     Attributes:
-        prompt_ids: The tokens of the prompt.
         echoed: The prompt's text, if it is to be echoed and has not been sent yet; else empty.
         logprobs: The writer of log-probabilities, or None if the request did not ask for them.
         text: The pieces of text; unused in a stream.
@@ -41,12 +40,7 @@ class _Choice:
 class CompletionWriter:
     """Write the answer to one completion request.
 
-    Args:
-        body: The request.
-        prompt_ids: The tokens of each prompt.
-        texts: The text of each prompt, to be echoed and to count text offsets from.
-        tokenizer: The model's tokenizer.
-        model: The name of the model in the answer.
+    `texts` has the text of each prompt, to be echoed and to count text offsets from.
     """
 
     def __init__(

@@ -162,7 +162,6 @@ class Connection(H11Protocol):
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    """Stop a timer, if there is one."""
     if timer is not None:
         timer.cancel()
 

@@ -78,10 +78,7 @@ async def tokenised(
 ) -> list[Tokens]:
     """Return the tokens of texts. Long work is done in a thread, some texts at a time; cancelled, it ends after these.
 
-    Args:
-        texts: The texts, each as characters or as token ids.
-        tokenise: Makes tokens of some of them.
-        num_beside: The characters of the query that is read with each text.
+    `num_beside` are the characters of the query that is read with each text.
     """
     sizes = [_EACH + num_beside + len(text) for text in texts]
     if sum(sizes) <= AT_ONCE:
@@ -173,9 +170,7 @@ async def _scored(
 def _cut_to(encoder: TextEncoder, asked: int | None) -> int | None:
     """Return to how many tokens longer texts are cut, or None if they are refused.
 
-    Args:
-        encoder: The model.
-        asked: What the request says; -1 stands for what the model takes.
+    `asked` is what the request says; -1 stands for what the model takes.
     """
     if asked is None:
         return None

@@ -34,11 +34,9 @@ class ApiError(HTTPException):
     """Signal a request that failed, to be answered in OpenAI's form.
 
     Args:
-        status: The HTTP status.
         message: What is wrong, and what to do.
         param: The field of the request that is wrong.
         code: A fixed word that programs can test for.
-        headers: Further headers of the answer.
     """
 
     def __init__(
@@ -67,8 +65,7 @@ class ApiError(HTTPException):
     def response(self, path: str = "") -> Response:
         """Return the answer. Its JSON is escaped to ASCII: a message may quote a lone surrogate, which UTF-8 lacks.
 
-        Args:
-            path: The request's path. Paths of the Open Inference Protocol have errors of its shape: {"error": message}.
+        Paths of the Open Inference Protocol have errors of its shape: {"error": message}.
         """
         is_inference = path == INFERENCE or path.startswith(f"{INFERENCE}/")
         content = json.dumps({"error": self.detail} if is_inference else self.content()).encode()

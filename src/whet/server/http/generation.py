@@ -44,7 +44,6 @@ class Generation:
         """Submit all choices to the engine, or none.
 
         Args:
-            orders: The choices.
             slots: At least one reservation for each choice. Used ones are removed from the list.
             cache_salt: Only requests with the same salt share cached prompts.
 

@@ -49,11 +49,7 @@ class Work:
         self._is_cut = False
 
     async def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`.
-
-        Raises:
-            ApiError: 503 if the server ends first.
-        """
+        """Return the result of `work`, or raise ApiError (503) if the server ends first."""
         self._task = asyncio.ensure_future(work)
         self._lifecycle.started(self)
         try:

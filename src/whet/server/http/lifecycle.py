@@ -32,11 +32,7 @@ class Lifecycle:
         self._idle.set()
 
     def check_ready(self) -> None:
-        """Check that the server takes new requests.
-
-        Raises:
-            ApiError: 503 if the model is being loaded, or if the server shuts down.
-        """
+        """Raise ApiError (503) if the model is being loaded, or if the server shuts down."""
         if self.phase == "loading":
             raise unavailable("the model is being loaded; send this request again in a while")
         if self.phase == "draining":

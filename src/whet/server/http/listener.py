@@ -118,8 +118,7 @@ class Listener:
     def _make_room(self) -> bool:
         """Close the connection that has been idle for longest, or else one whose request is still arriving.
 
-        Returns:
-            False if there is none: all connections are being answered.
+        Return False if there is none: all connections are being answered.
         """
         idle = [one for one in self._connections if one.standing < 2 and not one.transport.is_closing()]
         first = min(idle, key=lambda one: (one.standing, one.since_s), default=None)

@@ -44,12 +44,7 @@ class Metrics:
     """Collect the counts and times of all models of a server, in a registry of its own."""
 
     def __init__(self, engines: Mapping[str, Engine], artefacts: Mapping[str, ServedArtefact]) -> None:
-        """Make the metrics.
-
-        Args:
-            engines: The engines, by the names that the metrics have for them.
-            artefacts: The artefacts, likewise.
-        """
+        """Make the metrics of engines and artefacts, by the names that the metrics have for them."""
         self._engines, self._artefacts = engines, artefacts
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)  # any object with a method `collect` is a collector

@@ -35,11 +35,7 @@ class Models:
         return [*self.names_of_engines, *self.artefacts]
 
     def artefact(self, name: str) -> ServedArtefact:
-        """Return the artefact of a name.
-
-        Raises:
-            ApiError: 404 if there is none.
-        """
+        """Return the artefact of a name, or raise ApiError (404) if there is none."""
         if not self.artefacts:
             names = ", ".join(self.names_of_engines)
             said = (

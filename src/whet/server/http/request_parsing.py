@@ -52,22 +52,13 @@ class Prompts:
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
-    """Return the error (404) for a model that is not served.
-
-    Args:
-        name: What the request calls it.
-        names: The names of all served models.
-    """
+    """Return the error (404) for a model that is not served."""
     said = f"there is no model {name!r} here; use one of: {', '.join(names)}"
     return ApiError(404, said, param="model", code="model_not_found")
 
 
 def parse_body(kind: type[Kind], content: bytes, content_type: str) -> Kind:
-    """Return a body as an instance of `kind`.
-
-    Raises:
-        ApiError: It is none.
-    """
+    """Return a body as an instance of `kind`. Raises ApiError where it is none."""
     media_type = content_type.partition(";")[0].strip().lower()
     if not (media_type == "application/json" or (media_type.startswith("application/") and "+json" in media_type)):
         raise invalid(_NOT_JSON)
@@ -112,11 +103,9 @@ class Readers:
     """
 
     def __init__(self, models: Sequence[tuple[Tokenizer, Served]], artefacts: Sequence[str] = ()) -> None:
-        """Make the readers.
+        """Make the readers of the language models.
 
-        Args:
-            models: The language models.
-            artefacts: The names of models beside them, which make no text.
+        `artefacts` are the names of models beside them, which make no text.
         """
         self._readers = [(served, Reader(tokenizer, served)) for tokenizer, served in models]
         self._artefacts = tuple(artefacts)

@@ -84,10 +84,7 @@ class ReadingProcess:
             await asyncio.sleep(0)  # asyncio closes its ends of the pipes
 
     async def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> tuple[Any, int]:
-        """Parse a body.
-
-        Returns:
-            The body as an instance of `kind`, with a short placeholder for its prompts, and the number of prompts.
+        """Return a body as a `kind`, with a short placeholder for its prompts, and the number of prompts.
 
         Raises:
             ApiError: The body is wrong, or the process failed. The other methods raise it too.

@@ -63,8 +63,7 @@ class HttpServer(AsgiServer):
         A step of the engine releases the lock dozens of times; with Python's default, it could wait 5 ms each time
         while a large answer is written.
 
-        Args:
-            on_ready: Called once the server takes requests.
+        `on_ready` is called once the server takes requests.
         """
         sys.setswitchinterval(_SWITCH_S)
         self._is_alone = True

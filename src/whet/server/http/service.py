@@ -58,11 +58,7 @@ class ModelService:
         return self.served.names[0]
 
     def check_room(self) -> None:
-        """Check that the engine's queue has room for one more request.
-
-        Raises:
-            ApiError: 429 if the queue is full, 503 if the engine shuts down.
-        """
+        """Raise ApiError: 429 if the engine's queue has no room, 503 if the engine shuts down."""
         with self.slots(1):
             pass
 
@@ -99,8 +95,6 @@ class ModelService:
 
         Args:
             request: The HTTP request. Its API key and its cache salt decide which cached prompts it can use.
-            body: The body of the request.
-            prompts: The token ids of each prompt.
             params: Returns the sampling parameters of a choice, given its number within a prompt.
             slots: The reservations, at least one for each choice of each prompt. Used ones are removed from the list.
             on_state: Takes what the model remembers of each prompt.

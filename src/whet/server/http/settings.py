@@ -25,7 +25,6 @@ class Settings:
         api_keys: Each request must carry one of these. Without keys, every request is served.
         is_local: Whether only this machine can connect.
         shutdown_timeout_s: How long running requests may continue after the shutdown has begun.
-        max_body_bytes: The size limit of one body.
         max_pending_bytes: The limit of all bodies together that are being received.
         max_connections: How many connections may be open at once; fewer if the limit of open files is lower.
         head_timeout_s: How long a request's head may take, from its first byte to its last.
@@ -33,7 +32,6 @@ class Settings:
         write_timeout_s: A client that reads nothing of its answer for so long is disconnected.
         ssl_certfile: The PEM file of the certificate. With it the server speaks HTTPS.
         ssl_keyfile: The PEM file of the private key, if `ssl_certfile` does not contain it.
-        ssl_keyfile_password: The password of an encrypted key.
         cors_origins: Pages of these origins may send requests from a browser. "*" allows all.
         tool_call_parser: The format in which the model writes calls of tools. None for what its chat template says.
         state_dir: Where states of models with long-term memory are kept by name; empty to keep none.

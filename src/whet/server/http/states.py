@@ -26,8 +26,7 @@ _MOST_AT_ONCE = 2  # files that are read at the same time
 class StateFiles:
     """Keep the states of each API key in a directory of its own. Use it on the event loop only.
 
-    Args:
-        directory: Where the files are; empty to keep none.
+    `directory` is where the files are; empty to keep none.
     """
 
     def __init__(self, directory: str) -> None:
@@ -81,11 +80,7 @@ class StateFiles:
         return found
 
     async def load(self, path: Path) -> LtmState:
-        """Load a state to look at it.
-
-        Raises:
-            ApiError: 400 where it is damaged.
-        """
+        """Load a state to look at it. Raises ApiError (400) where it is damaged."""
         async with self._turns:
             with _as_api_errors(path):
                 return await asyncio.to_thread(LtmState.load, path)

@@ -97,9 +97,7 @@ def read_inference(
     """Read the body of a request.
 
     Args:
-        content: The body.
         header_length: The header of that name: bytes of the JSON, where others follow it.
-        inputs: What the model takes.
         outputs: The names of what it returns.
 
     Raises:
@@ -292,7 +290,6 @@ async def write_inference(
 
     Args:
         head: The answer's fields beside `outputs`.
-        outputs: The model's, by name.
         wishes: The outputs to be sent, and whether as bytes.
 
     Raises:

@@ -110,7 +110,6 @@ class ToolUse:
     """This is what the tools of one request mean for its answer.
 
     Attributes:
-        form: How the model writes calls.
         functions: The schema of each function's arguments that may be called, by name.
         is_required: The answer is nothing but calls.
         is_strict: Calls match their schemas even where the model may answer with text.

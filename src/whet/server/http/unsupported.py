@@ -132,9 +132,7 @@ _INSTEAD = {
 def check_supported(fields: object, refused: Neutral) -> None:
     """Check that no field asks for something that this server does not support.
 
-    Args:
-        fields: The JSON body, or a part of it.
-        refused: The refused parameters, with their neutral values.
+    `fields` is the JSON body, or a part of it.
 
     Raises:
         PydanticCustomError: A field does. The error's type is the name of the field.

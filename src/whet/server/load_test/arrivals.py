@@ -14,12 +14,7 @@ _MAX_REQUESTS = 1_000_000
 
 @dataclass(frozen=True)
 class Fitted:
-    """Hold requests whose lengths fit a server.
-
-    Attributes:
-        arrivals: The requests.
-        num_cut: How many were still too long after scaling, and were cut.
-    """
+    """Hold requests whose lengths fit a server. `num_cut` were still too long after scaling, and were cut."""
 
     arrivals: list[Arrival]
     num_cut: int
@@ -42,7 +37,6 @@ def poisson(
         duration_s: No request arrives after so many seconds; None for no limit. At least one limit is needed.
         input_len: The range of prompt lengths in tokens, ends included. Lengths are drawn uniformly.
         output_len: The same for outputs.
-        seed: The seed of the random numbers.
 
     Raises:
         OptionError: No request arrives in that time, or more than a million.
@@ -86,8 +80,6 @@ def fit_lengths(
     Every request keeps at least one token of prompt and one of output.
 
     Args:
-        arrivals: The requests.
-        scale: The factor.
         max_input: The most tokens of a prompt; None for no limit.
         max_output: The most tokens of an output; None for no limit.
         max_model_len: The most tokens of both together; None for no limit.
@@ -144,14 +136,12 @@ def at_rate(
 ) -> tuple[list[Arrival], float]:
     """Take the first requests of a trace, and stretch their gaps so that they arrive at a rate.
 
+    Return the factor too, by which their gaps were multiplied.
+
     Args:
-        arrivals: The requests of the trace.
         rate: The requests per second.
         num_requests: How many to take; None for all.
         duration_s: Take no more than arrive within so many seconds at this rate; None for no limit.
-
-    Returns:
-        The requests, and the factor by which their gaps were multiplied.
     """
     num = len(arrivals) if num_requests is None else num_requests
     if duration_s is not None:

@@ -18,12 +18,7 @@ from whet.workloads.model_directory import model_directory
 
 @dataclass(frozen=True)
 class LoadTest:
-    """Hold the result of a load test.
-
-    Attributes:
-        report: The figures.
-        records: All requests with their times.
-    """
+    """Hold the result of a load test: the figures, and all requests with their times."""
 
     report: Report
     records: tuple[Record, ...]
@@ -32,11 +27,7 @@ class LoadTest:
         return self.report._repr_html_()
 
     def write(self, directory: str | Path) -> None:
-        """Write report.json and requests.csv.
-
-        Raises:
-            OutputError: The directory cannot be written to.
-        """
+        """Write report.json and requests.csv. Raises OutputError where the directory cannot be written to."""
         write_report(make_directory(Path(directory)), self.report, self.records)
 
 

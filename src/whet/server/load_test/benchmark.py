@@ -61,9 +61,6 @@ def run(
     """Put a server under load. After Ctrl-C during the replay, the report covers the requests sent until then.
 
     Args:
-        url: The address of the server.
-        options: The requests to send.
-        api_key: The server's API key.
         on_progress: Called during the replay with the number of ended requests, and the number of all.
         on_stage: Called with a text at the beginning of each stage.
 
@@ -76,10 +73,6 @@ def run(
 
 def check_server(url: str, *, api_key: str | None = None) -> None:
     """Connect to a server, so that a wrong address is told at once.
-
-    Args:
-        url: The address of the server.
-        api_key: The server's API key.
 
     Raises:
         TargetError: The server cannot be reached.

@@ -21,11 +21,7 @@ _COUNTED = 0.8  # the share of the burst's output that is counted: at the end, t
 class Capacity:
     """Hold the capacity of a server.
 
-    Attributes:
-        requests_per_s: Requests per second.
-        output_tokens_per_s: Generated tokens per second.
-        num_requests: The answered requests of the burst.
-        seconds: The time of the counted part of the burst.
+    `num_requests` are the answered requests of the burst; `seconds` is the time of its counted part.
     """
 
     requests_per_s: float
@@ -69,9 +65,6 @@ def capacity_of(records: Sequence[Record]) -> Capacity:
     """Return the rates until four fifths of the burst's output had arrived. Only answered requests count.
 
     An answer that the time limit ended does not count. The capacity is then rather too low.
-
-    Args:
-        records: The requests of the burst.
 
     Raises:
         TargetError: No request was answered.

@@ -27,10 +27,7 @@ class Percentiles:
 class Goodput:
     """Count the requests that met every limit.
 
-    Attributes:
-        share: Their share of all requests that were sent, including failed ones, 0 to 1.
-        requests_per_s: Their number per second.
-        num_requests: Their number.
+    `share` is their share of all requests that were sent, including failed ones, 0 to 1.
     """
 
     share: float
@@ -44,7 +41,6 @@ class Figures:
 
     Attributes:
         num_requests: Requests that were sent.
-        num_answered: Requests that were answered.
         duration_s: Seconds from the first request's planned time to the last token.
         ttft: Time to the first token.
         tpot: Time per output token after the first.
@@ -52,10 +48,6 @@ class Figures:
         e2e: Time to the last token.
         lateness: Time from a request's planned time to when the generator sent it.
         requests_per_s: Answered requests per second.
-        input_tokens: Prompt tokens.
-        output_tokens: Generated tokens.
-        input_tokens_per_s: Prompt tokens per second.
-        output_tokens_per_s: Generated tokens per second.
         goodput: Requests within all limits; None without limits.
         failures: The number of failed requests by kind.
         failure_details: The message of the first failure of each kind.
@@ -123,10 +115,9 @@ def figures_of(records: Sequence[Record], slo: Slo | None = None) -> Figures:
 
 
 def percentiles(samples_s: Sequence[float | None]) -> Percentiles | None:
-    """Return percentiles of times in seconds, interpolated linearly. None values are not counted.
+    """Return percentiles in milliseconds of times in seconds, interpolated linearly.
 
-    Returns:
-        The percentiles in milliseconds, or None if there are no values.
+    None values are not counted. Without values, return None.
     """
     known = np.asarray([sample for sample in samples_s if sample is not None], dtype=float) * 1e3
     if not known.size:

@@ -10,7 +10,6 @@ class Prompts:
         vocab_size: Token ids are below this number.
         shared_prefix: How many first tokens all prompts of all streams share. The last token of a prompt is always its
             own.
-        seed: The seed of the random numbers.
         stream: Another stream has other prompts, such as for the calibration before a replay.
     """
 

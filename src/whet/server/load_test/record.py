@@ -24,12 +24,10 @@ class Answer:
     """Hold a server's answer to one request. Times are in seconds on the client's clock.
 
     Attributes:
-        sent_s: When the request was sent.
         token_s: When each chunk with tokens arrived.
         num_output: The number of tokens in the server's `usage`, else the number of chunks.
         has_usage: Whether the server sent `usage`.
         failure: The kind of failure, or "".
-        detail: The message of the failure.
     """
 
     sent_s: float
@@ -44,16 +42,11 @@ class Answer:
 class Record:
     """Hold one request of a replay. Times are in seconds since the replay began.
 
+    See Answer for the fields of the same names.
+
     Attributes:
-        arrival: The planned request.
         start_s: The time from which latencies are counted. In an open loop, this is the planned time, so that a late
             generator cannot make the server look faster. With a limit on requests in flight, it is `sent_s`.
-        sent_s: When the request was sent.
-        token_s: When each chunk with tokens arrived.
-        num_output: The number of tokens in the server's `usage`, else the number of chunks.
-        has_usage: Whether the server sent `usage`.
-        failure: The kind of failure, or "".
-        detail: The message of the failure.
     """
 
     arrival: Arrival

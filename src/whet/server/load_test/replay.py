@@ -55,9 +55,7 @@ async def replay(
     """Send every request at its time, and wait for the answers. If cancelled (Ctrl-C), return the outcome so far.
 
     Args:
-        server: The server.
         arrivals: The requests, in the order of their times.
-        prompts: Makes the prompts.
         max_in_flight: The most requests at the same time; others wait in order. The loop is then no longer open.
         time_limit_s: How many seconds to wait for answers after the last request was due. Others are then ended.
         on_progress: Called whenever a request has ended.
@@ -88,8 +86,6 @@ def _record(arrival: Arrival, end: Record | BaseException) -> Record:
 
 
 class _Run:
-    """Run one replay."""
-
     def __init__(
         self, server: Server, prompts: Prompts, max_in_flight: int | None, on_progress: Progress, num_planned: int
     ) -> None:

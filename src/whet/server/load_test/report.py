@@ -23,8 +23,6 @@ class Report(Shown):
     """Hold the report of one benchmark. None means "not asked for" or "not known".
 
     Attributes:
-        url: The address of the server.
-        model: The name of the model.
         max_model_len: The most tokens of a request, as the server states it.
         source: The name of the trace, or the rate.
         seed: The seed of prompts and random arrivals.
@@ -39,12 +37,10 @@ class Report(Shown):
         max_in_flight: The most requests at the same time.
         shared_prefix: How many first tokens all prompts share.
         slo: The limits for goodput.
-        figures: The summary of the replay.
         prefix_hit_rate: The share of looked-up prompt tokens that were found in the server's cache, 0 to 1.
         is_partial: Whether it was ended before all requests were sent and answered.
         busy: What disturbed the replay, or "" on a quiet machine. A server on the same machine is no disturbance.
         notes: Sentences that a reader needs to interpret the figures.
-        format: The version of this format.
     """
 
     url: str
@@ -76,11 +72,7 @@ class Report(Shown):
 
 
 def make_directory(out: Path) -> Path:
-    """Make the directory for the report.
-
-    Raises:
-        OutputError: It cannot be made or written to.
-    """
+    """Make the directory for the report. Raises OutputError where it cannot be made or written to."""
     return usable_directory(out)
 
 

@@ -40,10 +40,8 @@ def started_server(
     """Start a server for a model directory, yield its address once it takes requests, and end it afterwards.
 
     Args:
-        directory: The model directory.
         options: Command-line options of `whet serve`.
         api_key: The API key that the server is to require.
-        command: The command that starts the server.
 
     Raises:
         TargetError: The server does not start. The error holds the last line of its output.
@@ -104,7 +102,6 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -
 
 
 def _last_line(log: IO[bytes]) -> str:
-    """Return the last line of the server's output."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
     lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
     return lines[-1].removeprefix("error: ") if lines else "it said nothing"

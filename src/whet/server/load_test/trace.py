@@ -22,13 +22,7 @@ _MAX_DIGITS = 9  # the most digits of a number of tokens
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Hold a planned request.
-
-    Attributes:
-        at_s: Its time in seconds after the first request.
-        num_input: The tokens of its prompt.
-        num_output: The tokens of its answer.
-    """
+    """Hold a planned request: its seconds after the first one, and the tokens of prompt and answer."""
 
     at_s: float
     num_input: int
@@ -39,9 +33,7 @@ class Arrival:
 class Trace:
     """Hold requests in the order of their times. The first arrives at 0 s.
 
-    Attributes:
-        arrivals: The requests.
-        was_sorted: Whether the file had them in this order.
+    `was_sorted` says whether the file had them in this order.
     """
 
     arrivals: tuple[Arrival, ...]

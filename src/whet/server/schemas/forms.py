@@ -121,8 +121,7 @@ ANY: tuple[Form, ...] = (
 class Intersecting:
     """Intersects forms, and counts how often. It gives up on schemas that take too much work.
 
-    Args:
-        matches: Returns whether a pattern of names matches a name.
+    `matches` returns whether a pattern of names matches a name.
     """
 
     def __init__(self, matches: Callable[[str, str], bool]) -> None:
@@ -130,11 +129,7 @@ class Intersecting:
         self._num_done = 0
 
     def all(self, some: Sequence[Form], others: Sequence[Form]) -> tuple[Form, ...]:
-        """Return the alternatives of what both allow.
-
-        Raises:
-            SchemaRefused: There are too many.
-        """
+        """Return the alternatives of what both allow. Raises SchemaRefused where there are too many."""
         self._num_done += len(some) * len(others)
         if self._num_done > _MOST_WORK:
             raise SchemaRefused("its alternatives (anyOf, oneOf, if) combine in too many ways: write a smaller schema")

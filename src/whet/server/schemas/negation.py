@@ -27,8 +27,6 @@ def negated(reader: "Reader", schema: Any, keyword: str, depth: int = 0) -> tupl
     """Return forms of values that a schema does not allow.
 
     Args:
-        reader: Reads subschemas.
-        schema: The schema.
         keyword: What asks for it, for the message.
         depth: How many schemas lie around this one.
 

@@ -51,7 +51,6 @@ def calibrate(
         num_frames: The length of the stream that will be judged.
         late: By how many frames the pairs are late.
         alarms: The rate of false alarms, over all measures together.
-        seed: The seed of the bootstrap.
 
     Raises:
         TargetError: There are fewer than 60 frames after the late ones.

@@ -12,10 +12,6 @@ def there_and_back(clip: Sequence[Item], num_frames: int) -> Iterator[Item]:
     No cut is added: a clip of more than half of the frames is walked half the way and back, and a shorter one is walked
     to and fro. A stream whose faithfulness depends on the scene is then the same at both ends, unless it drifts.
 
-    Args:
-        clip: The frames.
-        num_frames: How many frames are yielded.
-
     Raises:
         ValueError: The clip is empty.
     """

@@ -30,7 +30,6 @@ class Departure:
     """Say how a measure departs from what the model makes of single frames.
 
     Attributes:
-        name: The measure.
         from_frame: The first frame at which it was seen.
         size: The median departure from there on, with its sign: a distance, or the logarithm of a factor.
         limit: The largest that would be no drift.
@@ -46,7 +45,6 @@ def sampled(num_frames: int, rate: float, *, is_cheap: bool) -> list[int]:
     """Return the frames at which a stream is compared: some in the first second, and others evenly over all.
 
     Args:
-        num_frames: The length of the stream.
         rate: Its frames a second.
         is_cheap: Whether the model restarts without being opened anew.
     """
@@ -83,7 +81,6 @@ def departures(found: Sequence[tuple[int, Mapping[str, float]]], thresholds: Thr
     Args:
         found: The frames that were compared, in order, with what `meter.appearance` says of the output beside what the
             model made of the frame alone.
-        thresholds: What `calibrate` found.
     """
     departing = []
     for measure in MEASURES:

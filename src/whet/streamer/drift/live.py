@@ -48,12 +48,7 @@ class LiveDrift:
         self._last: deque[dict[str, float]] = deque(maxlen=NUM_COMPARED)
 
     def add(self, output: Image, reference: Image) -> None:
-        """Measure an answer, unless one was measured a moment ago.
-
-        Args:
-            output: What the model made, uint8 [H, W, 3].
-            reference: What it made it of, uint8 [H, W, 3].
-        """
+        """Measure an answer and what it was made of, uint8 [H, W, 3] both, unless one was measured a moment ago."""
         now = self._clock()
         if now < self._next_s:
             return

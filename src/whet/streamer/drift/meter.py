@@ -61,7 +61,6 @@ class Series:
         scene: Where the input's colours stand between those of the first part (0) and of the last (1), [frames].
         scene_change: The Hellinger distance of the input's colours in the first part and in the last.
         broken_from: The first frame whose output was not finite or left [0, 1]; None without one.
-        thumbnails: The film strip.
         loop: A loop of more than 8 frames that the output runs in while the input moves; None without one.
         alone: The frames that were compared with what the model makes of them alone, with what `appearance`
             says of both, in order.
@@ -112,11 +111,7 @@ class DriftMeter:
         self._broken_from: int | None = None
 
     def add(self, output: Frame, reference: Frame) -> None:
-        """Measure one pair.
-
-        Args:
-            output: What the stream made.
-            reference: The input that it made it of.
+        """Measure one pair: what the stream made, and the input that it made it of.
 
         Raises:
             ValueError: The reference is no frame, or the output's shape is none of a frame or has changed.

@@ -37,7 +37,6 @@ class Chart:
     """Hold the drawing of one measure, in its own units: x to the right, y downwards.
 
     Attributes:
-        result: What the measure showed.
         raw: The path of the single values.
         smooth: The path of their running median.
         band: Top and height of what is no drift.

@@ -22,9 +22,7 @@ class DriftReport:
     Attributes:
         subject: What was tested, such as a target's name.
         source: Where the input came from.
-        series: What was measured.
         thresholds: What real frames show without drift.
-        verdict: What follows.
     """
 
     subject: str
@@ -81,11 +79,7 @@ def report(
     """Judge a stream, and return the complete report.
 
     Args:
-        series: What a `DriftMeter` measured.
         thresholds: What `calibrate` found; without, only rounding and chance count.
-        subject: What was tested, such as a target's name.
-        source: Where the input came from.
-        seed: The seed of the bootstrap.
     """
     thresholds = thresholds or Thresholds()
     return DriftReport(subject, source, series, thresholds, judge(series, thresholds, seed=seed))

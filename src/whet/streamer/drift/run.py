@@ -37,9 +37,6 @@ def drift_test(
     Args:
         target: What `whet.Stream` takes.
         source: Opens the source for a size of frames. It must end; at most half of the frames are read from it.
-        num_frames: The length of the stream.
-        options: How the model runs.
-        on_answer: Called after each answer.
 
     Raises:
         OptionError: There are fewer than 128 frames.

@@ -133,8 +133,6 @@ def resampled(values: Array, length: int, num: int, seed: int, *, resamples: int
         values: The values, [n] or [n, measures]. All measures of a frame stay together.
         length: The length of a block.
         num: The length of each series.
-        seed: The seed.
-        resamples: The number of series.
 
     Returns:
         The series, [resamples, num] or [resamples, num, measures].

@@ -25,10 +25,8 @@ class MeasureResult:
     """Say how one measure moved.
 
     Attributes:
-        measure: The measure.
         trend: Its trend, on the scale of `Measure.scale`; None where too few frames were measured.
         threshold: The change beyond which it counts as drift, on the same scale; infinite without a trend.
-        is_drift: Whether it drifts.
         from_frame: The frame from which on, from 0; None without drift.
         why_not: Why a change beyond the threshold does not count; "" otherwise.
     """
@@ -48,7 +46,6 @@ class Verdict:
     Attributes:
         word: "no drift", "drift" or "inconclusive".
         reasons: What the verdict rests on, a sentence each.
-        results: What each measure showed.
         repeats_from: The frame from which on the output stood still or ran in a loop while the input moved.
         departures: The measures in which the stream leaves what its model makes of single frames.
         from_frame: The frame from which on the stream drifts, by the earliest measure; None without drift.
@@ -74,9 +71,7 @@ def judge(series: Series, thresholds: Thresholds | None = None, *, seed: int = 0
     frame on.
 
     Args:
-        series: What a `DriftMeter` measured.
         thresholds: What `calibrate` found; without, only rounding and chance count.
-        seed: The seed of the bootstrap.
     """
     thresholds = thresholds or Thresholds()
     num_frames = series.num_frames
@@ -104,7 +99,6 @@ def judge(series: Series, thresholds: Thresholds | None = None, *, seed: int = 0
 
 
 def _result(measure: Measure, series: Series, thresholds: Thresholds, seed: int) -> MeasureResult:
-    """Judge one measure."""
     values = measure.scale(series.values[measure.name])
     is_other = series.scene_change > _OTHER_SCENE
     level = thresholds.alarms / len(MEASURES)
@@ -212,7 +206,6 @@ def amount(measure: Measure, change: float, *, is_size: bool = False) -> str:
     """Return a change in words: a factor for a ratio, a difference for anything else.
 
     Args:
-        measure: The measure.
         change: The change on the scale of `Measure.scale`.
         is_size: Give the size alone, without a direction.
     """

@@ -18,7 +18,6 @@ class Start(_Strict):
     """Begin a stream. It is the first message of a connection.
 
     Attributes:
-        type: The message's type.
         source: Where frames come from: the browser's "camera", or the "server", which plays its own source.
         key: The API key, where the server asks for one.
     """
@@ -32,7 +31,6 @@ class PromptChange(_Strict):
     """Set the prompt.
 
     Attributes:
-        type: The message's type.
         prompt: What the output should show.
         negative: What it should not be.
     """
@@ -46,9 +44,6 @@ class GuidanceChange(_Strict):
     """Set how the output follows the prompt.
 
     Attributes:
-        type: The message's type.
-        kind: The kind of guidance.
-        weight: Its weight.
         delta: The factor of the anchor's noise in residual guidance.
     """
 
@@ -59,11 +54,7 @@ class GuidanceChange(_Strict):
 
 
 class Shown(_Strict):
-    """Say that one more answer was shown. The server sends no more than a few that were not.
-
-    Attributes:
-        type: The message's type.
-    """
+    """Say that one more answer was shown. The server sends no more than a few that were not."""
 
     type: Literal["shown"]
 

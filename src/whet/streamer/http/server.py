@@ -39,9 +39,6 @@ class PageServer(AsgiServer):
     frame that is being computed cannot be interrupted.
 
     Args:
-        served: The model.
-        settings: Who may watch.
-        bound: The socket.
         on_report: Called with the report of each viewer's stream that had frames.
 
     Raises:

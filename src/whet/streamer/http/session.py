@@ -32,12 +32,8 @@ class Served:
 
     Attributes:
         opened: The model. It is called in one thread only.
-        options: How streams run.
         own_source: Opens the server's own source at a size.
-        source_name: What that source is called.
         prompt: The prompt; None where none was given.
-        negative: The negative prompt.
-        guidance: The guidance.
         on_applied: Called in the model's thread once a prompt or a guidance holds, with its message's type.
         steps: Steps of the sampler at the best level; None where the model has no such choice.
     """
@@ -122,7 +118,6 @@ class Session:
     `run` has begun.
 
     Args:
-        served: The model.
         kind: Where frames come from: the browser's "camera", or the "server".
         send: Sends a message to the page, text or binary. Any thread may call it, and it never waits.
     """

@@ -36,8 +36,6 @@ class Viewers:
     """Hold the model, and the viewer that uses it. Use it on the event loop.
 
     Args:
-        served: The model.
-        settings: Who may watch.
         model_thread: The one thread in which the model is called.
         on_report: Called with the report of each stream that had frames.
     """

@@ -63,11 +63,7 @@ class WebSource(Source):
             self._refuse(before.header, "frames that a newer one replaced", "a newer frame has come")
 
     def header_of(self, index: int) -> Header | None:
-        """Return the header of a frame that was handed out; None where it is no longer kept.
-
-        Args:
-            index: The frame's index.
-        """
+        """Return the header of a frame that was handed out; None where it is no longer kept."""
         with self._changed:
             return self._handed_out.get(index)
 

@@ -16,7 +16,6 @@ class Sink(ABC):
 
     Attributes:
         name: What the sink is called in reports.
-        num_written: The frames that it has taken.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,11 +31,7 @@ class Sink(ABC):
         self.close()
 
     def write(self, image: Image, time_s: float) -> None:
-        """Take a frame.
-
-        Args:
-            image: The picture, uint8 RGB, [H, W, 3].
-            time_s: Its presentation time in seconds.
+        """Take a frame, uint8 RGB, [H, W, 3], with its presentation time in seconds.
 
         Raises:
             OutputError: It cannot be written.

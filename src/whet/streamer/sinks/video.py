@@ -71,11 +71,8 @@ class VideoSink(Sink):
     MPEG-4). Times that do not increase are moved on by one such unit.
 
     Args:
-        path: The file.
         rate: The frames a second that the encoder plans with; 30, if not given. It does not change any times.
-        overwrite: Replace a file that is there.
         codec: The encoder, "libx264", "mpeg4" or "libvpx-vp9"; the best one that is there, if not given.
-        threads: The threads of the encoder.
 
     Raises:
         MissingExtra: PyAV is not installed.

@@ -44,7 +44,6 @@ class _Reader(threading.Thread):
     Args:
         capture: The camera. The thread releases it when it ends.
         clock: Returns seconds, from any origin.
-        name: The thread's name.
 
     Attributes:
         fault: Why there are no more pictures; "" while there are.
@@ -107,7 +106,6 @@ class Camera(Source):
         device: The camera's number, counted from 0, or its path, such as /dev/video1.
         rate: The frames a second that the camera is asked for. The camera decides. None leaves it as it is.
         size: The height and width of the frames, in pixels. None keeps the camera's own.
-        fit: How frames take another aspect.
         stall_s: Seconds without a frame after which iteration ends with an error.
         opener: Opens a device; OpenCV, if not given.
         clock: Returns seconds, from any origin. Frames are timed with it as they arrive.

@@ -51,11 +51,7 @@ def logged(names: frozenset[str]) -> Iterator[list[str]]:
 
 
 class Damage:
-    """Follow what is wrong with a video while it is read, and say it in one sentence.
-
-    Args:
-        name: The file.
-    """
+    """Follow what is wrong with a video while it is read, and say it in one sentence."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -93,12 +89,7 @@ class Damage:
         self._suspects.append((time_s,) if packet.is_corrupt and not is_joint else None)
 
     def note(self, why: str, time_s: Fraction | None) -> None:
-        """Note a fault.
-
-        Args:
-            why: What is wrong.
-            time_s: The timestamp of the faulty picture; None where it has none.
-        """
+        """Note a fault at the timestamp of the faulty picture, None where it has none."""
         is_open = self._since_key is None or self._since_key <= _OPEN
         if is_open and any(word in why.lower() for word in _REFERENCES):
             return
@@ -117,7 +108,6 @@ class Damage:
         """Note the end, and whether the file declares to be longer.
 
         Args:
-            num_frames: The frames that were given.
             read_s: The time at which the last picture ends.
             declared_s: The duration that the file declares; None where it does not.
             period_s: Seconds from a frame to the next.

@@ -34,7 +34,6 @@ class ImageFolder(Source):
         path: The folder. Hidden files, files of other kinds and folders in it are ignored.
         rate: The frames a second, which give the frames their times; 25, if not given.
         size: The height and width of the frames, in pixels. None keeps each image's own.
-        fit: How images take another aspect.
 
     Raises:
         MissingExtra: Pillow is not installed.
@@ -98,16 +97,11 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
 def read_image(
     file: Path, size: Size | None = None, fit: Fit = "crop", *, on_note: Callable[[str], None] = lambda note: None
 ) -> Image:
-    """Read one image as RGB, turned as its EXIF data say. Transparent parts lie over black.
+    """Read one image as RGB, uint8, [H, W, 3], turned as its EXIF data say. Transparent parts lie over black.
 
     Args:
-        file: The file.
         size: The height and width to scale it to, in pixels; None keeps its own.
-        fit: How it takes another aspect.
         on_note: Called with what another aspect does to it, as `Placement.note` says.
-
-    Returns:
-        The picture, uint8, [H, W, 3].
     """
     with PIL.Image.open(file) as opened:
         turned = PIL.ImageOps.exif_transpose(opened)
@@ -124,9 +118,7 @@ def fitted(
     """Return an RGB picture of Pillow as an image of a size, uint8, [H, W, 3].
 
     Args:
-        picture: The picture, of mode RGB.
         size: The height and width to scale it to, in pixels; None keeps its own.
-        fit: How it takes another aspect.
         on_note: Called with what another aspect does to it, as `Placement.note` says.
     """
     place = placed(picture.height, picture.width, size, fit)

@@ -14,7 +14,6 @@ class MemoryClip(Source):
 
     Args:
         name: What the clip is called in reports.
-        images: The frames.
         rate: Its frames per second.
     """
 
@@ -34,9 +33,6 @@ class MemoryClip(Source):
 
 class Endless(Source):
     """Hand out the frames of a source, which is opened again whenever it ends.
-
-    Args:
-        reopen: Opens the source.
 
     Raises:
         TargetError: The source has no frames. This is noticed when the first frame is read.

@@ -11,7 +11,6 @@ def refuse_live(source: Source, what: str) -> None:
     """Raise TargetError where frames come at their own times, and no two runs would see the same ones.
 
     Args:
-        source: The source.
         what: Who asks, as "a drift test".
     """
     if source.is_live:

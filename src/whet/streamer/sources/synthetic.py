@@ -23,10 +23,8 @@ class SyntheticClip(Source):
     depend on the seed, the size and the index alone.
 
     Args:
-        num_frames: The number of frames.
         size: The height and width of the frames, in pixels.
         rate: The frames a second, which give the frames their times; 30, if not given.
-        seed: The seed of the background and the shapes.
         still: The first frame of a span in which nothing moves, and the frame after its last. All frames of the span
             equal its first one; the motion goes on after it.
 

@@ -47,7 +47,6 @@ class VideoFile(Source):
     file is cut off.
 
     Args:
-        path: The file.
         size: The height and width of the frames, in pixels. None keeps what the file has, which may change within it.
         fit: How pictures take another aspect. Pixels that are not square count with the aspect that they are shown in.
         threads: The decoder's threads; None leaves them to it.

@@ -38,10 +38,7 @@ class TrainingLayer(BaseModel):
         name: The qualified name of the module; `OUTSIDE` for the loss and what is around the model.
         kind: The layer's class, as "Linear".
         calls: How often it ran in forward.
-        forward_s: Seconds in forward.
-        backward_s: Seconds in backward.
         flops: Operations in forward; a multiply-add counts as two.
-        backward_flops: Operations in backward.
         num_bytes: Bytes read and written in forward.
         backward_bytes: Bytes read and written in backward, by each operator by itself.
         bound: What holds the layer back, forward and backward together.
@@ -134,7 +131,6 @@ class _BackwardWork(WorkCounter):
         self._sequence.leave(index, output)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and count its work."""
         node = torch._C._current_autograd_node()
         if node is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -157,9 +153,7 @@ def profile_training_layers(
     The gradients are set to none at the end. Buffers, as those of batch norms, go on as in a step.
 
     Args:
-        workload: What is trained.
         trainer: Gives the model, the optimiser and the batches.
-        limits: The machine's limits.
         repeats: Passes of each kind that are timed. One more is made to count the work.
     """
     batches = trainer.next_batches()

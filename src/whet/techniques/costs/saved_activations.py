@@ -29,13 +29,7 @@ class SavedActivations(BaseModel):
 
 
 def saved_activations(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], batch: Any) -> SavedActivations:
-    """Run forward once, and count what it saves.
-
-    Args:
-        model: The model, in the mode that it trains in.
-        loss: Called as loss(model, batch).
-        batch: A batch.
-    """
+    """Run forward once, with the model in the mode that it trains in, and count what it saves."""
     blocks = repeated_blocks(model)
     seen = _Seen(len(blocks), [*model.parameters(), *model.buffers(), *tree_leaves(batch)])
     handles = [
@@ -61,7 +55,6 @@ class _Seen:
     """Note which memory is saved while which block runs.
 
     Args:
-        num_blocks: The number of blocks.
         present: What is in memory whether forward saves it or not.
     """
 

@@ -33,7 +33,6 @@ class StepProfile(BaseModel):
     """Hold where the time of one optimiser step goes. Times are in seconds.
 
     Attributes:
-        total_s: The whole step.
         data_s: Waiting for the batch.
         optimizer_s: The optimiser: clipping, the update, setting gradients to zero.
         products_s: Matrix products and convolutions in forward and backward.
@@ -104,7 +103,6 @@ class StepProfile(BaseModel):
         """Return the least seconds of an update that memory allows.
 
         Args:
-            limits: The machine's limits.
             bytes_per_parameter: Bytes moved for each parameter. AdamW in float32 reads four numbers and writes three.
         """
         return self.num_parameters * bytes_per_parameter / limits.read_bandwidth
@@ -126,7 +124,6 @@ def profile_steps(trainer: Trainer, *, num_steps: int = 3) -> StepProfile:
     """Profile the next steps of a trainer, whose optimiser has its state already.
 
     Args:
-        trainer: Makes the steps.
         num_steps: The steps that are timed without instruments; two more are profiled and counted.
     """
     phases = [trainer.timed_step() for _ in range(num_steps)]

@@ -38,10 +38,6 @@ def head_of(model: nn.Module, *, least_outputs: int = 1024) -> nn.Linear | None:
     """Return the linear layer that makes logits over a vocabulary; None where there is none.
 
     A model of transformers names it. Otherwise it is the layer with the most outputs, if it comes last.
-
-    Args:
-        model: The model.
-        least_outputs: The least number of outputs.
     """
     named = getattr(model, "get_output_embeddings", None)
     head = named() if callable(named) else None

@@ -85,7 +85,6 @@ class _Loan:
     """Connect a block with the storage of the tensors that use it.
 
     Attributes:
-        block: The block.
         key: The storage's address. Another storage may have it after the loan has ended.
         has_ended: Whether the buffer was released, or its last tensor is gone.
         finalizer: What notices that.
@@ -305,7 +304,6 @@ def size_of_block(num_bytes: int, *, is_pinned: bool) -> int:
     """Return the size of the block for a request.
 
     Args:
-        num_bytes: What was asked for.
         is_pinned: Whether the memory is pinned. PyTorch rounds that up to a power of two itself.
     """
     power = 1 << max(num_bytes - 1, _LEAST_BYTES - 1).bit_length()  # the next power of two

@@ -163,8 +163,6 @@ def chunked_cross_entropy(
 
     Args:
         x_ND: The inputs of the last layer.
-        weight_VD: Its weight.
-        bias_V: Its bias, or None.
         target_N: The right columns, int64.
         ignore_index: The target of rows that count nothing.
         dtype: The dtype of the products.

@@ -109,7 +109,6 @@ def keep_gradients_on_host(parameters: Iterable[nn.Parameter], *, device_type: s
     """Have backward move each gradient to the host's memory. Sparse gradients stay, and those with a graph.
 
     Args:
-        parameters: The parameters whose gradients move.
         device_type: The type of the devices that gradients move from.
     """
     for p in parameters:

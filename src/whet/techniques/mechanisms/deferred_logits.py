@@ -28,8 +28,6 @@ class DeferredLogits(Tensor):
 
     Attributes:
         x_ND: The layer's input, with all leading dimensions.
-        weight_VD: The layer's weight.
-        bias_V: The layer's bias, or None.
         rows_dtype: The dtype that the layer would have computed in.
         versions: How often input and weight had been written to when the promise was made.
     """

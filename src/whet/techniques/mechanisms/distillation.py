@@ -241,7 +241,6 @@ class _Taught(TorchFunctionMode):
         self.logits: list[Tensor] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, or keep what the cross-entropy is taken of."""
         if function is not F.cross_entropy:
             return function(*args, **(kwargs or {}))
         logits = _real(_values(args, kwargs)["input"])
@@ -261,7 +260,6 @@ class _Learning(TorchFunctionMode):
         self._hand_over: Callable[..., Any] = torch.compiler.disable(self._term)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, or the distillation's loss."""
         if function is F.cross_entropy:
             return self._hand_over(_values(args, kwargs))
         return function(*args, **(kwargs or {}))

@@ -14,7 +14,6 @@ class HostCopy:
     """Hold a copy of a tensor in the host's memory.
 
     Attributes:
-        device: The device of the tensor.
         buffer: The copy, which may not be complete yet.
     """
 

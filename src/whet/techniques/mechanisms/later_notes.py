@@ -16,12 +16,7 @@ def all_notes(parts: Parts) -> tuple[str, ...]:
 
 
 def tell_later(parts: Parts, tell: Callable[[str], None]) -> None:
-    """Tell what the techniques have found out, once the optimiser has made 8 steps.
-
-    Args:
-        parts: The changed parts of a loop.
-        tell: Called with each note.
-    """
+    """Tell what the techniques of changed parts have found out, once the optimiser has made 8 steps."""
     if not parts.later_notes:
         return
     num_steps = 0

@@ -57,13 +57,7 @@ class LossScale:
         self._parameters: list[nn.Parameter] = []
 
     def forward(self, model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a model's forward in float16, with scaled gradients where there are any.
-
-        Args:
-            model: The model.
-            forward: Its first forward.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
+        """Run a model's first forward in float16, with scaled gradients where there are any.
 
         Raises:
             RecipeError: Gradients would reach a parameter without being divided by the scale.
@@ -268,10 +262,7 @@ class _Scaled(AddedForward):
 def scale_gradients(model: nn.Module, optimizer: Optimizer, scale: LossScale) -> None:
     """Have a model compute in float16 with a loss scale, and its optimiser skip steps that overflowed.
 
-    Args:
-        model: The model.
-        optimizer: Its optimiser.
-        scale: The scale. A model keeps the one that it has.
+    A model keeps the scale that it has.
     """
     scale = _SCALES.setdefault(model, scale)
     extend(model, _Scaled)

@@ -92,7 +92,6 @@ def keep_in_bfloat16(
     """Make parameters bfloat16, and have the optimiser update them in float32. They stay the objects that they are.
 
     Args:
-        model: The model that holds them.
         optimizer: The optimiser that updates them. It must update each parameter by itself.
         parameters: Parameters in float32.
         by_chance: Whether to do without masters and round each update up or down by chance.

@@ -48,7 +48,6 @@ def why_not_replaced(optimizer: Optimizer, *kinds: type[Optimizer]) -> str:
     """Return why another algorithm cannot take an optimiser's place; "" where it can.
 
     Args:
-        optimizer: The loop's own.
         kinds: The classes that the algorithm stands for. A subclass may have another step.
     """
     if type(optimizer) not in kinds:
@@ -68,8 +67,6 @@ def replaced(
     the old one changes the new one's learning rate. Nothing must have been stepped yet.
 
     Args:
-        optimizer: The loop's own.
-        make: Makes the new one from groups of parameters.
         names: The settings of a group that the new algorithm takes over.
     """
     groups = optimizer.param_groups

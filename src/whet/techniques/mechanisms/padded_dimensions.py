@@ -59,7 +59,6 @@ def unaligned_layers(model: nn.Module, most_growth: float) -> tuple[list[nn.Modu
     """Find the layers that padding could make faster.
 
     Args:
-        model: The model.
         most_growth: The most that padding may multiply a layer's weights by.
 
     Returns:

@@ -19,9 +19,6 @@ class Parts:
     same names, so that whatever else holds the model or its parameters goes on working.
 
     Attributes:
-        model: What the loop calls.
-        optimizer: What the loop steps.
-        batches: What the loop iterates over.
         notes: What the techniques want to be said in the report.
         later_notes: Asked once steps have been made; each returns one more such note, or "" for none.
     """

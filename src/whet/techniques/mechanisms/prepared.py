@@ -17,13 +17,7 @@ _IN_PLACE_OF: WeakKeyDictionary[Optimizer, Optimizer] = WeakKeyDictionary()  # t
 
 
 def remember(before: Parts, after: Parts, steps: Sequence[Step]) -> None:
-    """Remember that a recipe's steps have changed these parts.
-
-    Args:
-        before: The loop's own parts.
-        after: What the techniques returned.
-        steps: The recipe's steps.
-    """
+    """Remember that a recipe's steps have changed these parts."""
     if not steps:
         return
     _MODELS[after.model] = _OPTIMIZERS[after.optimizer] = tuple(steps)
@@ -38,10 +32,6 @@ def current(parts: Parts) -> Parts:
 
 def is_prepared(parts: Parts, steps: Sequence[Step]) -> tuple[bool, bool]:
     """Return whether a recipe's steps have changed the model already, and whether they have changed the optimiser.
-
-    Args:
-        parts: The parts of a loop.
-        steps: The recipe's steps.
 
     Raises:
         RecipeError: Another recipe has changed them.

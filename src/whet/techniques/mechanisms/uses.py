@@ -66,12 +66,7 @@ def uses_of(model: nn.Module) -> tuple[Use, ...]:
 
 
 def why_refused(refuses: Refuses, model: nn.Module) -> str:
-    """Return why a technique does not bear how a model is trained; "" where nothing speaks against it.
-
-    Args:
-        refuses: What the technique does not bear.
-        model: The model.
-    """
+    """Return why a technique does not bear how a model is trained; "" where nothing speaks against it."""
     return next((f"it does not bear {use}: {refuses[use]}" for use in uses_of(model) if use in refuses), "")
 
 
@@ -85,7 +80,6 @@ class ProcessGuard:
         """Begin to watch.
 
         Args:
-            model: The model.
             refuses: What each technique of the recipe does not bear, by its name.
         """
         self._model, self._refuses, self._was_sharded = model, refuses, is_sharded(model)

@@ -64,7 +64,6 @@ def with_workers(loader: DataLoader[Any], **changes: Any) -> WorkerLoader:
     """Return a loader with other settings, over the same data set, samplers, collate function and generator objects.
 
     Args:
-        loader: The loader.
         **changes: Settings of DataLoader: num_workers, prefetch_factor, persistent_workers, pin_memory.
     """
     settings: dict[str, Any] = {

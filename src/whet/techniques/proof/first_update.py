@@ -62,7 +62,6 @@ def judged_first(
         workload: The original's description: how many batches it accumulates, and how it clips.
         original: The original's gradients, batch by batch.
         reference: Those in float64.
-        exactness: What the techniques promise.
         moved: How far the original's own gradients move under rounding.
 
     Returns:

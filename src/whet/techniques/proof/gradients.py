@@ -49,7 +49,6 @@ class GradientProof(BaseModel):
 
     Attributes:
         is_same: Whether they are the gradients of the original, as far as the techniques promise.
-        words: The result in words.
         error: The largest relative error of any parameter's gradient.
         original_error: The original's own largest one.
         cosine: The smallest cosine of any parameter's gradient with its reference.
@@ -77,7 +76,6 @@ def gradients_of(
 
     Args:
         model: The model, in training mode.
-        loss: Called as loss(model, batch).
         batches: One gradient is taken for each.
         seed: The seed before each batch.
         drops: Whether dropout stays on.
@@ -141,10 +139,7 @@ def judged(
     """Judge the gradients of a changed loop.
 
     Args:
-        found: Its gradients.
-        original: Those of the original.
         reference: Those in float64.
-        exactness: What its techniques promise.
         moved: How far the original's own gradients move under rounding; see whet.techniques.proof.sensitivity.
         against: What the reference is, in words.
     """

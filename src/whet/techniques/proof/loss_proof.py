@@ -24,7 +24,6 @@ class LossPair(BaseModel):
     """Hold the scores of two runs with one seed.
 
     Attributes:
-        seed: The seed.
         old: The original's score at the end.
         new: The changed run's.
         old_middle: The original's in the middle of the run.
@@ -65,7 +64,6 @@ class LossProof(BaseModel):
         most: The upper end of its one-sided interval.
         grown: The upper end of the interval of the drop, extrapolated by as much as it grew in the second half.
         allowed: The drop that is allowed.
-        pairs: The pairs.
         doubt: Why the pairs cannot tell, whatever the interval; "" where they can.
         failure: How a run failed, where that proves that the trainings differ; "" where none did.
         score: What the pairs compare: the name of the held-out score, or "training loss" where a workload has none.
@@ -115,9 +113,7 @@ def judge(
     """Judge pairs of runs. Where the original itself diverges in one, they cannot tell, whatever the other run did.
 
     Args:
-        pairs: The pairs so far.
         allowed: The drop that is allowed, as a fraction of the original's score.
-        higher_is_better: Whether a higher score is a better one.
         score: What the scores are, in words.
         change: What the second run of each pair has and the first one has not, in words.
     """

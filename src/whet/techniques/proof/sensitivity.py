@@ -32,7 +32,6 @@ def sensitivity(
 
     Args:
         model: The original, in training mode.
-        loss: Called as loss(model, batch).
         batches: One gradient is taken for each.
         reference: The gradients of the same batches in float64.
         seed: The seed before each batch.

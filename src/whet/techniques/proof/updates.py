@@ -24,7 +24,6 @@ class UpdateProof(BaseModel):
 
     Attributes:
         is_same: Whether they are the same, rounding aside; None where they cannot be compared.
-        words: The result in words.
         error: The largest relative error of any parameter's change over the steps.
         parameter: The parameter that is furthest off.
     """
@@ -85,7 +84,6 @@ def prove_updates(workload: TrainingWorkload, trainer: Trainer, *, num_steps: in
     Args:
         workload: The original's description, which makes the reference's optimiser and schedule.
         trainer: The loop, before its first step.
-        num_steps: How many steps are made.
     """
     parameters = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad]
     optimizer = workload.optimizer(workload.model.parameters())

@@ -37,7 +37,6 @@ class MinMaxObserver(nn.Module):
         """Make an observer that has seen nothing.
 
         Args:
-            quant_min: The lowest level.
             quant_max: The highest level; 127 on chips whose int8 products saturate.
             described: Further arguments of torchao's protocol. They only repeat the class's attributes.
         """

@@ -24,7 +24,6 @@ def quantize(folder: Folder, batches: Sequence[tuple[Tensor, ...]], mode: str) -
     """Return a copy of an ONNX model in int8.
 
     Args:
-        folder: The model.
         batches: Calibration batches of flat inputs.
         mode: "static" or "dynamic".
 

@@ -33,15 +33,11 @@ def quantize(
 ) -> tuple[Any, list[str]]:
     """Quantise a copy of an OpenVINO model to int8.
 
-    techniques.openvino.Options explains the options.
+    techniques.backend.openvino.Options explains the options.
 
     Args:
-        model: The OpenVINO model.
         batches: Calibration batches of flat inputs.
         preset: NNCF's preset.
-        ranges: How the ranges of activations are found.
-        smooth_quant: Whether to scale activations into weights first.
-        keep: How many of the layers that int8 hurts most stay in floating point.
         quantizes_attention: Whether attention's products are quantised.
 
     Returns:

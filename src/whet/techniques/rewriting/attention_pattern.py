@@ -36,8 +36,6 @@ class Scores:
     """Describe the scores that a softmax takes.
 
     Attributes:
-        query: The query of the product.
-        key: The key of the product.
         steps: The operations between product and softmax, in order.
         nodes: The nodes from the product on that nothing else uses.
     """
@@ -57,7 +55,6 @@ class Attention:
     """Describe one match.
 
     Attributes:
-        scores: The scores.
         value: The value of the second product.
         output: The second product, and the order that turns (batch, rows, columns) into its own dimensions.
     """

@@ -40,7 +40,6 @@ def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:
 
     Args:
         candidate: The candidate. It is not modified.
-        dtype: The type to compute in.
         name: What messages call the type.
 
     Raises:

@@ -70,11 +70,9 @@ def _update(optimizer: Optimizer, update: Any, number: int, used: UsedGradients,
     """Update one parameter with the settings that its group has now.
 
     Args:
-        optimizer: The optimiser.
-        update: Its step.
+        update: The optimiser's step.
         number: The index of the parameter's group. A checkpoint that is loaded replaces the groups themselves.
         used: Takes the place of the gradient, so that whatever the loop still does with it is refused.
-        p: The parameter.
     """
     if are_kept():
         return

@@ -82,7 +82,6 @@ class Written:
 
     Attributes:
         path: Its directory.
-        step: The step.
         seconds: How long the thread wrote.
         num_bytes: The size of the tensors' files.
     """

@@ -46,9 +46,7 @@ class StagedFile:
     """Hold the content of one safetensors file.
 
     Attributes:
-        name: The file's name.
         part: The first word of the names of its tensors.
-        header: What the file begins with.
         data: The tensors, one after the other; uint8 in host memory.
         views: The place of each tensor in `data`, by its whole name.
     """

@@ -32,11 +32,7 @@ _HELD: dict[Path, tuple[int, str]] = {}  # path -> the process that locked it, w
 
 
 class Locked(Exception):
-    """Report that another process holds a lock, or this one elsewhere.
-
-    Attributes:
-        text: What the holder wrote into the file.
-    """
+    """Report that another process holds a lock, or this one elsewhere, with what the holder wrote into the file."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -44,11 +40,7 @@ class Locked(Exception):
 
 
 class FileLock:
-    """Hold the lock of a file, which is made and written for it.
-
-    Args:
-        path: The file.
-        text: What others read there.
+    """Hold the lock of a file, which is made for it and gets a text for others to read.
 
     Raises:
         Locked: Somebody else holds it.

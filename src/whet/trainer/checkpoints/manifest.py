@@ -30,7 +30,6 @@ class SavedFile(BaseModel):
     Attributes:
         name: Its name, without a directory.
         part: The first word of the names of its tensors, which the file itself leaves out; None of the values.
-        size_bytes: Its size.
         sha256: The digest of its content, in hexadecimal digits.
     """
 
@@ -46,8 +45,6 @@ class Manifest(BaseModel):
     """Describe a checkpoint.
 
     Attributes:
-        format: The name of the format.
-        version: The version of the layout.
         step: The step after which it was saved.
         number: Checkpoints of a directory are counted in the order in which they were saved. A run that goes back to an
             earlier step saves lower steps after higher ones.

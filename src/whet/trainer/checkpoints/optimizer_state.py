@@ -127,10 +127,8 @@ def _groups(
     """Return the saved groups in the optimiser's own order, as its state_dict holds them.
 
     Args:
-        saved: The groups of the checkpoint.
         names: The names of the parameters of each of the optimiser's groups.
         own: The optimiser's groups, of which the devices of settings are taken.
-        tensors: The checkpoint's tensors.
 
     Raises:
         CheckpointError: The groups hold other parameters.

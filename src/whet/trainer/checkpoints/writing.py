@@ -37,8 +37,6 @@ def write_checkpoint(directory: Path, step: int, copy: HostCopy, values: bytes) 
 
     Args:
         directory: Where the checkpoints are.
-        step: The step.
-        copy: The tensors.
         values: The values, as JSON.
 
     Raises:

@@ -33,11 +33,7 @@ class Windows:
     """
 
     def __init__(self, store: TokenStore, sequence_length: int) -> None:
-        """Divide tokens.
-
-        Args:
-            store: The tokens.
-            sequence_length: The tokens that a model sees at once.
+        """Divide tokens, of which a model sees `sequence_length` at once.
 
         Raises:
             OptionError: The length is below 1.
@@ -98,7 +94,6 @@ class PackedRows:
         """Plan the rows, or read the plan that is kept beside the store.
 
         Args:
-            store: The tokens.
             sequence_length: The tokens of a row.
             padding_id: The token where a row ends early.
 
@@ -170,7 +165,6 @@ class TokenBatches(Dataset[TokenBatch]):
 
         Args:
             rows: Windows or PackedRows.
-            batch_size: The rows of a batch.
             seed: What the order depends on, from 0 to 2^64 - 1.
             shuffle: Whether each epoch has an order of its own. Otherwise rows come in order.
             start: The step that going over the batches begins with.
@@ -244,15 +238,11 @@ class _Steps(Sampler[int]):
 
 
 def split(store: TokenStore, held_out: float | int, *, whole_documents: bool = False) -> tuple[TokenStore, TokenStore]:
-    """Divide a store into what is trained on and what is held out, which is its end.
+    """Divide a store into views of what is trained on and of what is held out, which is its end.
 
     Args:
-        store: The tokens.
         held_out: A share of the tokens, such as 0.1, or a number of documents, such as 100.
         whole_documents: Round a share to the nearest beginning of a document. Otherwise a document is cut.
-
-    Returns:
-        Both parts, as views.
 
     Raises:
         OptionError: held_out is neither a share between 0 and 1 nor a number of documents.

@@ -39,7 +39,6 @@ def segments_of(template: ChatTemplate, messages: object, tools: object = None) 
     message of the assistant to a prompt for it, without white space behind a last special token.
 
     Args:
-        template: The chat template.
         messages: A list of objects with "role" and "content".
         tools: A list of tools that the template may show, or None.
 

@@ -71,11 +71,7 @@ class Cutter:
 
 
 def cutter_of(described: Mapping[str, Any]) -> Cutter:
-    """Return what cuts texts for a tokenizer.
-
-    Args:
-        described: What its tokenizer.json says of it.
-    """
+    """Return what cuts texts for a tokenizer, by what its tokenizer.json says of it."""
     reason = _hindrance(described)
     if reason:
         return Cutter(reason, lambda text, least: None)
@@ -84,11 +80,7 @@ def cutter_of(described: Mapping[str, Any]) -> Cutter:
 
 
 def anywhere(added: Sequence[str]) -> Cutter:
-    """Return what cuts texts for a tokenizer whose tokens are characters or bytes: anywhere but within added tokens.
-
-    Args:
-        added: The texts of the added tokens.
-    """
+    """Return what cuts texts for a tokenizer whose tokens are characters or bytes: anywhere but within added tokens."""
     longest = max(map(len, added), default=0)
 
     def find(text: str, least: int) -> int | None:

@@ -23,7 +23,6 @@ class Part(NamedTuple):
     """Hold a part of a document.
 
     Attributes:
-        text: The text.
         is_trained: Whether a model is to learn it. It is then encoded by itself. None: it is running text, which goes
             on in the next part.
         ends_document: Whether the document ends here.
@@ -46,7 +45,6 @@ class Sources:
 
     Attributes:
         files: The files, in order.
-        text_key: The key of the text in an object.
         separator: What stands between documents of a `.txt`, such as a blank line; None for one document a file.
     """
 
@@ -76,9 +74,6 @@ class Sources:
     def parts(self, template: ChatTemplate) -> Iterator[Part]:
         """Yield the documents of all files, in order, in parts.
 
-        Args:
-            template: What conversations are written by.
-
         Raises:
             TargetError: A file is missing, cannot be read, or does not hold what it should.
         """
@@ -106,7 +101,6 @@ class Sources:
                 raise TargetError(f"{place}: {error}") from error
 
     def _parts_of(self, record: Mapping[str, Any], template: ChatTemplate) -> list[Part]:
-        """Return the parts of one record."""
         if self.text_key in record:
             value = record[self.text_key]
             if isinstance(value, str):
@@ -146,7 +140,6 @@ def records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _closed(segments: Sequence[Segment], *, has_end: bool) -> list[Part]:
-    """Return the segments of a document as its parts."""
     last = len(segments) - 1
     return [
         Part(_valid(text), is_trained, ends_document=number == last, has_end=has_end)

@@ -22,14 +22,11 @@ def tokens_cache(cache: Path | str | None) -> Path:
 
 
 def file_digest(path: Path, cache: Path) -> str:
-    """Return the SHA-256 of a file. It is remembered for as long as the file has its size, times and inode.
+    """Return the SHA-256 of a file.
 
-    The digest of a file that was written within the last two seconds is not remembered: another write may have the same
+    It is remembered in the directory of cached tokens for as long as the file has its size, times and inode. The
+    digest of a file that was written within the last two seconds is not remembered: another write may have the same
     time.
-
-    Args:
-        path: The file.
-        cache: The directory of cached tokens.
 
     Raises:
         TargetError: The file cannot be read, or changes meanwhile.
@@ -58,7 +55,6 @@ def weights_digest(directory: Path, cache: Path) -> str:
     """Return a digest of a Hugging Face directory's model: its config.json and its weights in safetensors.
 
     Args:
-        directory: The directory.
         cache: The directory of cached tokens, where the digests of files are remembered.
 
     Raises:
@@ -92,7 +88,6 @@ def check_untouched(path: Path, before: Mapping[str, int]) -> None:
     """Check that nothing was written into a file that is mapped. One that was removed or replaced stays mapped.
 
     Args:
-        path: The file.
         before: What `file_identity` returned when it was mapped.
 
     Raises:

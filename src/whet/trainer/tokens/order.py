@@ -44,10 +44,7 @@ class Order:
         return {**self.__dict__, "_permutations": OrderedDict()}
 
     def item(self, position: int) -> int:
-        """Return the item at a position.
-
-        Args:
-            position: Which item of all epochs, from 0.
+        """Return the item at a position, which counts the items of all epochs from 0.
 
         Raises:
             OptionError: The position is negative.
@@ -59,7 +56,6 @@ class Order:
 
         Args:
             position: Which item of all epochs is the first, from 0.
-            count: How many.
 
         Raises:
             OptionError: The position is negative.

@@ -26,7 +26,6 @@ class RawTokens:
         tokens: The tokens. [T]
         starts: Where each document begins, and where the last one ends. [documents + 1]
         digest: A name of tokens and boundaries.
-        largest_id: The largest token.
         place: The directory in the cache where this is kept.
     """
 
@@ -68,7 +67,6 @@ def read_raw(path: Path, dtype: np.dtype[Any] | None, end_id: int | None, cache:
 
 
 def _mapped(path: Path, dtype: np.dtype[Any] | None) -> NDArray[Any]:
-    """Return the file's tokens, mapped."""
     try:
         num_bytes = path.stat().st_size
         if path.is_dir():

@@ -53,10 +53,6 @@ class RowPlan:
 def row_plan(store: TokenStore, row_length: int) -> RowPlan:
     """Return the plan for the tokens of a store, and keep it beside them where that can be written.
 
-    Args:
-        store: The tokens.
-        row_length: The tokens of a row.
-
     Raises:
         TargetError: No document has a token to predict.
     """

@@ -218,12 +218,7 @@ class StoreWriter:
         return self
 
     def append(self, document: ArrayLike, trained: ArrayLike | None = None) -> None:
-        """Write a document. See `extend`.
-
-        Args:
-            document: Its token ids.
-            trained: 1 or True for each token that is to be learnt. None: all are.
-        """
+        """Write a document. See `extend`."""
         ids = integers(document)
         self.extend(ids, [len(ids)], trained)
 

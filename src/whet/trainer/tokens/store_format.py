@@ -20,10 +20,7 @@ class Header(BaseModel):
     """Hold what `header.json` says of a store.
 
     Attributes:
-        format: The name of the format.
-        version: Its version.
         dtype: The type of a token, as NumPy names it.
-        num_tokens: The tokens in all.
         num_documents: The documents, empty ones included.
         largest_id: The largest token id; -1 without tokens.
         vocab_size: The size of the vocabulary that the tokens were made with, or None.

@@ -93,7 +93,6 @@ def characters_of(
     `load_tokenizer("characters", characters_of(files))` makes a tokenizer of them.
 
     Args:
-        files: A file or several.
         cache: The directory of cached tokens; None is that of whet.
         text_key: The key of the text in an object of a `.jsonl` or `.json`.
         separator: What stands between documents of a `.txt`.
@@ -154,7 +153,6 @@ def _kept(directory: Path) -> TokenStore | None:
 def _write(
     directory: Path, sources: Sources, loaded: LoadedTokenizer, end_id: int | None, vocab_size: int | None
 ) -> None:
-    """Encode files into a new store."""
     for partial in directory.parent.glob(f".{directory.name}.*"):  # of a process that was ended
         shutil.rmtree(partial, ignore_errors=True)
     num_ids = loaded.num_ids if vocab_size is None else min(loaded.num_ids, vocab_size)

@@ -40,7 +40,6 @@ class WorkerBatches:
         read: Returns the batch of a step: tensors on the CPU, by name. It depends on the step alone. Where processes do
             not start by a fork, it must be picklable.
         num_workers: The processes, 1 or more.
-        start: The first step.
     """
 
     def __init__(self, read: Callable[[int], Batch], num_workers: int, start: int = 0) -> None:

@@ -38,14 +38,7 @@ class ScriptFacts(Facts):
 
 
 def facts_of(command: ScriptCommand, examined: Examined, exclude: Sequence[str], examined_s: float) -> ScriptFacts:
-    """Return what runs of a script as it is have shown.
-
-    Args:
-        command: The command.
-        examined: The runs.
-        exclude: Techniques that are not to be tried.
-        examined_s: Seconds that they took.
-    """
+    """Return what runs of a script as it is have shown, in `examined_s` seconds."""
     machine, watched = describe(), examined.watched
     refused = [RefusedTechnique(technique=name, reason=why) for name, why in watched.refused.items()]
     left_out = {step.technique for step in watched.applicable}.intersection(exclude)
@@ -76,7 +69,6 @@ def applicable_techniques(
 
     Args:
         record: A watched run of the script as it is.
-        exclude: Techniques that are not to be tried.
         memory: What the memory of a step is made of; None where that is not known.
     """
     choices = defaultdict[str, list[Step]](list)

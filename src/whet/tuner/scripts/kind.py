@@ -38,8 +38,6 @@ class ScriptKind(TrainedKind):
     """Make the steps of a script fast, or small, without a change of its lines.
 
     Args:
-        asked: What is asked for.
-        command: The command that starts it.
         num_steps: The most optimiser steps of a run.
     """
 

@@ -30,7 +30,6 @@ class Original:
     """Hold what is known of the script as it is, with its dropout off.
 
     Attributes:
-        run: A run.
         other: A run on one thread; the same run where the machine has one core.
         run_moved: Makes runs with parameters that are moved so far (proof/sensitivity.py). They are made once a
             recipe differs by more than the same sums in another order do.
@@ -63,12 +62,7 @@ class Original:
 
 
 def judge(original: Original, found: ScriptOutcome, exactness: Exactness) -> tuple[str, TrainingEvidence]:
-    """Judge a run with a recipe.
-
-    Args:
-        original: The script as it is.
-        found: The run.
-        exactness: What the recipe's techniques promise.
+    """Judge a run with a recipe whose techniques promise `exactness`.
 
     Returns:
         Why it does not train as the script does, "" where it does; and the evidence.

@@ -28,7 +28,6 @@ class ScriptRuns:
     """Start runs of one script.
 
     Attributes:
-        command: The command.
         scratch: The directory for copies and messages.
         num_steps: The most steps of a run.
         limit_s: Seconds after which a run is ended.
@@ -98,13 +97,7 @@ class ScriptRuns:
 
 @dataclass(frozen=True)
 class ScriptSide:
-    """Describe the script as it is (no steps) or with a recipe as a side of a comparison.
-
-    Attributes:
-        runs: Starts the runs.
-        name: The side's name.
-        steps: The recipe.
-    """
+    """Describe the script as it is (no steps) or with a recipe as a side of a comparison."""
 
     runs: ScriptRuns
     name: str

@@ -53,12 +53,8 @@ def facts_of(
     """Return what is known of a stream once it has run on its clips.
 
     Args:
-        name: What people call it.
-        opened: Its model.
-        original: How it runs now.
         clips: The clips to choose on.
         figures: Its quality on them.
-        has_codec: Whether a video is read or written.
     """
     machine, own = describe(), opened.sampler
     samplers = ("",) if own is None else (own, *(other for other in SAMPLERS if other != own))

@@ -23,7 +23,6 @@ class Finalist:
 
     Attributes:
         name: Its name in the comparison.
-        setting: Its settings.
         models: The artefacts that stand for its models, by the name of the call.
     """
 
@@ -60,13 +59,9 @@ def others_of(setting: Setting) -> dict[str, Any]:
 
 
 def budget_run(opened: Opened, setting: Setting, source: str, budget_s: float) -> StreamReport:
-    """Run a stream for 500 frames, and report whether it keeps a budget. The frames are in memory before it begins.
+    """Run a stream for 500 frames, and report whether it keeps a budget of `budget_s` seconds a frame.
 
-    Args:
-        opened: The stream's model.
-        setting: How it runs.
-        source: The name of the source.
-        budget_s: Seconds that a frame may take.
+    The frames are in memory before it begins.
     """
     with Endless(lambda: open_source(source, size=opened.size)) as frames:
         images = [frame.image for frame in itertools.islice(frames, _BUDGET_FRAMES)]

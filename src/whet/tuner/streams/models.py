@@ -31,11 +31,7 @@ class StreamModels:
     """Hold what stands for the models of a stream.
 
     Attributes:
-        bench: Judges and times settings.
-        original: How the stream runs now.
-        asked: What is asked for.
         max_drop: The allowed drop of the structural similarity, as a fraction.
-        work: What the search works with.
         directory: The output directory, in which the models' own searches lie.
         last_s: Seconds of the searches that the latest `place` had to make.
     """

@@ -27,7 +27,6 @@ class Choices:
     """Hold what can be chosen of a stream.
 
     Attributes:
-        original: How it runs now.
         samplers: The samplers that it can have, its own first; "" alone where it has no choice.
         names_models: Whether its step names models that artefacts can stand for.
         still_share: The share of the clips' frames that stand still.

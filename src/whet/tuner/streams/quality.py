@@ -87,12 +87,7 @@ def with_truth(clips: Sequence[Clip], reference: Sequence[Sequence[Image]]) -> l
 
 
 def measured(clips: Sequence[Clip], found: Sequence[Sequence[Image]]) -> Figures:
-    """Return the quality of answers to clips whose truth is known.
-
-    Args:
-        clips: The clips.
-        found: The answers to each, as many as it has frames.
-    """
+    """Return the quality of answers to clips whose truth is known, as many to each as it has frames."""
     rows: dict[str, list[float]] = {name: [] for name in ("psnr", "ssim", "sharpness", "flicker", "warp", "accuracy")}
     for clip, images in zip(clips, found, strict=True):
         assert clip.truth is not None
@@ -161,16 +156,11 @@ class Change:
 
 
 def change(original: Figures, found: Figures, max_drop: float) -> Change:
-    """Judge whether answers are as good as the original's.
+    """Judge whether answers are as good as the original's, on the same clips.
 
     The structural similarity, the signal-to-noise ratio and the accuracy may drop by at most `max_drop` of the
     original's. The sharpness may move away from the truth's by at most a tenth. Flicker and warp error may rise by at
     most a tenth of the original's, or by half a grey level of 256, whichever is more.
-
-    Args:
-        original: The quality of the original.
-        found: The quality of the other, on the same clips.
-        max_drop: The allowed drop, as a fraction.
     """
     reasons = []
     drops: Mapping[str, tuple[float, float]] = {

@@ -25,7 +25,6 @@ class Setting:
     """Hold one way to run the stream.
 
     Attributes:
-        options: The options of the stream.
         codec_threads: The threads of a video's decoder and encoder; None for their own.
     """
 
@@ -64,7 +63,6 @@ class Bench:
     """Judge and time settings of one stream.
 
     Attributes:
-        target: The stream.
         source: The name of the source for timing.
         sink_suffix: The suffix of the video that is written while it is timed; "" for none.
         clips: The clips, with their truth.

@@ -27,9 +27,6 @@ class StreamAnswers:
     """Ask a stream for its next answers, as often as wanted. Its source begins again at its end.
 
     Args:
-        target: The stream.
-        options: How it runs.
-        source: The name of the source.
         sink: Where the answers are written; None for nowhere.
         codec_threads: The threads of a video's decoder; None leaves them to it.
     """
@@ -84,7 +81,6 @@ def build_side(directory: str, others: dict[str, Any], source: str, sink_suffix:
     Args:
         directory: The tuned stream.
         others: The options that tuning does not fix, by name.
-        source: The name of the source.
         sink_suffix: The suffix of the video that is written, as ".mp4"; "" for none.
         videos: A directory for that video.
     """
@@ -107,10 +103,8 @@ def side(name: str, tuned: Path, others: dict[str, Any], source: str, sink_suffi
     """Return one side of a comparison.
 
     Args:
-        name: Its name.
         tuned: The directory of the tuned stream.
         others: The options that tuning does not fix, as JSON holds them.
-        source: The name of the source.
         sink_suffix: The suffix of the video that is written; "" for none.
         scratch: Where the processes' files lie.
     """

@@ -62,12 +62,6 @@ def capture(
     """Run a stream on the first frames of a clip, and return what each of its models was called with.
 
     Models that take less than a tenth of the time of all are left out.
-
-    Args:
-        opened: The stream's model.
-        replacements: Its calls.
-        clips: The clips.
-        options: How the stream runs.
     """
     modules: Mapping[str, nn.Module] = getattr(opened.model.step, "call_modules", {})
     seen: dict[str, list[_Inputs]] = {name: [] for name in replacements.names}
@@ -111,7 +105,6 @@ class TunedCall:
     Attributes:
         name: The name of the call.
         shapes: The shapes that the artefact takes.
-        result: The search's result.
         directory: The artefact; None where the model stays as it is.
         reason: Why it stays as it is; "" where it doesn't.
     """
@@ -143,15 +136,9 @@ def tune_call(
     """Search for the fastest recipe of one model at the same quality of the whole stream.
 
     Args:
-        captured: The model and its inputs.
-        judged: The stream that the quality is measured with.
         out: The directory for the search's results. A search that lies there goes on.
-        budget_s: Seconds for all of it.
         max_drop: The allowed drop of the structural similarity, as a fraction.
-        exclude: Techniques that are not tried.
         on_busy: What to do on a busy machine; see `whet.tune`.
-        busy_wait_s: Seconds to wait for a quiet machine.
-        listener: Is told of the progress.
     """
     # A stream's search that was stopped goes on, and so do those within it; one that ended is not made twice.
     if (out / RESULT).is_file():
@@ -195,12 +182,7 @@ def _found(captured: Captured, result: Result) -> TunedCall:
 
 
 def shapes_taken(captured: Shapes, manifest: Manifest) -> Shapes:
-    """Return the shapes that an artefact takes: those of the captured calls, with any size where it takes any.
-
-    Args:
-        captured: The shapes of the calls that it was made for.
-        manifest: The artefact's manifest.
-    """
+    """Return the shapes that an artefact takes: those of the captured calls, with any size where it takes any."""
     inputs = manifest.read_signature().inputs
     by_place = [argument for argument in inputs if argument.name is None]
     known = {str(place): argument.shape for place, argument in enumerate(by_place)}
@@ -216,8 +198,6 @@ class JudgedStream:
     """Measure the quality of a whole stream while something else stands for one of its models.
 
     Attributes:
-        opened: The stream's model.
-        options: How it runs.
         clips: The clips, with their truth.
     """
 

@@ -22,7 +22,6 @@ class UnseenJudge:
 
     Attributes:
         models: Puts what a recipe asks for in the place of the stream's models.
-        clips: The clips.
         within_s: Seconds that a frame may take; None where no time is asked for.
         figures: The quality of each point, by its label.
         moved: That quality beside the original's, by the label of the point.

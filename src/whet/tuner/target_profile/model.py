@@ -187,7 +187,6 @@ def write_profile(report: Mapping[str, Any], trace: Path, out: Path) -> None:
     Args:
         report: The content of profile.json.
         trace: The trace to copy; there may be none.
-        out: The directory.
 
     Raises:
         OutputError: It cannot be written.

@@ -50,7 +50,6 @@ def profiled(
 
     Args:
         look: Returns the report as JSON, and calls `note` now and then.
-        arguments: The arguments of `look`.
         directory: Where the child writes.
         target: The name of the profiled target, for messages.
         done: The past participle for messages, such as "profiled".

@@ -35,7 +35,6 @@ class TrainingProfile(BaseModel):
 
     Attributes:
         kind: Always "training".
-        name: The workload's name.
         sentence: Where the time of a step goes, in words.
         step: The phases of a step.
         layers: Forward and backward, layer by layer.

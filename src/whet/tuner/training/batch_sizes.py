@@ -59,13 +59,9 @@ def try_batches(
     """Measure batches that are two and four times as large, as long as they are faster and there is time.
 
     Args:
-        context: Where the search works.
         steps: The recipe that is kept; empty for the original.
         num_steps: Optimiser steps of the training as it is, in each run for the held-out loss.
         allowed: The rise of the held-out loss that is allowed.
-        clock: Returns the time, in seconds.
-        left_s: Seconds that may be taken.
-        patience: How long to wait for a quiet machine.
     """
     found: list[LargerBatch] = []
     ends, servers = clock() + left_s, PairServers(context.renew)

@@ -35,9 +35,7 @@ class TrainingContext:
 
     Attributes:
         target: The target's name or address.
-        facts: What the examination found out.
         directory: Where trials write, and where the gradients lie.
-        run: Runs a function in a child process.
         renew: Lets the processes that follow have other addresses and hashes than those before.
         trial_limit_s: Seconds after which a trial is ended.
         most_loss: The size of a loss beyond which a trial diverges.
@@ -127,15 +125,7 @@ class InterleavedBaseline:
 def record_of(
     context: TrainingContext, originals: InterleavedBaseline, number: int, recipe: Recipe, left_s: float
 ) -> TrialRecord:
-    """Try a recipe, and time it beside the original.
-
-    Args:
-        context: Where the search works.
-        originals: Times the original beside each trial.
-        number: The trial's number.
-        recipe: The recipe.
-        left_s: Seconds of the budget that are left.
-    """
+    """Try a recipe, and time it beside the original, in the `left_s` seconds of the budget that are left."""
     began = time.perf_counter()
     found = context.measure(recipe.steps, context.directory / f"trial-{number}", left_s)
     outcome = found.outcome
@@ -161,10 +151,7 @@ def timed(
     """Return the fields of a record that come from its times beside the original's, on the same steps.
 
     Args:
-        facts: What is known of the training.
         originals: The original's runs beside the trial, at least one; their ratios are averaged.
-        run: The trial's.
-        evidence: What was found out about it otherwise.
     """
     pairs = [on_common_calls(original, run) or (original, run) for original in originals]
     speedup = statistics.geometric_mean(old.seconds / new.seconds for old, new in pairs)

@@ -61,7 +61,6 @@ class TrainingRequest(BaseModel):
     Attributes:
         target: The target's name or address.
         directory: Where the gradients are written.
-        exclude: Techniques that are not to be tried.
         budget_s: Seconds for everything. The layers are profiled where that takes little of it.
     """
 
@@ -166,8 +165,6 @@ def write_gradients(workload: TrainingWorkload, directory: Path, *, may_round: b
     """Write the gradients of the first batches: the original's, those in float64, and how far rounding moves them.
 
     Args:
-        workload: What is trained.
-        directory: Where they are written.
         may_round: Whether to write how far rounding in bfloat16 moves them too.
 
     Raises:
@@ -214,12 +211,6 @@ def applicable_techniques(
     """Ask every technique for training whether it applies, and what time and memory it could save at most.
 
     Args:
-        parts: The loop.
-        machine: The machine.
-        limits: Its limits.
-        profile: Where the time of a step goes.
-        memory: What the memory of a step is made of.
-        exclude: Techniques that are not to be tried.
         updates_plainly: Whether the loop neither clips nor accumulates gradients.
     """
     applicable: list[ApplicableTechnique] = []

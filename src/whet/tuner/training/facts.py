@@ -19,8 +19,6 @@ class TrainingFacts(Facts):
 
     Attributes:
         loop: A digest of the batches, the optimiser's settings, and how gradients are accumulated and clipped.
-        profile: Where the time of a step goes.
-        memory: What the memory of a step is made of.
         batches: A digest of each of the first batches.
         next_batches: The same of a second pass.
         optimizer: The optimiser's class.

@@ -84,11 +84,7 @@ def prove_losses(
     """Train pairs of runs until they tell whether a recipe reaches the original's held-out loss.
 
     Args:
-        context: Where the search works.
-        steps: The recipe.
         num_steps: Optimiser steps of each run, on the training's own batches.
-        allowed: The drop that is allowed.
-        left_s: Returns the seconds that are left.
         report: Is told of each pair.
         batch_factor: How many batches become one in the second run of each pair. It makes so many steps less, and the
             first run has the recipe too.

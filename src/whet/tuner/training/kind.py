@@ -44,7 +44,6 @@ class TrainingKind(TrainedKind):
     """Make the steps of a training workload fast, or small.
 
     Args:
-        asked: What is asked for.
         preparing: Hands the target over to child processes.
     """
 

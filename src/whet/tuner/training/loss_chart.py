@@ -19,7 +19,6 @@ def loss_chart(proof: LossProof, *, higher_is_better: bool = False) -> str:
 
     Args:
         proof: The proof, with at least one pair.
-        higher_is_better: Whether a higher score is a better one.
     """
     sign = -1.0 if higher_is_better else 1.0
     ends = [_difference(sign, pair.old, pair.new) for pair in proof.pairs]

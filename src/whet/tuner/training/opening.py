@@ -23,7 +23,6 @@ def open_training(target: str, *, seed: int | None = None, batch_factor: int = 1
     """Return the training workload with a target's name or address.
 
     Args:
-        target: The name or address.
         seed: The seed in place of the workload's own. It changes the order of the data and what is drawn in training;
             the weights that the model begins with are drawn before, by the target's own function.
         batch_factor: How many of its batches become one.
@@ -43,8 +42,6 @@ def first_batches(workload: TrainingWorkload, number: int, *, later: int = 0) ->
     """Return the first batches of a pass, as a run from the seed sees them.
 
     Args:
-        workload: What is trained.
-        number: How many batches.
         later: What is added to the seed. A loop that shuffles anew for each pass then gives another order.
 
     Raises:

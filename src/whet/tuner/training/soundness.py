@@ -67,10 +67,6 @@ def diverged(what: str, fault: str, help_: str) -> ModelError:
 def first_losses(trainer: Trainer, batches: Sequence[Any]) -> tuple[float, ...]:
     """Make the first steps, and return their losses.
 
-    Args:
-        trainer: Makes the steps.
-        batches: The first batches.
-
     Raises:
         ModelError: A loss is no number.
     """

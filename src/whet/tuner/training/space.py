@@ -20,8 +20,6 @@ def worth_trying(entries: Sequence[ApplicableTechnique], goal: Goal, peak_bytes:
     more memory than is allowed, what saves some may be what makes a fast recipe fit.
 
     Args:
-        entries: The techniques that apply.
-        goal: What the search is to reach.
         peak_bytes: The peak memory of the original.
     """
     if goal.asks_for_speed:

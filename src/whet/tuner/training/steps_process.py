@@ -18,7 +18,6 @@ class StepsRequest(BaseModel):
     Attributes:
         target: The target's name or address.
         steps: The recipe; empty for the original.
-        timing_s: Seconds of timing.
         batch_factor: How many of the target's batches become one.
         num_steps: Optimiser steps that are timed as one.
     """

@@ -43,9 +43,7 @@ class TrainingTrial(BaseModel):
     """Tell the process of a trial what to try.
 
     Attributes:
-        known: The target.
         steps: The recipe; empty for the original.
-        timing_s: Seconds of timing.
         most_loss: The size of a loss beyond which the run diverges.
         num_known: The steps of the original, whose losses `most_loss` comes from.
     """
@@ -66,7 +64,6 @@ class TrainingMeasured(BaseModel):
         outcome: Whether the training is the same, with the evidence.
         run: Its times; None where it was refused or rejected.
         largest_loss: The largest size of a loss in any of its steps.
-        num_steps: Its steps.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -147,10 +144,8 @@ def disproved(
     """Hold the gradients, the first updates and the data of a changed loop against the original's.
 
     Args:
-        workload: What is trained.
         trainer: The changed loop, before its first step.
         exactness: What its techniques promise.
-        known: What the examination wrote of the original.
 
     Returns:
         Why it is another training, "" where nothing says so; and the evidence.
@@ -232,7 +227,6 @@ class LossRequest(BaseModel):
 
     Attributes:
         target: The target's name or address.
-        steps: The recipe.
         seed: The seed of the order of data and of what is drawn in training; None for the target's own.
         num_steps: Optimiser steps.
         batch_factor: How many of the target's batches become one.
@@ -251,7 +245,7 @@ class LossRun(BaseModel):
     """Hold the scores of one training run.
 
     Attributes:
-        held_out: The held-out score at the end, and in the middle; without one, the mean loss of the last steps.
+        held_out: The held-out score at the end; without one, the mean loss of the last steps.
         middle: The same in the middle of the run.
         begin: The same before the first step, or in the first one.
         failure: At which step the loss was no number any more, or how the process failed; "" where neither happened.

@@ -8,13 +8,7 @@ from whet.ui.figures import num_bytes
 
 
 def gain_sentence(unit: str, baseline: MeasuredVariant, best: MeasuredVariant) -> str:
-    """Return what the best recipe gains.
-
-    Args:
-        unit: What the throughput counts.
-        baseline: The original.
-        best: The best recipe.
-    """
+    """Return what the best recipe gains; `unit` is what the throughput counts."""
     low, high = best.speedup_ci95
     new, old = figures.rate(best.throughput_per_s), figures.rate(baseline.throughput_per_s)
     gain = f"{best.label}: {best.speedup:.2f}x ({low:.2f}–{high:.2f}), {new} in place of {old} {unit} a second"

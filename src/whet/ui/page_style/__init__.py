@@ -19,11 +19,7 @@ def read(name: str) -> str:
 
 
 def style(own: str = "") -> str:
-    """Return the style of a page that contains all it needs.
-
-    Args:
-        own: The page's own style, which comes last.
-    """
+    """Return the style of a page that contains all it needs. The page's `own` style comes last."""
     return "\n".join([*map(read, FILES), own]).strip()
 
 

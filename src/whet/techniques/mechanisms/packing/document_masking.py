@@ -40,7 +40,6 @@ class _InPlaceOfMasked(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """See TorchFunctionMode."""
         kwargs = kwargs or {}
         if function is FUSED:
             return _attended(self._way, *args, **kwargs)

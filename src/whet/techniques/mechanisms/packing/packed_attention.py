@@ -133,7 +133,6 @@ def document_attention(
         q_RHTD: Queries: rows, heads, tokens, numbers of a head.
         k_RGTD: Keys, with as many heads or a divisor of it.
         v_RGTD: Values, likewise.
-        documents: Where the documents lie.
         scale: What products are multiplied with; None is 1 / sqrt(D).
 
     Returns:
@@ -182,15 +181,7 @@ def flex_attention(
     It is compiled on CUDA. On a CPU it has no backward pass, and is slow: it is there to be compared with.
 
     Args:
-        q_RHTD: Queries: rows, heads, tokens, numbers of a head.
-        k_RGTD: Keys, with as many heads or a divisor of it.
-        v_RGTD: Values, likewise.
-        documents: Where the documents lie.
-        scale: What products are multiplied with; None is 1 / sqrt(D).
         block_size: The tokens of a block. Blocks that no document reaches into are left out.
-
-    Returns:
-        The attended values, [R, H, T, D].
     """
     grouped = q_RHTD.shape[1] != k_RGTD.shape[1]
     flex = _flex(compiled=q_RHTD.is_cuda)

@@ -120,7 +120,6 @@ def keeps_apart(model: nn.Module, call: Callable[[Tensor, Tensor, Tensor], Tenso
     Args:
         model: The model. It is asked in evaluation mode, and is in its own modes again afterwards.
         call: Returns the logits [1, T, V] of a row, given tokens, positions and documents, [1, T] each.
-        vocab_size: The number of tokens that the model knows.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)

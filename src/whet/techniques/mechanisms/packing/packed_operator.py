@@ -110,7 +110,6 @@ def attention_within_documents(
     """Return attention within documents, and what backward needs.
 
     Args:
-        q_BHTD: Queries.
         k_BGTD: Keys, with as many heads or a divisor of it.
         v_BGTD: Values, likewise, as wide as the keys.
         mask: What the attention takes where `kind` is NO_DOCUMENTS; not read otherwise.
@@ -167,19 +166,13 @@ def attention_within_documents_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values; see attention_within_documents.
 
+    Arguments that are not listed are as forward got them.
+
     Args:
         gradient_BHTD: The gradient of the attended values.
-        q_BHTD: Queries.
-        k_BGTD: Keys.
-        v_BGTD: Values.
-        mask: As forward got it.
-        numbers: As forward got it.
-        kind: As forward got it.
         out_BHTD: The attended values.
         sums: As forward returned it.
         kept: The probabilities, or nothing, to compute them again.
-        scale: As forward got it.
-        products: As forward got it.
     """
     g, q, k, v, out = (_by_number(x) for x in (gradient_BHTD, q_BHTD, k_BGTD, v_BGTD, out_BHTD))
     dq, dk, dv = _like(q), _like(k), _like(v)

@@ -176,7 +176,6 @@ def token_batch(
 
 
 def _joined(rows: Sequence[Sequence[ArrayLike]]) -> NDArray[np.int64]:
-    """Return the numbers of all rows, one after the other."""
     return np.concatenate([np.empty(0, np.int64), *(np.asarray(one, np.int64) for row in rows for one in row)])
 
 

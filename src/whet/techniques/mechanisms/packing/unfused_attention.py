@@ -43,7 +43,6 @@ def num_kept(num_heads: int, num_queries: int, num_keys: int, *, is_causal: bool
         num_heads: The heads of all rows.
         num_queries: The queries of a head.
         num_keys: The keys of a head.
-        is_causal: Whether queries see no later keys.
     """
     if not is_causal:
         return num_heads * num_queries * num_keys
@@ -102,8 +101,6 @@ def product_attention(
     """Return attention as torch.nn.functional.scaled_dot_product_attention does, and the probabilities.
 
     Args:
-        q_BHTD: Queries.
-        k_BHSD: Keys.
         v_BHSD: Values, as wide as the keys.
         mask: What is added to the scores, or True where a key is seen; it broadcasts to [B, H, T, S]. None for none.
         is_causal: Whether queries see no later keys; then T is S, and there is no mask.
@@ -136,15 +133,11 @@ def product_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values; see product_attention.
 
+    Arguments that are not listed are as forward got them.
+
     Args:
         gradient_BHTD: The gradient of the attended values.
-        q_BHTD: Queries.
-        k_BHSD: Keys.
-        v_BHSD: Values.
-        mask: As forward got it.
         kept: The probabilities, or nothing, to compute them again.
-        is_causal: As forward got it.
-        scale: As forward got it.
     """
     B, H, T, D = q_BHTD.shape
     q, k, v, g = (x.reshape(B * H, -1, D) for x in (q_BHTD, k_BHSD, v_BHSD, gradient_BHTD))
@@ -204,7 +197,6 @@ class _InPlaceOfFused(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """See TorchFunctionMode."""
         kwargs = kwargs or {}
         if function is FUSED:
             return _attended(self._keep, *args, **kwargs)

@@ -47,8 +47,6 @@ def largest_within(
     """Return the model with the least amount cut, of those that compute no more than a share of the operations.
 
     Args:
-        model: The whole model.
-        call: Calls a model.
         keep: The share of the operations that may stay, above 0 and below 1.
         cut: Returns the model without an amount from 0 to 1; None where none is left. More cut means fewer operations.
         finest: How finely the amount is looked for.

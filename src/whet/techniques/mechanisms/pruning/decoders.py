@@ -25,12 +25,10 @@ class Shape:
     """Hold the sizes of a decoder.
 
     Attributes:
-        layers: The number of layers.
         groups: Key-value heads of a layer. Each goes with its query heads.
         channels: The channels of an MLP.
         width: The numbers of the stream that all layers read and add to.
         queries: Query heads of a key-value head.
-        head_dim: The numbers of a head.
     """
 
     layers: int
@@ -145,13 +143,7 @@ def cut_decoder(model: nn.Module, kept: Kept) -> nn.Module:
 
 
 def cut_tensors(tensors: Mapping[str, Tensor], shape: Shape, kept: Kept) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and the copies of the tensors that stay.
-
-    Args:
-        tensors: A decoder's tensors by name.
-        shape: Its sizes.
-        kept: What stays.
-    """
+    """Yield the names and the copies of a decoder's tensors that stay."""
     for name, tensor in tensors.items():
         cuts = _cuts(name, shape, kept)
         if cuts is None:

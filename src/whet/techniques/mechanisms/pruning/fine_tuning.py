@@ -63,7 +63,6 @@ def key_of(
     Args:
         model: The original.
         small: What is trained, before its first step.
-        workload: The training.
         num_steps: The optimiser steps.
         options: How it was pruned.
     """

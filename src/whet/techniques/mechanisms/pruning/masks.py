@@ -73,7 +73,6 @@ def _without_smallest(sizes: Mapping[str, Tensor], amount: float, scope: Scope) 
     """Return masks that are false for the smallest values of all tensors together, or of each tensor.
 
     Args:
-        sizes: The sizes by name.
         amount: The share that is false, from 0 to 1.
         scope: "global" or "layer".
 
