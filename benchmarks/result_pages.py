@@ -44,7 +44,7 @@ SUBJECTS = (
     Subject("streams", "Results: Streams of frames", ("signs_stream", "stream_peers", "drift_")),
     Subject(
         "measuring", "Results: Measuring, auditing, the gate",
-        ("gate", "busy", "overhead", "trace_", "audit_", "judge_", "startup"),
+        ("gate", "busy", "overhead", "trace_", "audit_", "judge_", "startup", "search_"),
     ),
     Subject("machine", "Results: The machine's limits, and whet's operators", ("limits", "operators")),
     Subject("gpu", "Results: On a GPU", ("gpu",)),

@@ -57,7 +57,7 @@ SPACES: Mapping[str, Mapping[str, Mapping[str, Sequence[Any]]]] = {
     "docs-encoder": {
         "sdpa_attention": _ALL,
         "fuse_qkv": _ALL,
-        **{name: options for name, options in _RUNTIMES.items() if name != "threads"},
+        **{name: _RUNTIMES[name] for name in ("openvino", "onnxruntime")},
     },
     "docs-gpt-training": {
         "chunked_loss": _ALL,

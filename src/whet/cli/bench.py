@@ -1,5 +1,6 @@
 """Measure a target at many sizes, or compare it with a baseline or a git reference: whet bench."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,13 @@ from whet.measure.on_busy import OnBusy
 from whet.ui.units import fraction, num_bytes, seconds
 from whet.workloads.target_name import check_name
 
-NAMES = {"targets": lambda given: [check_name(target) for target in given]}
+
+def _check_names(targets: Sequence[str]) -> None:
+    for target in targets:
+        check_name(target)
+
+
+NAMES = {"targets": _check_names}
 """What checks a parameter as it was typed; see typed.py."""
 
 _Targets = Annotated[

@@ -8,9 +8,10 @@ has to become faster too, what can make it so comes before them. 3. Each techniq
 A recipe that is better but loses quality is tried again with techniques that win quality back, one that is smaller but
 too slow with techniques that are faster, and one that needs more memory than is allowed with techniques that save
 some: with as much of them as is needed, where that was measured. 4. The options of the best recipe are changed, one at
-a time. After that the sampler chooses.
+a time. 5. Two techniques at once are added to it. After that the sampler chooses.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from whet.core.recipe import Recipe, Step
@@ -93,6 +94,7 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
     yield from _combinations(space, records, goal)
     if best is not None:
         yield from _options(space, best.steps)
+    yield from _pairs(space, best.steps if best is not None else (), goal)
     yield from singles
 
 
@@ -158,6 +160,22 @@ def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> I
     for entry in sorted(additions, key=lambda t: (-t.bound(t.default) if of_speed else -t.shrink(t.default), -t.most)):
         if space.compatible(best.steps, entry.default):
             yield [*best.steps, entry.default]
+
+
+def _pairs(space: Space, steps: Sequence[Step], goal: Goal) -> Iterator[list[Step]]:
+    """Yield a recipe with two more techniques, those first that promise most: neither may gain anything alone.
+
+    A thread that reads ahead needs a core that computing threads leave; a peak falls once all that reach it are lower.
+    """
+    entries = [t for t in space.techniques.values() if not space.table[t.technique].restores_quality]
+    promise = {e.technique: (e.bound if goal.asks_for_speed else e.shrink)(e.default) for e in entries}
+    pairs = [
+        (a.default, b.default)
+        for a, b in itertools.combinations(entries, 2)
+        if space.compatible(steps, a.default) and space.compatible([*steps, a.default], b.default)
+    ]
+    for a, b in sorted(pairs, key=lambda pair: -promise[pair[0].technique] * promise[pair[1].technique]):
+        yield [*steps, a, b]
 
 
 def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:

@@ -195,6 +195,9 @@ def test_a_dtype_that_was_not_measured_is_taken_at_its_most() -> None:
     assert FOUND.peak("bfloat16") == 5e12
     assert FOUND.peak("float16") == 2e12
     assert FOUND.peak("int8") == 4e12
+    slow = replace(FOUND, gemm={"float32": 1e12, "bfloat16": 2e11, "int8": 3e10})  # torch's int8 without VNNI
+    assert (slow.peak("int8"), slow.faster("int8"), slow.faster("bfloat16")) == (2e12, "int8", "float32")
+    assert replace(slow, device="cuda").peak("int8") == 3e10
     assert FOUND.peak("float64") == 1e12
 
 

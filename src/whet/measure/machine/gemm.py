@@ -139,7 +139,7 @@ def _packed_floats(dtype: str, shape: tuple[int, int, int]) -> Callable[[], Tens
     m, n, k = shape
     x_MK = torch.randn(1, k).repeat(m, 1).to(getattr(torch, dtype))
     w_NK = torch.ops.mkldnn._reorder_linear_weight(torch.randn(1, k).repeat(n, 1).to(x_MK.dtype), m)
-    return lambda: torch.ops.mkldnn._linear_pointwise(x_MK, w_NK, None, "none", [], "")  # type: ignore[no-any-return]
+    return lambda: torch.ops.mkldnn._linear_pointwise(x_MK, w_NK, None, "none", [], "")
 
 
 def _packed_int8(shape: tuple[int, int, int]) -> Callable[[], Tensor]:
@@ -150,7 +150,7 @@ def _packed_int8(shape: tuple[int, int, int]) -> Callable[[], Tensor]:
         torch.randint(-128, 128, (1, k), dtype=torch.int8).repeat(n, 1), list(x_MK.shape)
     )
     one_N, zero_N = torch.ones(n), torch.zeros(n, dtype=torch.int32)
-    return lambda: torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
+    return lambda: torch.ops.onednn.qlinear_pointwise(
         x_MK, 1.0, 0, w_NK, one_N, zero_N, None, 1.0, 0, torch.float32, "none", [], ""
     )
 

@@ -104,7 +104,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
     return speedup_bound(
         profile,
         limits,
-        dtype=limits.faster(dtype_of(options)),  # its own kernels: torch's int8 product is slow on some chips
+        dtype=dtype_of(options),
         weight_scale=scale,
         activation_scale=1.0 if options.mode == "dynamic" else scale,
         removes_overhead=True,
