@@ -87,7 +87,10 @@ def main() -> None:
         {"target": table["target"], "recipes": len(table["records"]), "chip": table["machine"]["chip"]}
         for table in with_tables
     ]
-    write_whole(RESULTS / "search_replay.json", json.dumps({**report, "counts": COUNTS, "rows": rows}, indent=1) + "\n")
+    write_whole(
+        RESULTS / "search_replay.json",
+        json.dumps({**report, "counts": COUNTS, "seeds": NUM_SEEDS, "rows": rows}, indent=1) + "\n",
+    )
 
 
 def replays() -> Iterator[Replay]:
@@ -135,10 +138,14 @@ def rows_of(replay: Replay) -> Iterator[dict[str, Any]]:
 
 
 def without_bounds(space: Space) -> Space:
-    """Return a space whose techniques all promise the same speedup, as if no profile had been made."""
+    """Return a space whose techniques all promise the same, as if no profile had been made."""
     entries = [
         entry.model_copy(
-            update={"variants": tuple(variant.model_copy(update={"bound": 2.0}) for variant in entry.variants)}
+            update={
+                "variants": tuple(
+                    variant.model_copy(update={"bound": 2.0, "shrink": 2.0}) for variant in entry.variants
+                )
+            }
         )
         for entry in space.techniques.values()
     ]

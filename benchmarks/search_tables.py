@@ -114,6 +114,8 @@ def restricted(entries: Sequence[ApplicableTechnique], chosen: Mapping[str, Mapp
             for name, values in entry.options.items()
         }
         variants = [v for v in entry.variants if all(v.step.options[name] in options[name] for name in options)]
+        if not variants:
+            sys.exit(f"The default of {entry.technique} is none of the values that SPACES names.")
         found.append(entry.model_copy(update={"options": options, "variants": tuple(variants)}))
     return found
 
@@ -146,19 +148,17 @@ def record(target: str) -> None:
     """Try every recipe of a workload's table that has no record yet."""
     path = file_of(target)
     with _examined(target) as kind, tempfile.TemporaryDirectory(prefix="whet-table-") as scratch:
-        if path.is_file():
-            table = json.loads(path.read_bytes())
-        else:
-            table = {
-                **circumstances(f"python benchmarks/search_tables.py --only {target}"),
-                "target": target,
-                "kind": kind.word,
-                "original_bytes": kind.facts.peak_bytes if kind.word == "training" else 0,
-                "techniques": [
-                    entry.model_dump(mode="json") for entry in restricted(kind.facts.applicable, SPACES[target])
-                ],
-                "records": [],
-            }
+        here = circumstances(f"python benchmarks/search_tables.py --only {target}")
+        table = json.loads(path.read_bytes()) if path.is_file() else {**here, "records": []}
+        if any(table[key] != here[key] for key in ("machine", "versions")):
+            sys.exit(f"{path} was begun on another machine or with other versions; remove it to record it anew.")
+        table |= {
+            "target": target,
+            "kind": kind.word,
+            "original_bytes": kind.facts.peak_bytes if kind.word == "training" else 0,
+            "techniques": [e.model_dump(mode="json") for e in restricted(kind.facts.applicable, SPACES[target])],
+        }
+        write_whole(path, json.dumps(table, indent=1) + "\n")  # the profile's bounds are those of this code
         space = space_of(table)
         known = [TrialRecord.model_validate(found) for found in table["records"]]
         left = [recipe for recipe in recipes(space) if recipe.key not in {found.key for found in known}]

@@ -9,19 +9,21 @@ from torch import nn
 
 import whet.core.artefact
 from whet.errors import OptionError
+from whet.measure.machine import Limits
+from whet.profiling.model import LayerCost, Profile
 from whet.techniques import TABLE
 from whet.techniques.runtime import threads
 from whet.techniques.technique import Applies, Candidate, NotApplicable
 
 
-def testthread_counts_are_descending_and_end_with_one() -> None:
+def test_thread_counts_are_descending_and_end_with_one() -> None:
     choices = threads.TECHNIQUE.space["num_threads"]
     assert choices[-1] == 1
     assert sorted(set(choices), reverse=True) == list(choices)
     assert choices[0] <= len(os.sched_getaffinity(0))
 
 
-def testthread_counts_keep_within_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_counts_keep_within_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical: 32)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     assert threads.thread_counts() == (32, 16, 1)
@@ -38,6 +40,15 @@ def test_check(examined_of, machine) -> None:
     assert threads.check(examined, machine, threads.Options(num_threads=2)) == Applies("2 instead of 4 threads")
     for same_or_more in (4, 8):
         assert isinstance(threads.check(examined, machine, threads.Options(num_threads=same_or_more)), NotApplicable)
+
+
+def test_the_bound_is_that_of_the_cores_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "thread_counts", lambda: (4, 2, 1))
+    layer = LayerCost("fc", "Linear", 1, time_s=1e-2, flops=10**9, weight_bytes=4, activation_bytes=4, num_operators=1)
+    profile = Profile(total_s=1e-2, layers=(layer,))
+    limits = Limits(read_bandwidth=1e12, gemm={"float32": 4e11})
+    bounds = [threads.predict(profile, limits, threads.Options(num_threads=number)) for number in (8, 4, 2, 1)]
+    assert bounds == pytest.approx([4.0, 4.0, 3.0, 1.5]), "a core may clock higher while others rest"
 
 
 def test_load_sets_them(examined_of, tmp_path) -> None:

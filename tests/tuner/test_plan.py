@@ -254,3 +254,45 @@ def test_without_time_for_a_compiler_what_runs_one_is_left_to_a_longer_search() 
     failed = TrialRecord(number=0, steps=quick.steps, status="failed")
     left = next_recipe(space, [failed], Goal(), with_reference=False, may_compile=False)
     assert left is not None and left.steps[0].technique == "inductor", "nothing else could be proved"
+
+
+def measured(space: Space, number: int, speedup: float, *names: str) -> TrialRecord:
+    steps = complete(space, [Step(technique=name) for name in names]).steps
+    return TrialRecord(number=number, steps=steps, status="done", speedup=speedup)
+
+
+def test_two_techniques_are_tried_at_once_where_neither_gains_alone() -> None:
+    found = [
+        applicable("prefetch", bounds=[1.5]),
+        applicable("threads", bounds=[1.4]),
+        applicable("fused_optimizer", "optimizer", bounds=[1.1]),
+        applicable("allocator", bounds=[1.05]),
+    ]
+    space = Space(found, TRAINING_TABLE, Step(technique="compile"))
+    alone = [measured(space, i, 0.9, name) for i, name in enumerate(("prefetch", "threads", "allocator"))]
+    best = measured(space, 3, 1.05, "fused_optimizer")
+    added = [
+        measured(space, 4 + i, 0.9, "fused_optimizer", record.steps[0].technique) for i, record in enumerate(alone)
+    ]
+    recipe = next_recipe(space, [*alone, best, *added], Goal())
+    assert recipe is not None
+    assert {step.technique for step in recipe} == {"fused_optimizer", "prefetch", "threads"}, "the largest promise"
+
+
+@pytest.mark.parametrize(("speedup", "is_tried"), [(4.2, True), (3.0, False)])
+def test_what_joins_the_best_joins_another_backend_that_is_as_fast(speedup: float, *, is_tried: bool) -> None:
+    found = [
+        applicable("openvino", "backend", "precision", bounds=[6.0]),
+        applicable("onnxruntime", "backend", "precision", bounds=[6.0]),
+        applicable("fuse_conv_bn", bounds=[1.1]),
+    ]
+    space = Space(found)
+    records = [
+        measured(space, 0, 4.3, "openvino"),
+        measured(space, 1, speedup, "onnxruntime"),
+        measured(space, 2, 4.4, "fuse_conv_bn", "openvino"),
+        measured(space, 3, 1.0, "fuse_conv_bn"),
+    ]
+    recipe = next_recipe(space, records, Goal())
+    joined = recipe is not None and {step.technique for step in recipe} == {"fuse_conv_bn", "onnxruntime"}
+    assert joined == is_tried

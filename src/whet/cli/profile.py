@@ -14,8 +14,10 @@ from whet.ui.units import seconds
 from whet.workloads.target_name import check_name, is_training
 
 NAMES = {"target": check_name}
+"""What checks a parameter as it was typed; see typed.py."""
+
 NO_NAMES_WITH = ("trace",)
-"""What checks a parameter as it was typed, but not beside `--trace A B`, where B is a file; see typed.py."""
+"""Beside which nothing is checked so: of `--trace A B`, B is a file."""
 
 _Target = Annotated[
     str | None,

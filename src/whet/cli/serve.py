@@ -193,9 +193,7 @@ def serve(
     _check_files(draft, recipe, {"--ssl-certfile": ssl_certfile, "--ssl-keyfile": ssl_keyfile if ssl_certfile else ""})
     find_format("", tool_call_parser)
     limits: dict[str, Any] = {
-        "shutdown_timeout_s": 0.0
-        if shutdown_timeout in ("0", "0s")
-        else seconds("--shutdown-timeout", shutdown_timeout),
+        "shutdown_timeout_s": seconds("--shutdown-timeout", shutdown_timeout, may_be_zero=True),
         "head_timeout_s": seconds("--head-timeout", head_timeout),
         "body_timeout_s": seconds("--body-timeout", body_timeout),
         "write_timeout_s": seconds("--write-timeout", write_timeout),
@@ -301,8 +299,7 @@ def _checked_models(model: str | None, models: Mapping[str, str], names: Sequenc
     if model is None and not models:
         raise OptionError("there is no model to serve: give a directory, or --model NAME=DIR")
     for directory in models.values():
-        if not Path(directory).is_dir():
-            model_directory.model_directory(directory)
+        model_directory.model_directory(directory)
     return tuple(names) or ((model,) if model is not None else (next(iter(models)),))
 
 

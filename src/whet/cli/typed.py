@@ -71,7 +71,7 @@ class _Command(TyperCommand):
             given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
             are_names = not any(given.get(option) for option in ("help", *getattr(command, "NO_NAMES_WITH", ())))
             for name in checks:
-                if are_names and given.get(name):
+                if are_names and given.get(name) not in (None, (), []):
                     checks[name](given[name])
         return super().parse_args(ctx, args)
 

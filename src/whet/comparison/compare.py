@@ -128,7 +128,9 @@ def compare_all(
 
     Args:
         pairs: The old and the new side of each claim. Several pairs may share their old side.
+        stop: After how many pairs each claim ends.
         alone: Sides to measure beside those of the pairs.
+        limit: When to end in any case.
         old_may_fail: Whether a failure of an old side only costs that round, and does not end the claim.
         report: Called after each measurement with the number of complete rounds and the claims that were measured.
     """

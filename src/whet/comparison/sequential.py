@@ -78,7 +78,10 @@ def judge(
 def p_values(logs: np.ndarray, *, tolerance: float, looks: Sequence[int] = LOOKS) -> tuple[float, float]:
     """Return the p-values of "slower" and of "not slower by the tolerance or more", over all looks so far.
 
-    `logs` holds log(new / old) of each pair.
+    Args:
+        logs: log(new / old) of each pair.
+        tolerance: The slowdown that passes, as a fraction.
+        looks: Numbers of pairs after which to decide.
     """
     taken = [n for n in looks if n <= len(logs)]
     p_slower = _spent([_p_above(logs[:n], 0.0) for n in taken], len(looks))
@@ -119,7 +122,7 @@ def judge_unpaired(old_s: Sequence[float], new_s: Sequence[float], *, tolerance:
     """Judge times that were not measured side by side, as against a saved baseline, by Welch's t on the logarithms.
 
     A change of the machine between the two measurements cannot be distinguished from a change of the code. The times
-    are those of processes, in any one unit.
+    are those of processes, in any one unit; `tolerance` is the slowdown that passes, as a fraction.
 
     Raises:
         ValueError: There are fewer than two processes on a side.

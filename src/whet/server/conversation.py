@@ -101,9 +101,9 @@ class Conversation:
     is_interrupted: bool = False
 
     def answer(self, prompt: str, show: Callable[[str], None] = lambda text: None) -> Answer:
-        """Ask the model. Ctrl-C ends the answer early, and its text so far is kept.
+        """Ask the model, and return its answer. Ctrl-C ends the answer early, and its text so far is kept.
 
-        Its finish reason is then "abort". `show` is called with each piece of the answer's text.
+        The finish reason is then "abort". `show` is called with each piece of the answer's text.
 
         Raises:
             RequestError: The text is too long, or the engine failed. The conversation is then unchanged.

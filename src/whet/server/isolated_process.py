@@ -25,7 +25,7 @@ _LONGEST_S = 60.0  # of one answer: a busy machine may need long for little CPU 
 
 
 class ChildEnded(Exception):
-    """Signal that the child ended before it answered. `was_slow`: it ended because of its time limit."""
+    """Signal that the child ended before it answered. `was_slow` says that it ended because of its time limit."""
 
     def __init__(self, *, was_slow: bool) -> None:
         super().__init__("the child process took too long" if was_slow else "the child process ended")

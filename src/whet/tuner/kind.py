@@ -218,10 +218,7 @@ class Kind(ABC):
         return "no pair of runs for its loss fitted into the budget" if point.losses is None else point.losses.words
 
     def instead(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return what goes to the finals in the place of finalists that are better and not proved.
-
-        [] leaves it there.
-        """
+        """Return what goes to the finals in the place of finalists that are better and not proved; [] for nothing."""
         return []
 
     def improves(self, point: MeasuredVariant, baseline: MeasuredVariant) -> bool:

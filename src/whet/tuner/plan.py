@@ -4,11 +4,12 @@
 with the techniques that it needs, the largest bound first; of equal ones, those that run no compiler. One whose bound
 is below the speedup already measured cannot win alone, and waits. If the objective is memory or size, the techniques
 that save most come first, and those that save less than is saved already, or nothing, wait; where a step of a training
-has to become faster too, what can make it so comes before them. 3. Each technique is added to the best recipe so far.
+has to become faster too, what can make it so comes before them. 3. Each technique is added to the best recipe so far,
+and to one of another backend that is nearly as fast.
 A recipe that is better but loses quality is tried again with techniques that win quality back, one that is smaller but
 too slow with techniques that are faster, and one that needs more memory than is allowed with techniques that save
 some: with as much of them as is needed, where that was measured. 4. The options of the best recipe are changed, one at
-a time. 5. Two techniques at once are added to it. After that the sampler chooses.
+a time. 5. What waited is tried. 6. Two techniques at once are added to the best recipe. Then the sampler chooses.
 """
 
 import itertools
@@ -21,6 +22,8 @@ from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 
 _LEAST_BOUND = 1.05  # of a technique that is to make a recipe faster
+_SCATTER = 1.15  # times as fast: what the screening of two recipes may differ by chance
+_MOST_PAIRS = 10  # for each recipe that was the best, before the sampler chooses
 _NUM_FASTER = 4  # techniques that are tried for that, those that exclude each other included
 
 
@@ -94,8 +97,9 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
     yield from _combinations(space, records, goal)
     if best is not None:
         yield from _options(space, best.steps)
-    yield from _pairs(space, best.steps if best is not None else (), goal)
     yield from singles
+    if best is not None:
+        yield from _pairs(space, best, records, goal)
 
 
 def _promise(space: Space, best: TrialRecord | None, goal: Goal) -> tuple[Callable[[Sequence[Step]], float], float]:
@@ -157,25 +161,61 @@ def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> I
         yield from _smaller(space, best.steps)
     additions = [t for t in space.techniques.values() if not space.table[t.technique].restores_quality]
     of_speed = goal.asks_for_speed
-    for entry in sorted(additions, key=lambda t: (-t.bound(t.default) if of_speed else -t.shrink(t.default), -t.most)):
-        if space.compatible(best.steps, entry.default):
-            yield [*best.steps, entry.default]
+    additions.sort(key=lambda t: (-t.bound(t.default) if of_speed else -t.shrink(t.default), -t.most))
+    for record in (best, *_rivals(space, best, records, goal)):
+        for entry in additions:
+            if space.compatible(record.steps, entry.default):
+                yield [*record.steps, entry.default]
 
 
-def _pairs(space: Space, steps: Sequence[Step], goal: Goal) -> Iterator[list[Step]]:
-    """Yield a recipe with two more techniques, those first that promise most: neither may gain anything alone.
+def _rivals(space: Space, best: TrialRecord, records: Sequence[TrialRecord], goal: Goal) -> Iterator[TrialRecord]:
+    """Yield the next best trial with another backend, or otherwise another choice of a group, unless it is far behind.
+
+    What joins the best one then joins it too: scatter may hide that it wins.
+    """
+    if not goal.asks_for_speed or not best.speedup:
+        return
+    chosen = _by_group(space, best.steps)
+    for record in ranked(goal, records)[1:]:
+        if record.speedup and record.speedup * _SCATTER < best.speedup:
+            return
+        others = _by_group(space, record.steps)
+        if any(others[group] != chosen[group] for group in chosen.keys() & others.keys()):
+            yield record
+            return
+
+
+def _by_group(space: Space, steps: Sequence[Step]) -> dict[str, str]:
+    """Return which technique a recipe chooses of each group."""
+    return {group: step.technique for step in steps for group in space.techniques[step.technique].groups}
+
+
+def _pairs(space: Space, best: TrialRecord, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
+    """Yield the best recipe with two more techniques, those first that promise most: neither may gain anything alone.
 
     A thread that reads ahead needs a core that computing threads leave; a peak falls once all that reach it are lower.
+    What failed or lost quality, alone or with the best recipe, is left out.
     """
-    entries = [t for t in space.techniques.values() if not space.table[t.technique].restores_quality]
-    promise = {e.technique: (e.bound if goal.asks_for_speed else e.shrink)(e.default) for e in entries}
-    pairs = [
-        (a.default, b.default)
-        for a, b in itertools.combinations(entries, 2)
-        if space.compatible(steps, a.default) and space.compatible([*steps, a.default], b.default)
+    of_speed = goal.asks_for_speed
+    useless = {record.key for record in records if record.status in ("failed", "refused") or _loses(record)}
+    entries = [
+        t
+        for t in space.techniques.values()
+        if not space.table[t.technique].restores_quality
+        and (t.bound(t.default) if of_speed else t.shrink(t.default)) > 1
+        and space.compatible(best.steps, t.default)
+        and not useless & {complete(space, [t.default]).key, complete(space, [*best.steps, t.default]).key}
     ]
-    for a, b in sorted(pairs, key=lambda pair: -promise[pair[0].technique] * promise[pair[1].technique]):
-        yield [*steps, a, b]
+    promise = {t.technique: (t.bound if of_speed else t.shrink)(t.default) for t in entries}
+    pairs = [(a, b) for a, b in itertools.combinations(entries, 2) if space.compatible([a.default], b.default)]
+    pairs.sort(key=lambda pair: -promise[pair[0].technique] * promise[pair[1].technique])
+    for a, b in pairs[:_MOST_PAIRS]:
+        yield [*best.steps, a.default, b.default]
+
+
+def _loses(record: TrialRecord) -> bool:
+    """Return whether a trial was rejected for what it computes."""
+    return record.rejected_for in ("quality", "outputs")
 
 
 def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:

@@ -22,7 +22,7 @@ class TrialContext:
     """Describe where a search works.
 
     Attributes:
-        target: Its name or address.
+        target: The target's name or address.
         directory: Where trials write, and where the examination's files lie.
         trial_limit_s: Seconds after which a trial is ended.
     """

@@ -11,25 +11,26 @@ _BYTES = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 10**6, "mb": 10**6, "g": 10
 _BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def seconds(option: str, text: str) -> float:
-    """Return the seconds of "5m", "90s", "1.5h" or a number of seconds, for an `option` as "--budget".
+def seconds(option: str, text: str, *, may_be_zero: bool = False) -> float:
+    """Return the seconds of "5m", "90s", "1.5h" or a number of seconds. Messages name the `option`, as "--budget".
 
     Raises:
-        OptionError: The text is no duration above 0.
+        OptionError: The text is no duration, or one of 0 that may not be 0.
     """
-    return _scaled(option, text, _SECONDS, "a duration above 0 such as 5m, 90s or 1h")
+    least = "from 0 on" if may_be_zero else "above 0"
+    return _scaled(option, text, _SECONDS, f"a duration {least} such as 5m, 90s or 1h", may_be_zero=may_be_zero)
 
 
 def duration_s(name: str, value: object, *, may_be_zero: bool = False) -> float:
     """Return the seconds of an argument that takes a number of seconds, or text such as "90s" or "5m".
 
-    `name` is the argument's, as "budget_s".
+    Messages name the argument, as "budget_s".
 
     Raises:
-        OptionError: It is no duration, or not above 0, or below 0 where it may be 0.
+        OptionError: It is no duration, or one of 0 that may not be 0.
     """
     if isinstance(value, str):
-        return 0.0 if may_be_zero and value in ("0", "0s") else seconds(name, value)
+        return seconds(name, value, may_be_zero=may_be_zero)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or (may_be_zero and value == 0)):
         least = "from 0 on" if may_be_zero else "above 0"
         raise OptionError(f"{name}={value!r}: give a number of seconds {least}, or text such as '90s' or '5m'")
@@ -37,7 +38,7 @@ def duration_s(name: str, value: object, *, may_be_zero: bool = False) -> float:
 
 
 def num_bytes(option: str, text: str) -> int:
-    """Return the bytes of "512MB", "2GiB" or a number of bytes, for an `option` such as "--memory".
+    """Return the bytes of "512MB", "2GiB" or a number of bytes. Messages name the `option`, as "--memory".
 
     Raises:
         OptionError: The text is no size above 0.
@@ -46,9 +47,7 @@ def num_bytes(option: str, text: str) -> int:
 
 
 def fraction(option: str, text: str) -> float:
-    """Return the fraction of "0.03" or "3%", for an `option` such as "--tolerance".
-
-    The caller checks its range.
+    """Return the fraction of "0.03" or "3%", whose range the caller checks. Messages name the `option`.
 
     Raises:
         OptionError: The text is no number.
@@ -63,10 +62,10 @@ def fraction(option: str, text: str) -> float:
     return value / 100 if is_percent else value
 
 
-def _scaled(option: str, text: str, units: Mapping[str, float], what: str) -> float:
-    """Return a number above 0 times its unit, or raise OptionError with what to write."""
+def _scaled(option: str, text: str, units: Mapping[str, float], what: str, *, may_be_zero: bool = False) -> float:
+    """Return a number times its unit, or raise OptionError with what to write."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    number, unit = (float(found.group(1)), found.group(2).lower()) if found else (0.0, "")
-    if unit not in units or number <= 0:
+    number, unit = (float(found.group(1)), found.group(2).lower()) if found else (-1.0, "")
+    if unit not in units or number < 0 or (number == 0 and not may_be_zero):
         raise OptionError(f"{option} {text!r}: write {what}")
     return number * units[unit]

@@ -70,7 +70,7 @@ def check_name(target: str) -> None:
     """Raise TargetError where a name alone shows that there is no such target; nothing is imported or built.
 
     A command calls it before it imports torch, and before it waits for a quiet machine.
-    A `target` is as for `whet.workloads.resolve`.
+    The target is named as for `whet.workloads.resolve`.
 
     Raises:
         TargetError: The name is of no known form, its options are wrong, its file or directory is not

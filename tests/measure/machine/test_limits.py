@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,28 @@ def test_dtypes_that_torch_cannot_multiply_are_absent() -> None:
     assert set(found) == {"float32"}
 
 
+def test_each_way_to_multiply_ends_at_its_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, list[tuple[int, int, int]]] = {"slow": [], "fast": []}
+
+    def way(name: str, seconds: float) -> Any:
+        def make(dtype: str, shape: tuple[int, int, int], device: str) -> Any:
+            def run() -> None:
+                calls[name].append(shape)
+                time.sleep(seconds)
+
+            return run
+
+        return make
+
+    monkeypatch.setattr(gemm, "_multiplication", way("slow", 0.01))
+    monkeypatch.setattr(gemm, "_packed", lambda *what: [way("fast", 0.0)(*what)])
+    small, large = (64, 64, 64), (1024, 1024, 1024)
+    found = gemm.gemm_peaks(("int8",), (small, large), budget_s=0.02)
+    assert set(calls["slow"]) == {small}, "10 ms for 64 cubed would be 41 s for 1024 cubed"
+    assert set(calls["fast"]) == {small, large}
+    assert found["int8"] > 2 * 1024**3 / 0.1
+
+
 def test_an_int8_product_through_onednn_counts() -> None:
     ways = gemm._packed("int8", (8, 16, 32), "cpu")
     if not ways:
@@ -109,7 +132,7 @@ def test_a_measurement_is_kept(cache: Path, calls: list[str]) -> None:
     [
         lambda text: text[: len(text) // 2],
         lambda text: "",
-        lambda text: text.replace('"format": 3', '"format": 9').replace('"format":3', '"format":9'),
+        lambda text: text.replace('"format": 4', '"format": 9').replace('"format":4', '"format":9'),
         lambda text: json.dumps(json.loads(text) | {"limits": {"read_bandwidth": -1.0}}),
         lambda text: json.dumps(json.loads(text) | {"limits": {"read_bandwidth": "fast"}}),
         lambda text: json.dumps(json.loads(text) | {"fingerprint": "of another"}),
@@ -191,13 +214,16 @@ def test_larger_sets_are_never_faster(a: float, b: float) -> None:
     assert FOUND.bandwidth(min(a, b)) >= FOUND.bandwidth(max(a, b)) >= FOUND.read_bandwidth
 
 
-def test_a_dtype_that_was_not_measured_is_taken_at_its_most() -> None:
+def test_a_dtype_that_was_not_measured_is_taken_at_its_most(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FOUND.peak("bfloat16") == 5e12
     assert FOUND.peak("float16") == 2e12
     assert FOUND.peak("int8") == 4e12
     slow = replace(FOUND, gemm={"float32": 1e12, "bfloat16": 2e11, "int8": 3e10})  # torch's int8 without VNNI
+    monkeypatch.setattr("whet.measure.machine.limits._IS_X86", True)
     assert (slow.peak("int8"), slow.faster("int8"), slow.faster("bfloat16")) == (2e12, "int8", "float32")
     assert replace(slow, device="cuda").peak("int8") == 3e10
+    monkeypatch.setattr("whet.measure.machine.limits._IS_X86", False)
+    assert (slow.peak("int8"), slow.faster("int8")) == (3e10, "float32")
     assert FOUND.peak("float64") == 1e12
 
 

@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from whet.core.recipe import Step
 from whet.core.workload.training import Trainer, seed_everything
-from whet.measure.machine import describe
+from whet.measure.machine import Limits, describe
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.random_draws import first_sample
@@ -199,13 +199,20 @@ def test_the_bound_shares_the_reading_among_the_workers() -> None:
         assert technique.predict(profile, None, options) == pytest.approx(bound)  # type: ignore[arg-type]
 
 
-def test_fewer_threads_may_leave_a_core_to_the_reading() -> None:
+def test_fewer_threads_may_leave_a_core_to_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whet.techniques.runtime.threads.thread_counts", lambda: (2, 1))
     technique = TRAINING_TABLE["threads"]
-    limits: Any = SimpleNamespace(operator_s=0.0)
+    limits = Limits(read_bandwidth=1e12, gemm={"float32": 1e9}, operator_s=1e-9)
     waiting = StepProfile(total_s=10.0, data_s=5.0, products_s=5.0)
     assert technique.predict(waiting, limits, technique.options(num_threads=1)) == pytest.approx(2.0)
     at_work = StepProfile(total_s=10.0, products_s=10.0)
     assert technique.predict(at_work, limits, technique.options(num_threads=1)) == 1.0
+    # products of 4.5e9 operations take 4.5 s on two cores, and on one at three quarters of their rate 6 s in place of 5
+    at_limit = StepProfile(total_s=10.0, data_s=5.0, products_s=5.0, flops=45 * 10**8)
+    assert technique.predict(at_limit, limits, technique.options(num_threads=1)) == pytest.approx(10 / 6)
+    assert technique.predict(at_limit, limits, technique.options(num_threads=2)) == pytest.approx(2.0)
+    autocast = replace(at_limit, flops=10**11)  # products in bfloat16, beyond what float32 allows
+    assert technique.predict(autocast, limits, technique.options(num_threads=1)) == pytest.approx(2.0)
 
 
 def test_a_trainer_sees_the_same_data_with_both_techniques() -> None:

@@ -65,7 +65,7 @@ _PLANS: WeakKeyDictionary[nn.Module, _Plan] = WeakKeyDictionary()
 def split_batches(model: nn.Module, optimizer: Optimizer, number: int) -> None:
     """Have `micro_batches` split the batches of a model into so many parts.
 
-    Its optimiser refuses to step where the loop does not use `micro_batches`.
+    The optimiser refuses to step where the loop does not use `micro_batches`.
     """
     held = [p for group in optimizer.param_groups for p in group["params"]]
     plan = _PLANS[model] = _Plan(number, [*held, *model.parameters()])
@@ -169,7 +169,8 @@ class MicroBatches:
     def add(self, count: float, is_sum: bool, parameters: Sequence[nn.Parameter]) -> None:
         """Take the valid targets of the next part, and scale the gradients so far for its own to be added.
 
-        `count` is the number of targets that its loss is a mean of; 1 for a sum.
+        `count` is the number of targets that its loss is a mean of; 1 for a sum. The gradients of `parameters` are
+        scaled.
         """
         self._is_sum = is_sum
         if count and (latest := next((old for old in reversed(self._counts) if old), count)) != count:

@@ -31,32 +31,42 @@ def gemm_peaks(
     meet one dtype alone. A dtype that torch cannot multiply is absent. "tfloat32" is float32 rounded by NVIDIA's tensor
     cores, as PyTorch runs it where fp32_precision allows it.
     """
-    peaks = dict.fromkeys(dtypes, 0.0)
+    ways: dict[str, list[float]] = {dtype: [] for dtype in dtypes}  # the highest rate of each way so far
     for shape in sorted(shapes, key=_operations):
-        for dtype in list(peaks):
-            if peaks[dtype] and _operations(shape) / peaks[dtype] > _LONGEST_S:
-                continue
-            reached = _reached(dtype, shape, device, budget_s / len(shapes))
-            if reached is None and not peaks[dtype]:
-                del peaks[dtype]
-            else:
-                peaks[dtype] = max(peaks[dtype], reached or 0.0)
-    return peaks
+        for dtype, peaks in list(ways.items()):
+            found = _reached(dtype, shape, device, budget_s / len(shapes), peaks)
+            if not found and not peaks:
+                del ways[dtype]
+            elif found:
+                ways[dtype] = found
+    return {dtype: max(peaks) for dtype, peaks in ways.items()}
 
 
-def _reached(dtype: str, shape: tuple[int, int, int], device: str, budget_s: float) -> float | None:
-    """Return operations/s of one product in the fastest way there is; None where torch cannot multiply this dtype."""
+def _reached(
+    dtype: str, shape: tuple[int, int, int], device: str, budget_s: float, peaks: Sequence[float]
+) -> list[float]:
+    """Return the highest operations/s of each way to multiply, with this shape among them.
+
+    A way that would take too long with this shape keeps its rate. Where torch cannot multiply this dtype, return [].
+    """
     precision = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32" if dtype == "tfloat32" else "ieee"
+    size = _operations(shape)
+    if peaks and size / max(peaks) > _LONGEST_S:
+        return list(peaks)
     try:
-        ways = [_multiplication(dtype, shape, device), *_packed(dtype, shape, device)]
-        return max(_operations(shape) / best_s(run, device, budget_s / len(ways)) for run in ways)
+        runs = [_multiplication(dtype, shape, device), *_packed(dtype, shape, device)]
+        before = [*peaks, *[0.0] * (len(runs) - len(peaks))]
+        return [
+            rate if rate and size / rate > _LONGEST_S else max(rate, size / best_s(run, device, budget_s / len(runs)))
+            for run, rate in zip(runs, before, strict=False)
+        ]
     except (
         RuntimeError,
         NotImplementedError,
         ValueError,
     ):  # what torch raises for a dtype that it cannot multiply here
-        return None
+        return []
     finally:
         torch.backends.cuda.matmul.fp32_precision = precision
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import platform
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _LOG = logging.getLogger("whet")
 _BYTES = {
     "float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "int4": 0.5,
 }  # fmt: skip
+_IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 _INT8_OVER_FLOAT32 = 2.0  # AVX2: vpmaddubsw and vpmaddwd multiply 32 pairs in two instructions, an FMA 8 in one
 
 _PROBE = (1024, 1024, 1024)  # one of the shapes by which limits are measured, so no product of it should be faster
@@ -87,14 +89,13 @@ class Limits(Shown):
     def peak(self, dtype: str) -> float:
         """Return the operations/s in a dtype.
 
-        A dtype that was not measured gets an upper bound: float32's figure, scaled by the size of the elements. On a
-        CPU, int8 gets twice float32's at least, whatever torch reaches: without VNNI, the kernels of other runtimes
-        are many times faster.
+        A dtype that was not measured gets an upper bound: float32's figure, scaled by the size of the elements. On an
+        x86 processor, int8 gets twice float32's figure at least, which its instructions allow: without VNNI, torch's
+        own products, which are what is measured, are slower than those of other runtimes.
         """
         if dtype in self.gemm:
-            least = (
-                _INT8_OVER_FLOAT32 * self.gemm.get("float32", 0.0) if (dtype, self.device) == ("int8", "cpu") else 0.0
-            )
+            is_int8_on_x86 = dtype == "int8" and self.device == "cpu" and _IS_X86
+            least = _INT8_OVER_FLOAT32 * self.gemm.get("float32", 0.0) if is_int8_on_x86 else 0.0
             return max(self.gemm[dtype], least)
         if not self.gemm:
             return float("inf")
@@ -102,7 +103,7 @@ class Limits(Shown):
         return max(reference, reference * _BYTES["float32"] / element_bytes(dtype))
 
     def faster(self, dtype: str) -> str:
-        """Return the dtype, or float32 where float32 was measured to be faster.
+        """Return the dtype, or float32 where that has the higher peak.
 
         That is so on chips that emulate bfloat16. Values that are stored in a smaller dtype may be multiplied in
         either.
@@ -133,7 +134,9 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    format: Literal[3] = 3  # 2 kept what a busy machine had disturbed; 1 knew float32 products through MKL alone
+    # 3 knew int8 products through torch._int_mm alone; 2 kept what a busy machine had disturbed; 1 knew float32
+    # products through MKL alone
+    format: Literal[4] = 4
     fingerprint: str
     limits: Limits
 

@@ -78,7 +78,7 @@ async def tokenised(
 ) -> list[Tokens]:
     """Return the tokens of texts. Long work is done in a thread, some texts at a time; cancelled, it ends after these.
 
-    `num_beside` are the characters of the query that is read with each text.
+    `num_beside` is the number of characters of the query that is read with each text.
     """
     sizes = [_EACH + num_beside + len(text) for text in texts]
     if sum(sizes) <= AT_ONCE:

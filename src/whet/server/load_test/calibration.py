@@ -21,7 +21,7 @@ _COUNTED = 0.8  # the share of the burst's output that is counted: at the end, t
 class Capacity:
     """Hold the capacity of a server.
 
-    `num_requests` are the answered requests of the burst; `seconds` is the time of its counted part.
+    `num_requests` counts the answered requests of the burst; `seconds` is the time of its counted part.
     """
 
     requests_per_s: float

@@ -89,7 +89,7 @@ class Damage:
         self._suspects.append((time_s,) if packet.is_corrupt and not is_joint else None)
 
     def note(self, why: str, time_s: Fraction | None) -> None:
-        """Note a fault at the timestamp of the faulty picture, None where it has none."""
+        """Note what is wrong, and the timestamp of the faulty picture; None where it has none."""
         is_open = self._since_key is None or self._since_key <= _OPEN
         if is_open and any(word in why.lower() for word in _REFERENCES):
             return

@@ -57,7 +57,7 @@ class LossScale:
         self._parameters: list[nn.Parameter] = []
 
     def forward(self, model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a model's first forward in float16, with scaled gradients where there are any.
+        """Run the model's own forward, `forward`, in float16, with scaled gradients where there are any.
 
         Raises:
             RecipeError: Gradients would reach a parameter without being divided by the scale.

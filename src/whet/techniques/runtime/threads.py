@@ -34,6 +34,8 @@ def thread_counts() -> tuple[int, ...]:
     return tuple(dict.fromkeys((physical, max(1, physical // 2), 1)))
 
 
+_ALONE_OVER_ALL = 1.5  # how much faster a core's clock may be while others rest, at the most
+
 _SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": thread_counts()}
 
 
@@ -62,11 +64,17 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers reach the machine's limit, and operators cost nothing to call.
+    """Return the highest possible speedup: layers reach these cores' limit, and operators cost nothing to call.
 
     Everything that keeps layers from that limit counts as time in which threads wait for each other.
     """
-    return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
+    return speedup_bound(profile, of_threads(limits, options.num_threads), dtype=profile.dtype, removes_overhead=True)
+
+
+def of_threads(limits: Limits, num_threads: int) -> Limits:
+    """Return the limits with products at what so many cores may reach. One may read as fast as all."""
+    share = min(1.0, _ALONE_OVER_ALL * max(1, num_threads) / thread_counts()[0])
+    return replace(limits, gemm={dtype: share * rate for dtype, rate in limits.gemm.items()})
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:

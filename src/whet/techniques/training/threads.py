@@ -17,7 +17,7 @@ import torch
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.runtime.threads import thread_counts
+from whet.techniques.runtime.threads import of_threads, thread_counts
 from whet.techniques.technique import Applicability, Applies, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
@@ -49,10 +49,16 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     """Return the highest possible speedup: threads wait for nobody, and the cores left free read the data.
 
-    Products take what they take now.
+    Products take what they take now, or what these cores' limit allows if that is more. Those in another dtype than
+    the parameters', as under autocast, are faster than that limit, and count as they are.
     """
     waits_s = max(0.0, profile.other_s - profile.num_operators * limits.operator_s)
-    return profile.bound(other_s=waits_s, data_s=0.0)
+    now_s = profile.products_s + profile.attention_s
+    all_s = profile.flops / limits.peak(profile.dtype)
+    least_s = profile.flops / of_threads(limits, options.num_threads).peak(profile.dtype)
+    lost_s = max(0.0, least_s - now_s) if all_s <= now_s else 0.0
+    gained = profile.bound(other_s=waits_s, data_s=0.0)
+    return max(1.0, gained / (1 + gained * lost_s / profile.total_s)) if profile.total_s else gained
 
 
 def apply(parts: Parts, options: Options) -> Parts:
