@@ -104,6 +104,30 @@ def test_what_is_smaller_but_too_slow_is_tried_with_what_is_faster() -> None:
     assert next_names([*kept, larger], goal) == {"bf16_parameters", "adafactor"}
 
 
+def test_of_what_is_too_slow_that_which_misses_the_limit_least_is_mended_first() -> None:
+    goal = Goal("memory", limits_slowdown=True)
+    found = [
+        applicable("chunked_loss", bounds=[1.02], shrink=2.5),
+        applicable("accumulation", "gradients", shrink=2.9),
+        applicable("adafactor", "optimizer", bounds=[1.03], shrink=1.07),
+    ]
+    space = Space(found, TRAINING_TABLE, Step(technique="compile"), original_bytes=1000)
+
+    def slow(number: int, *names: str, peak_bytes: int, speedup: float) -> TrialRecord:
+        steps = complete(space, [Step(technique=name) for name in names]).steps
+        lost = {"status": "rejected", "rejected_for": "slowdown"}
+        return small(number, *names, peak_bytes=peak_bytes, speedup=speedup).model_copy(update={**lost, "steps": steps})
+
+    records = [
+        small(0, "chunked_loss", peak_bytes=870, speedup=1.1),
+        slow(1, "accumulation", peak_bytes=350, speedup=0.71),
+        slow(2, "chunked_loss", "accumulation", peak_bytes=330, speedup=0.66),
+    ]
+    recipe = next_recipe(space, records, goal)
+    assert recipe is not None
+    assert {step.technique for step in recipe} == {"accumulation", "adafactor"}, "not the smallest, which is slower"
+
+
 def checkpointing(*blocks: int) -> Space:
     """Checkpoints of blocks that were seen to save so many bytes, three quarters of them by products; and autocast."""
     saved = SavedActivations(blocks=blocks, products=tuple(3 * size // 4 for size in blocks))

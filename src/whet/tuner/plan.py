@@ -21,10 +21,9 @@ from whet.tuner.goal import Goal, ranked
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 
-_LEAST_BOUND = 1.05  # of a technique that is to make a recipe faster
 _SCATTER = 1.15  # times as fast: what the screening of two recipes may differ by chance
 _MOST_PAIRS = 10  # for each recipe that was the best, before the sampler chooses
-_NUM_FASTER = 4  # techniques that are tried for that, those that exclude each other included
+_NUM_SLOW, _NUM_FASTER = 3, 4  # recipes that are too slow, and techniques that are tried to make each of them faster
 
 
 def next_recipe(
@@ -150,11 +149,17 @@ def _needs(space: Space, step: Step) -> list[Step]:
 def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
     """Yield the best recipe with one more technique, and better recipes that were rejected with what they lack."""
     best = next(iter(ranked(goal, records)), None)
-    for cause, mended in (("quality", _less_lossy), ("slowdown", _faster), ("memory", _fitting)):
+    for cause in ("quality", "slowdown", "memory"):
         rejected = ranked(goal, [r for r in records if r.rejected_for == cause], status="rejected")
-        for record in rejected if cause == "memory" else rejected[:1]:
-            if best is None or _is_better(goal, record, best):
-                yield from mended(space, record, goal)
+        better = [record for record in rejected if best is None or _is_better(goal, record, best)]
+        if cause == "quality" and better:
+            yield from _less_lossy(space, better[0])
+        elif cause == "slowdown":
+            # those first that miss the limit least: they may have less than the smallest that slows down
+            for record in sorted(better, key=lambda r: -(r.speedup or 0.0))[:_NUM_SLOW]:
+                yield from _faster(space, record, records)
+        elif cause == "memory":
+            yield from (steps for record in better for steps in _fitting(space, record, goal))
     if best is None:
         return
     if not goal.asks_for_speed:
@@ -223,12 +228,17 @@ def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:
     return value is not None and other is not None and value < other
 
 
-def _faster(space: Space, rejected: TrialRecord, goal: Goal) -> Iterator[list[Step]]:
-    """Yield a recipe that is too slow with one of the techniques that could gain most."""
-    faster = [entry for entry in space.techniques.values() if entry.bound(entry.default) > _LEAST_BOUND]
-    for entry in sorted(faster, key=lambda t: -t.bound(t.default))[:_NUM_FASTER]:
-        if space.compatible(rejected.steps, entry.default):
-            yield [*rejected.steps, entry.default]
+def _faster(space: Space, rejected: TrialRecord, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
+    """Yield a recipe that is too slow with a technique that could gain most, by its own trial or its bound."""
+    alone = {record.key: record.speedup for record in records if record.speedup}
+    gains = {}
+    for entry in space.techniques.values():
+        measured = alone.get(complete(space, [entry.default]).key)
+        gain = entry.bound(entry.default) if measured is None else measured * _SCATTER
+        if gain > 1 and space.compatible(rejected.steps, entry.default):
+            gains[entry.technique] = gain
+    for name in sorted(gains, key=lambda name: -gains[name])[:_NUM_FASTER]:
+        yield [*rejected.steps, space.techniques[name].default]
 
 
 def _fitting(space: Space, rejected: TrialRecord, goal: Goal) -> Iterator[list[Step]]:
@@ -258,7 +268,7 @@ def _smaller(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
                 yield [*steps[:i], variant, *steps[i + 1 :]]
 
 
-def _less_lossy(space: Space, rejected: TrialRecord, goal: Goal) -> Iterator[list[Step]]:
+def _less_lossy(space: Space, rejected: TrialRecord) -> Iterator[list[Step]]:
     """Yield a recipe that loses quality with its most sensitive layers left in floating point.
 
     A technique marks these layers, where a step reads such marks. Where a step has an option `keep`, that does it.
