@@ -5,7 +5,7 @@
 Every strategy chooses from the recipes of a table that `benchmarks/search_tables.py` recorded, and is told what a trial
 of each found. Its regret is what the best recipe of the table reaches over the best that it has found, less one: of
 speedups where speed is asked for, of peaks where memory is. The original counts as found from the start. What a
-strategy draws at random is drawn anew with each of 100 seeds. Writes docs/results/search_replay.json.
+strategy draws at random is drawn anew with each of 30 seeds. Writes docs/results/search_replay.json.
 """
 
 import json
@@ -35,7 +35,7 @@ from whet.tuner.training.trained_kind import within_limits
 
 RESULTS = TABLES.parent
 COUNTS = (5, 10, 20)
-NUM_SEEDS = 100
+NUM_SEEDS = 30
 
 Found = list[float]
 """The best figure after each trial, where lower is better, the original's before the first."""
@@ -177,7 +177,7 @@ def _sampled(replay: Replay, sampler_of: Callable[[int], optuna.samplers.BaseSam
     """Let a sampler of Optuna choose. A recipe that it chooses again costs no trial."""
     study = optuna.create_study(sampler=sampler_of(seed))
     tried: list[tuple[Step, ...]] = []
-    for _ in range(20 * max(COUNTS)):
+    for _ in range(4 * max(COUNTS)):
         trial = study.ask()
         key = replay.space.recipe(trial.suggest_categorical).key
         value = replay.value(key) if key else replay.original
@@ -187,7 +187,7 @@ def _sampled(replay: Replay, sampler_of: Callable[[int], optuna.samplers.BaseSam
             study.tell(trial, value)
         if key and key not in tried:
             tried.append(key)
-        if len(tried) == max(COUNTS):
+        if len(tried) == min(max(COUNTS), len(replay.found)):
             break
     return replay.best_so_far(tried)
 

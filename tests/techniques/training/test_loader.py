@@ -3,7 +3,6 @@
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -211,7 +210,7 @@ def test_fewer_threads_may_leave_a_core_to_the_reading(monkeypatch: pytest.Monke
     at_limit = StepProfile(total_s=10.0, data_s=5.0, products_s=5.0, flops=45 * 10**8)
     assert technique.predict(at_limit, limits, technique.options(num_threads=1)) == pytest.approx(10 / 6)
     assert technique.predict(at_limit, limits, technique.options(num_threads=2)) == pytest.approx(2.0)
-    autocast = replace(at_limit, flops=10**11)  # products in bfloat16, beyond what float32 allows
+    autocast = at_limit.model_copy(update={"flops": 10**11})  # products in bfloat16, beyond what float32 allows
     assert technique.predict(autocast, limits, technique.options(num_threads=1)) == pytest.approx(2.0)
 
 
