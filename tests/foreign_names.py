@@ -129,6 +129,7 @@ PRIVATE: dict[str, str] = {
     "torch.ops.aten._weight_int4pack_mm_for_cpu.default": "core/artefact/program.py: its weights stay packed",
     "torch.ops.aten._weight_int8pack_mm": "quantisation/quantised_linear.py: products of int8 weights",
     "torch.ops.mkldnn._linear_pointwise": "measure/machine/gemm.py: oneDNN's packed products",
+    "torch.ops.mkldnn._reorder_linear_weight": "measure/machine/gemm.py: oneDNN's packed products",
     "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator",
     "torch.utils._pytree.tree_map_only": "kernels/check_operator.py: tensors among arguments",
     "torch.utils._pytree.tree_flatten": "mechanisms/cpu_offloaded_gradients.py: tensors among arguments",

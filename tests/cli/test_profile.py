@@ -183,9 +183,9 @@ def test_ctrl_c_shows_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ("arguments", "message"),
     [
         ([], "give a TARGET"),
-        (["a", "b"], "one target"),
-        (["a", "--depth", "0"], "--depth 0 and --rows 12: both must be 1"),
-        (["a", "--limit", "soon"], "write a duration"),
+        (["docs-gpt", "b"], "one target"),
+        (["docs-gpt", "--depth", "0"], "--depth 0 and --rows 12: both must be 1"),
+        (["docs-gpt", "--limit", "soon"], "write a duration"),
         (["--trace", "x.json", "--out", "y"], "--trace reads"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_model_that_cannot_be_served(
         (["--draft", "nowhere"], "nowhere"),
         (["--api-key", ""], "--api-key"),
         (["--served-model-name", ""], "--served-model-name"),
-        (["--shutdown-timeout", "soon"], "--shutdown-timeout 'soon': write a duration above 0"),
+        (["--shutdown-timeout", "soon"], "--shutdown-timeout 'soon': write a duration from 0 on"),
         (["--recipe", "nowhere.toml"], "nowhere.toml does not exist"),
         (["--port", "70000"], "--port takes 0 (any free port) to 65535; got 70000"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),

@@ -56,7 +56,11 @@ class Completion:
 
 
 def join(deltas: Iterable[Delta]) -> Completion:
-    """Join all deltas of a request to its completion. Raises ValueError if the last has no finish_reason."""
+    """Join all deltas of a request to its completion.
+
+    Raises:
+        ValueError: The last delta has no finish_reason.
+    """
     deltas = list(deltas)
     first, last = deltas[0], deltas[-1]
     if last.finish_reason is None:

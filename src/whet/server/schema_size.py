@@ -127,7 +127,11 @@ class _Counter:
         self._of_reference: dict[str, _Counts] = {}
 
     def counts(self, schema: Any) -> _Counts:
-        """Return the counts of a schema. Raises RecursionError where it nests too deeply."""
+        """Return the counts of a schema.
+
+        Raises:
+            RecursionError: The schema nests too deeply.
+        """
         if not isinstance(schema, dict):
             return {}
         own = _Count(("pattern" in schema) + ("format" in schema))

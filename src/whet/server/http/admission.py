@@ -134,7 +134,11 @@ async def unless_long(size: int, most: int, work: Callable[..., T], *arguments: 
 
 
 async def content_of(request: Request) -> bytes:
-    """Return all of a request's body. Raises ApiError if the client leaves, sends too much or too slowly."""
+    """Return all of a request's body.
+
+    Raises:
+        ApiError: The client leaves, or sends too much or too slowly.
+    """
     try:
         return b"".join([part async for part in request.stream()])
     except ClientDisconnect:

@@ -58,7 +58,11 @@ def unknown_model(name: str, names: Sequence[str]) -> ApiError:
 
 
 def parse_body(kind: type[Kind], content: bytes, content_type: str) -> Kind:
-    """Return a body as an instance of `kind`. Raises ApiError where it is none."""
+    """Return a body as an instance of `kind`.
+
+    Raises:
+        ApiError: It is none.
+    """
     media_type = content_type.partition(";")[0].strip().lower()
     if not (media_type == "application/json" or (media_type.startswith("application/") and "+json" in media_type)):
         raise invalid(_NOT_JSON)

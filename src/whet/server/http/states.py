@@ -80,7 +80,11 @@ class StateFiles:
         return found
 
     async def load(self, path: Path) -> LtmState:
-        """Load a state to look at it. Raises ApiError (400) where it is damaged."""
+        """Load a state to look at it.
+
+        Raises:
+            ApiError: 400 where it is damaged.
+        """
         async with self._turns:
             with _as_api_errors(path):
                 return await asyncio.to_thread(LtmState.load, path)

@@ -27,7 +27,11 @@ class LoadTest:
         return self.report._repr_html_()
 
     def write(self, directory: str | Path) -> None:
-        """Write report.json and requests.csv. Raises OutputError where the directory cannot be written to."""
+        """Write report.json and requests.csv.
+
+        Raises:
+            OutputError: The directory cannot be written to.
+        """
         write_report(make_directory(Path(directory)), self.report, self.records)
 
 

@@ -72,7 +72,11 @@ class CompletionClient:
             self._free.append(connection)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Get a path, and return status and body. Raises TargetError where the server cannot be reached."""
+        """Get a path, and return status and body.
+
+        Raises:
+            TargetError: The server cannot be reached.
+        """
         return await self._ask("GET", path, None)
 
     async def ask_once(self, token_ids: Sequence[int]) -> tuple[int, str]:

@@ -72,7 +72,11 @@ class Report(Shown):
 
 
 def make_directory(out: Path) -> Path:
-    """Make the directory for the report. Raises OutputError where it cannot be made or written to."""
+    """Make the directory for the report.
+
+    Raises:
+        OutputError: It cannot be made or written to.
+    """
     return usable_directory(out)
 
 

@@ -129,7 +129,11 @@ class Intersecting:
         self._num_done = 0
 
     def all(self, some: Sequence[Form], others: Sequence[Form]) -> tuple[Form, ...]:
-        """Return the alternatives of what both allow. Raises SchemaRefused where there are too many."""
+        """Return the alternatives of what both allow.
+
+        Raises:
+            SchemaRefused: There are too many.
+        """
         self._num_done += len(some) * len(others)
         if self._num_done > _MOST_WORK:
             raise SchemaRefused("its alternatives (anyOf, oneOf, if) combine in too many ways: write a smaller schema")

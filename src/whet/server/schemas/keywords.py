@@ -75,7 +75,11 @@ def own_forms(schema: Mapping[str, Any], child: Children) -> tuple[Form, ...]:
 
 
 def exact(value: Any, keyword: str) -> Fraction:
-    """Return a number of a schema as it is written. Raises SchemaRefused where it is no finite number."""
+    """Return a number of a schema as it is written.
+
+    Raises:
+        SchemaRefused: It is no finite number.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise SchemaRefused(f"{keyword} must be a finite number")
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
@@ -111,7 +115,11 @@ def subschemas(schema: Mapping[str, Any], keyword: str) -> dict[str, Any]:
 
 
 def names(schema: Mapping[str, Any], keyword: str = "required") -> list[str]:
-    """Return the names of a keyword such as `required`. Raises SchemaRefused if it has no list of texts."""
+    """Return the names of a keyword such as `required`.
+
+    Raises:
+        SchemaRefused: It has no list of texts.
+    """
     value = schema.get(keyword, [])
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise SchemaRefused(f"{keyword} must be a list of names")
@@ -192,7 +200,11 @@ def _object(schema: Mapping[str, Any], child: Children) -> Object:
 
 
 def members(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    """Return the schemas of a keyword such as allOf. Raises SchemaRefused where it has none."""
+    """Return the schemas of a keyword such as allOf.
+
+    Raises:
+        SchemaRefused: It has none.
+    """
     value = schema.get(keyword, [])
     if not isinstance(value, list) or (keyword in schema and not value):
         raise SchemaRefused(f"{keyword} must be a list of at least one schema")

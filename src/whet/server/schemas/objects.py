@@ -25,7 +25,11 @@ class ObjectWriter:
         self._extra = self._extras()
 
     def body(self) -> str:
-        """Return the body of a rule of the object. Raises SchemaRefused where it cannot be written."""
+        """Return the body of a rule of the object.
+
+        Raises:
+            SchemaRefused: It cannot be written.
+        """
         form = self._form
         most = form.most
         num_possible = len(self._named) + (_MOST_COUNTED if self._extra else 0)

@@ -64,7 +64,11 @@ class Reader:
         return (self._places[key],)
 
     def forms(self, child: Child | None) -> tuple[Form, ...]:
-        """Return the alternatives of a child. Raises SchemaRefused where a part of it cannot be enforced."""
+        """Return the alternatives of a child.
+
+        Raises:
+            SchemaRefused: A part of it cannot be enforced.
+        """
         if child is None:
             return ()
         if child not in self._known:

@@ -56,7 +56,11 @@ class Writer:
         self._num_fresh = 0
 
     def text(self, root: Child | None) -> str:
-        """Return the grammar of a child. Raises SchemaRefused where it cannot be enforced."""
+        """Return the grammar of a child.
+
+        Raises:
+            SchemaRefused: It cannot be enforced.
+        """
         self._possible = self._productive(root)
         if not self.can_be(root):
             raise SchemaRefused("no value is valid by it")
