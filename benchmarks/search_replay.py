@@ -80,12 +80,12 @@ class Replay:
 
 
 def main() -> None:
-    rows = [row for replay in replays() for row in rows_of(replay)]
+    tables = {path.stem: json.loads(path.read_bytes()) for path in sorted(TABLES.glob("*.json"))}
+    rows = [row for name, table in tables.items() for replay in replays(name, table) for row in rows_of(replay)]
     report = circumstances("python benchmarks/search_replay.py")
-    with_tables = [json.loads(path.read_bytes()) for path in sorted(TABLES.glob("*.json"))]
     report["tables"] = [
         {"target": table["target"], "recipes": len(table["records"]), "chip": table["machine"]["chip"]}
-        for table in with_tables
+        for table in tables.values()
     ]
     write_whole(
         RESULTS / "search_replay.json",
@@ -93,19 +93,16 @@ def main() -> None:
     )
 
 
-def replays() -> Iterator[Replay]:
-    """Yield every table with the goals that it can tell of."""
-    for path in sorted(TABLES.glob("*.json")):
-        table = json.loads(path.read_bytes())
-        space = space_of(table)
-        records = [TrialRecord.model_validate(record) for record in table["records"]]
-        missing = {recipe.key for recipe in recipes(space)} - {record.key for record in records}
-        if missing:
-            raise SystemExit(f"{path.name} lacks {len(missing)} recipes; run benchmarks/search_tables.py again")
-        yield _replay(path.stem, Goal(), space, records, 0.0)
-        if space.original_bytes and any(space.shrink([e.default]) > 1.2 for e in space.techniques.values()):
-            goal = Goal("memory").for_training()
-            yield _replay(path.stem, goal, space, records, float(space.original_bytes))
+def replays(name: str, table: dict[str, Any]) -> Iterator[Replay]:
+    """Yield a table with each goal that it can tell of."""
+    space = space_of(table)
+    records = [TrialRecord.model_validate(record) for record in table["records"]]
+    missing = {recipe.key for recipe in recipes(space)} - {record.key for record in records}
+    if missing:
+        raise SystemExit(f"the table {name} lacks {len(missing)} recipes; run benchmarks/search_tables.py again")
+    yield _replay(name, Goal(), space, records, 0.0)
+    if space.original_bytes and any(space.shrink([e.default]) > 1.2 for e in space.techniques.values()):
+        yield _replay(name, Goal("memory").for_training(), space, records, float(space.original_bytes))
 
 
 def _replay(name: str, goal: Goal, space: Space, records: Sequence[TrialRecord], original: float) -> Replay:
@@ -118,7 +115,7 @@ def rows_of(replay: Replay) -> Iterator[dict[str, Any]]:
     strategies: dict[str, Callable[[int], Found]] = {
         "whet": lambda seed: _planned(replay, replay.space),
         "whet, without the profile's bounds": lambda seed: _planned(replay, without_bounds(replay.space)),
-        "Optuna's TPE alone": partial(_sampled, replay, lambda seed: optuna.samplers.TPESampler(seed=seed)),
+        "Optuna's TPE alone": partial(_sampled, replay),
         "random order": partial(_shuffled, replay),
     }
     for name, found_with in strategies.items():
@@ -173,9 +170,9 @@ def _planned(replay: Replay, space: Space) -> Found:
     return replay.best_so_far([record.key for record in records])
 
 
-def _sampled(replay: Replay, sampler_of: Callable[[int], optuna.samplers.BaseSampler], seed: int) -> Found:
-    """Let a sampler of Optuna choose. A recipe that it chooses again costs no trial."""
-    study = optuna.create_study(sampler=sampler_of(seed))
+def _sampled(replay: Replay, seed: int) -> Found:
+    """Let Optuna's sampler choose. A recipe that it chooses again costs no trial."""
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     tried: list[tuple[Step, ...]] = []
     for _ in range(4 * max(COUNTS)):
         trial = study.ask()

@@ -5,11 +5,11 @@ with the techniques that it needs, the largest bound first; of equal ones, those
 is below the speedup already measured cannot win alone, and waits. If the objective is memory or size, the techniques
 that save most come first, and those that save less than is saved already, or nothing, wait; where a step of a training
 has to become faster too, what can make it so comes before them. 3. Each technique is added to the best recipe so far,
-and to one of another backend that is nearly as fast.
-A recipe that is better but loses quality is tried again with techniques that win quality back, one that is smaller but
-too slow with techniques that are faster, and one that needs more memory than is allowed with techniques that save
-some: with as much of them as is needed, where that was measured. 4. The options of the best recipe are changed, one at
-a time. 5. What waited is tried. 6. Two techniques at once are added to the best recipe. Then the sampler chooses.
+and to one of another backend that is nearly as fast. A recipe that is better but loses quality is tried again with
+techniques that win quality back, one that is smaller but too slow with techniques that are faster, and one that needs
+more memory than is allowed with techniques that save some: with as much of them as is needed, where that was measured.
+4. The options of the best recipe are changed, one at a time. 5. What waited is tried. 6. Two techniques at once are
+added to the best recipe. Then the sampler chooses.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from whet.core.recipe import Recipe, Step
 from whet.techniques.technique import PRECISION
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.records import TrialRecord
-from whet.tuner.space import Space
+from whet.tuner.space import ApplicableTechnique, Space
 
 _SCATTER = 1.15  # times as fast: what the screening of two recipes may differ by chance
 _MOST_PAIRS = 10  # for each recipe that was the best, before the sampler chooses
@@ -149,45 +149,56 @@ def _needs(space: Space, step: Step) -> list[Step]:
 def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
     """Yield the best recipe with one more technique, and better recipes that were rejected with what they lack."""
     best = next(iter(ranked(goal, records)), None)
-    for cause in ("quality", "slowdown", "memory"):
+
+    def better(cause: str) -> list[TrialRecord]:
         rejected = ranked(goal, [r for r in records if r.rejected_for == cause], status="rejected")
-        better = [record for record in rejected if best is None or _is_better(goal, record, best)]
-        if cause == "quality" and better:
-            yield from _less_lossy(space, better[0])
-        elif cause == "slowdown":
-            # those first that miss the limit least: they may have less than the smallest that slows down
-            for record in sorted(better, key=lambda r: -(r.speedup or 0.0))[:_NUM_SLOW]:
-                yield from _faster(space, record, records)
-        elif cause == "memory":
-            yield from (steps for record in better for steps in _fitting(space, record, goal))
+        return [record for record in rejected if best is None or _is_better(goal, record, best)]
+
+    for record in better("quality")[:1]:
+        yield from _less_lossy(space, record)
+    # Those first that miss the limit least: the smallest may need more than one technique can make good.
+    for record in sorted(better("slowdown"), key=lambda r: -(r.speedup or 0.0))[:_NUM_SLOW]:
+        yield from _faster(space, record, records)
+    for record in better("memory"):
+        yield from _fitting(space, record, goal)
     if best is None:
         return
     if not goal.asks_for_speed:
         yield from _smaller(space, best.steps)
-    additions = [t for t in space.techniques.values() if not space.table[t.technique].restores_quality]
-    of_speed = goal.asks_for_speed
-    additions.sort(key=lambda t: (-t.bound(t.default) if of_speed else -t.shrink(t.default), -t.most))
-    for record in (best, *_rivals(space, best, records, goal)):
-        for entry in additions:
-            if space.compatible(record.steps, entry.default):
-                yield [*record.steps, entry.default]
+    rival = _rival(space, best, records, goal)
+    for record in (best, rival) if rival else (best,):
+        for entry in _additions(space, record.steps, goal):
+            yield [*record.steps, entry.default]
 
 
-def _rivals(space: Space, best: TrialRecord, records: Sequence[TrialRecord], goal: Goal) -> Iterator[TrialRecord]:
-    """Yield the next best trial with another backend, or otherwise another choice of a group, unless it is far behind.
+def _promise_of(entry: ApplicableTechnique, goal: Goal) -> float:
+    """Return how many times faster, or smaller where bytes are asked for, a technique makes a recipe at the most."""
+    return entry.bound(entry.default) if goal.asks_for_speed else entry.shrink(entry.default)
+
+
+def _additions(space: Space, steps: Sequence[Step], goal: Goal) -> list[ApplicableTechnique]:
+    """Return the techniques that can join a recipe, those first that promise most."""
+    found = [
+        entry
+        for entry in space.techniques.values()
+        if not space.table[entry.technique].restores_quality and space.compatible(steps, entry.default)
+    ]
+    return sorted(found, key=lambda entry: (-_promise_of(entry, goal), -entry.most))
+
+
+def _rival(space: Space, best: TrialRecord, records: Sequence[TrialRecord], goal: Goal) -> TrialRecord | None:
+    """Return the next best trial with another backend, or otherwise another choice of a group, unless it is far behind.
 
     What joins the best one then joins it too: scatter may hide that it wins.
     """
     if not goal.asks_for_speed or not best.speedup:
-        return
+        return None
     chosen = _by_group(space, best.steps)
     for record in ranked(goal, records)[1:]:
-        if record.speedup and record.speedup * _SCATTER < best.speedup:
-            return
         others = _by_group(space, record.steps)
         if any(others[group] != chosen[group] for group in chosen.keys() & others.keys()):
-            yield record
-            return
+            return record if (record.speedup or 0.0) * _SCATTER >= best.speedup else None
+    return None
 
 
 def _by_group(space: Space, steps: Sequence[Step]) -> dict[str, str]:
@@ -201,26 +212,21 @@ def _pairs(space: Space, best: TrialRecord, records: Sequence[TrialRecord], goal
     A thread that reads ahead needs a core that computing threads leave; a peak falls once all that reach it are lower.
     What failed or lost quality, alone or with the best recipe, is left out.
     """
-    of_speed = goal.asks_for_speed
-    useless = {record.key for record in records if record.status in ("failed", "refused") or _loses(record)}
+    useless = {
+        record.key
+        for record in records
+        if record.status in ("failed", "refused") or record.rejected_for in ("quality", "outputs")
+    }
     entries = [
-        t
-        for t in space.techniques.values()
-        if not space.table[t.technique].restores_quality
-        and (t.bound(t.default) if of_speed else t.shrink(t.default)) > 1
-        and space.compatible(best.steps, t.default)
-        and not useless & {complete(space, [t.default]).key, complete(space, [*best.steps, t.default]).key}
+        entry
+        for entry in _additions(space, best.steps, goal)
+        if _promise_of(entry, goal) > 1
+        and not useless & {complete(space, [*steps, entry.default]).key for steps in ((), best.steps)}
     ]
-    promise = {t.technique: (t.bound if of_speed else t.shrink)(t.default) for t in entries}
     pairs = [(a, b) for a, b in itertools.combinations(entries, 2) if space.compatible([a.default], b.default)]
-    pairs.sort(key=lambda pair: -promise[pair[0].technique] * promise[pair[1].technique])
+    pairs.sort(key=lambda pair: -_promise_of(pair[0], goal) * _promise_of(pair[1], goal))
     for a, b in pairs[:_MOST_PAIRS]:
         yield [*best.steps, a.default, b.default]
-
-
-def _loses(record: TrialRecord) -> bool:
-    """Return whether a trial was rejected for what it computes."""
-    return record.rejected_for in ("quality", "outputs")
 
 
 def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:

@@ -56,11 +56,11 @@ def _reached(
         return list(peaks)
     try:
         runs = [_multiplication(dtype, shape, device), *_packed(dtype, shape, device)]
-        before = [*peaks, *[0.0] * (len(runs) - len(peaks))]
-        return [
-            rate if rate and size / rate > _LONGEST_S else max(rate, size / best_s(run, device, budget_s / len(runs)))
-            for run, rate in zip(runs, before, strict=False)
-        ]
+        rates = [*peaks, *[0.0] * (len(runs) - len(peaks))]
+        for i, run in enumerate(runs):
+            if not rates[i] or size / rates[i] <= _LONGEST_S:
+                rates[i] = max(rates[i], size / best_s(run, device, budget_s / len(runs)))
+        return rates
     except (
         RuntimeError,
         NotImplementedError,
