@@ -44,7 +44,7 @@ class Clock:
 
 @dataclass
 class SlowRunner:
-    """Processes that take the time written here, and are ended at their limit. trial_s: by technique, else "any"."""
+    """Processes that take the time written here, and are ended at their limit, which takes stopping_s. trial_s: by technique, else "any"."""
 
     clock: Clock
     examination_s: float = 8.0
@@ -53,6 +53,7 @@ class SlowRunner:
     variant_s: float = 3.0
     save_s: float = 3.0
     reload_s: float = 2.0
+    stopping_s: float = 0.0
     inner: FakeRunner = field(default_factory=FakeRunner)
     limits: list[tuple[str, float]] = field(default_factory=list)
 
@@ -61,6 +62,7 @@ class SlowRunner:
         self.limits.append((function.__name__, time_limit_s))
         self.clock.now += min(seconds, time_limit_s)
         if seconds > time_limit_s:
+            self.clock.now += self.stopping_s
             return Outcome(None, Failure(FailureKind.TIMEOUT, "took longer than its limit"), time_limit_s, 0)
         if function.__name__ == "examine_any":
             (request.directory / INPUTS).touch()
@@ -221,6 +223,25 @@ def test_a_slow_torch_compile_leaves_time_for_the_others(tmp_path: Path) -> None
     assert took_s <= allowed(2 * MINUTE)
     assert ear.records[0].status == "stopped"
     assert ear.records[0].label.startswith("inductor(")
+    assert result.verdict == "gain"
+
+
+def test_what_a_compiler_took_is_expected_of_no_other_trial(tmp_path: Path) -> None:
+    """A mean of all trials would end this search after the first one."""
+    runner = SlowRunner(Clock(), trial_s={"any": 10.0, "inductor": 45.0})
+    _, ear, took_s = tuned(runner, tmp_path / "out", 2.5 * MINUTE)
+    assert took_s <= allowed(2.5 * MINUTE)
+    first, *others = ear.records
+    assert first.status == "done" and first.label.startswith("inductor(")
+    assert len(others) >= 2
+
+
+def test_a_trial_that_is_stopped_leaves_the_finals_their_time(tmp_path: Path) -> None:
+    """The last one takes far longer than those before. To end a process takes a moment too."""
+    runner = SlowRunner(Clock(), trial_s={"any": 20.0, "bf16": 200.0}, stopping_s=1.5)
+    result, ear, took_s = tuned(runner, tmp_path / "out", 3 * MINUTE)
+    assert took_s <= allowed(3 * MINUTE)
+    assert ear.records[-1].status == "stopped"
     assert result.verdict == "gain"
 
 

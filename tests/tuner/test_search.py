@@ -338,6 +338,21 @@ def test_a_compiler_is_run_only_where_it_ends_before_the_deadline() -> None:
     assert not limit.allows_compiler([])
 
 
+def test_the_next_trial_is_expected_to_take_as_long_as_the_longest_of_the_last_of_its_kind() -> None:
+    def trial(technique: str, seconds: float) -> TrialRecord:
+        return TrialRecord(number=0, steps=[Step(technique=technique)], status="done", seconds=seconds)
+
+    limit = SearchTime(
+        100.0, 120.0, 20.0, lambda: 0.0, compile_s=30.0, compiled=lambda r: r.steps[0].technique == "inductor"
+    )
+    assert (limit.expected_s([]), limit.compiling_s([])) == (20.0, 30.0)
+    compiled = trial("inductor", 70.0)
+    assert (limit.expected_s([compiled]), limit.compiling_s([compiled])) == (20.0, 50.0)
+    known = [compiled, trial("bf16", 90.0), *(trial("bf16", seconds) for seconds in (12.0, 15.0, 10.0, 9.0, 8.0))]
+    assert (limit.expected_s(known), limit.compiling_s(known)) == (15.0, 55.0)
+    assert limit.compiling_s([trial("bf16", 10.0), trial("inductor", 5.0)]) == 0.0
+
+
 def test_the_sampler_leaves_compilers_out_too(tmp_path: Path) -> None:
     """The plan has ended; what is left for the sampler would run until the time for the finals is gone."""
     trials = context(tmp_path, FakeRunner(), applicable=[applicable("inductor", "backend", bounds=[2.0])])

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from whet.tuner.budget import Budget, needed_for
 from whet.tuner.facts import TargetFacts
+from whet.tuner.plan import runs_compiler
 from whet.tuner.records import TrialRecord
+from whet.tuner.space import Space
 
 ROUNDS = 8  # in the finals
 MIN_ROUNDS = 6  # with fewer pairs, the signed-rank test cannot reach 5 %
@@ -17,6 +19,7 @@ MIN_TRIAL_S = 2.0  # no trial begins with fewer seconds left
 _START_S = 2.0  # to start a process of the finals, before it loads anything, at least; with CUDA it takes 8 to 13 s
 _BUILD_S = 5.0  # to convert, save and load the model in a trial; used until one has been timed
 _COMPILING = 6.0  # times the start of a process: a trial was built in 22 to 53 s where that took 4.6 s
+_STOPPING_S = 2.0  # to end a trial that is stopped
 _MIN_CALLS = 5  # the fewest calls that a process of the finals times
 _PAIR_CALLS = 64  # the fewest calls that a trial makes to time a variant beside the original
 _SAVING_SHARE = 0.1  # the least share of the budget that is kept for saving the original
@@ -48,7 +51,8 @@ class Costs:
         start_s = max(_START_S, facts.start_s)
         variant_s = start_s + max(1.5 * RUN_S, timed_calls * call_s)
         original_s = variant_s + facts.open_s + (num_calls + 2) * call_s
-        taken = [record.seconds for record in records if record.seconds > 0]
+        space = Space(facts.applicable)
+        taken = [r.seconds for r in records if r.seconds > 0 and not runs_compiler(space, r.steps)]
         trial_s = facts.start_s + facts.examined_s + _BUILD_S + max(1.5 * TIMING_S, _PAIR_CALLS * call_s)
         return cls(sum(taken) / len(taken) if taken else trial_s, original_s, variant_s, start_s)
 
@@ -102,7 +106,7 @@ class BudgetPlan:
         has_finalist = any(record.status == "done" for record in records)
         build_s = costs.trial_s if has_finalist else 0.0  # an earlier search's artefact is made again
         kept_s = min(_FINALS_SHARE * budget.seconds, costs.finals_s(2))
-        stop_s = budget.left_at_most_s - costs.finals_s(1, MIN_ROUNDS) - build_s
+        stop_s = budget.left_at_most_s - costs.finals_s(1, MIN_ROUNDS) - build_s - _STOPPING_S
         search_s = min(budget.left_s - kept_s, stop_s)
         has_verdict = stop_s >= (0 if has_finalist else costs.trial_s)
         if not has_verdict:

@@ -157,9 +157,9 @@ class ModelKind(Kind):
             if len(chosen) == 2:
                 break
             is_built = is_in_process(record.steps) or (self.context.artefact(record.number) / MANIFEST).is_file()
-            build_s = 0.0 if is_built else costs.trial_s
+            build_s = 0.0 if is_built else max(record.seconds, costs.trial_s)
             if costs.finals_s(1, MIN_ROUNDS) + build_s > budget.left_at_most_s:
-                break
+                continue  # another is there, or is built sooner
             if chosen and costs.finals_s(2, ROUNDS) + build_s > budget.left_s:
                 break
             if not is_built:

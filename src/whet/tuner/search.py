@@ -29,6 +29,7 @@ _LOG = logging.getLogger("whet")
 _KEPT = 3  # artefacts of this many best trials stay on disk until the final comparison
 _MAX_REPEATS = 8  # the search ends once the sampler has chosen this many known recipes in a row
 _MEMORY_RUN_S = 0.3  # seconds of timing in the process that only measures memory
+_NUM_LAST = 5  # trials that tell how long the next may take
 _NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where this many trials fit
 
 
@@ -41,8 +42,9 @@ class SearchTime:
         stop_at: When a trial that is still running is stopped.
         trial_s: About how many seconds a trial takes; used until one has been timed.
         clock: Returns the time, in seconds.
-        compile_s: About how many seconds more a trial takes that runs a compiler.
+        compile_s: About how many seconds more a trial takes that runs a compiler; used until one has been timed.
         kept_s: Returns how many seconds before the deadline are kept for proving what the trials so far found.
+        compiled: Returns whether a trial ran a compiler; `search_space` sets it.
     """
 
     deadline: float
@@ -51,6 +53,7 @@ class SearchTime:
     clock: Callable[[], float] = time.monotonic
     compile_s: float = 0.0
     kept_s: Callable[[Sequence[TrialRecord]], float] = lambda records: 0.0
+    compiled: Callable[[TrialRecord], bool] = lambda record: False
 
     def is_up(self, records: Sequence[TrialRecord], stopped: Sequence[TrialRecord]) -> bool:
         """Return whether no further trial begins. The first of a new search needs only two seconds."""
@@ -60,19 +63,28 @@ class SearchTime:
         return self.stop_at - now < MIN_TRIAL_S or (is_late and bool(records or stopped))
 
     def expected_s(self, records: Sequence[TrialRecord]) -> float:
-        """Return how many seconds the next trial may take: the mean of the trials so far."""
-        taken = [r.seconds for r in records if r.seconds > 0]
-        return sum(taken) / len(taken) if taken else self.trial_s
+        """Return how many seconds a trial without a compiler may take: as long as the longest of the last ones.
+
+        One that has to be stopped is time lost, so their mean will not do.
+        """
+        taken = [r.seconds for r in records if r.seconds > 0 and not self.compiled(r)]
+        return max(taken[-_NUM_LAST:], default=self.trial_s)
+
+    def compiling_s(self, records: Sequence[TrialRecord]) -> float:
+        """Return how many seconds more a trial may take that runs a compiler."""
+        taken = [r.seconds for r in records if r.seconds > 0 and self.compiled(r)]
+        return max(0.0, max(taken[-_NUM_LAST:]) - self.expected_s(records)) if taken else self.compile_s
 
     def allows_reference(self, records: Sequence[TrialRecord]) -> bool:
         """Return whether there is time for torch.compile alone, the reference, beside other trials."""
-        needed_s = _NUM_WITH_REFERENCE * self.expected_s(records) + self.compile_s
+        needed_s = _NUM_WITH_REFERENCE * self.expected_s(records) + self.compiling_s(records)
         return self.clock() + needed_s <= self.deadline - self.kept_s(records)
 
     def allows_compiler(self, records: Sequence[TrialRecord]) -> bool:
         """Return whether a trial that runs a compiler would end before the deadline."""
-        needed_s = self.expected_s(records) + self.compile_s
-        return not self.compile_s or self.clock() + needed_s <= self.deadline - self.kept_s(records)
+        compiling_s = self.compiling_s(records)
+        needed_s = self.expected_s(records) + compiling_s
+        return not compiling_s or self.clock() + needed_s <= self.deadline - self.kept_s(records)
 
     def left_s(self, *, is_reference: bool) -> float:
         """Return how many seconds a trial may take: all that are left, and half of them for the reference."""
@@ -115,6 +127,7 @@ def search_space(
     """
     patience = patience or QuietWait()
     propose = propose or partial(next_recipe, space, goal=goal)
+    limit = replace(limit, compiled=lambda record: runs_compiler(space, record.steps))
     records = study.records()
     stopped: list[TrialRecord] = []
     repeats = 0  # how many known recipes the sampler has chosen in a row
