@@ -268,14 +268,3 @@ def test_a_timer_keeps_its_last_samples(monkeypatch: pytest.MonkeyPatch) -> None
     cost = timer.cost()
     assert cost is not None and cost.calls == 10 and cost.p99_ms is None
     assert cost.median_ms == pytest.approx(1e-6)
-
-
-def test_a_section_costs_little() -> None:
-    """Very generously: benchmarks/overhead.py measures it."""
-    sections = Sections(read_bytes=lambda: 0)
-    entry = sections.section("a")
-    started = time.perf_counter()
-    for _ in range(1000):
-        with entry:
-            pass
-    assert (time.perf_counter() - started) / 1000 < 1e-4

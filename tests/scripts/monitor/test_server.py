@@ -57,8 +57,8 @@ def test_only_what_is_new_is_sent(server: PageServer, run: Run) -> None:
 
 def test_a_question_waits_for_news(server: PageServer, run: Run) -> None:
     feed(run)
-    threading.Timer(0.4, feed, (run,)).start()
     began = time.monotonic()
+    threading.Timer(0.4, feed, (run,)).start()
     update = get(f"{server.url}/api/update?of={run.id}&after=1")[2]
     assert time.monotonic() - began > 0.3
     assert update["num_rows"] == 2

@@ -44,6 +44,13 @@ def closed_with(viewer):
     return caught.value.rcvd.code, messages
 
 
+def ended(messages):
+    """Return why the stream ended, and whether that is an error. Figures may follow, and no picture."""
+    [at] = [i for i, one in enumerate(messages) if isinstance(one, dict) and one["type"] == "ended"]
+    assert all(isinstance(one, dict) for one in messages[at:])
+    return messages[at]["why"], messages[at]["is_error"]
+
+
 def test_each_frame_gets_its_negative():
     with serving() as server, Viewer(server) as viewer:
         facts = viewer.until("ready")
@@ -179,7 +186,7 @@ def test_the_servers_own_source_plays_to_its_end():
         assert viewer.until("ready")["own_source"] == "synthetic:12"
         code, messages = closed_with(viewer)
         pictures = [one for one in messages if not isinstance(one, dict)]
-        assert code == ENDED and messages[-1] == {"type": "ended", "why": "the source has ended", "is_error": False}
+        assert code == ENDED and ended(messages) == ("the source has ended", False)
         inputs = {header.sequence: image for header, image in pictures if header.kind == "input"}
         answers = {header.sequence: image for header, image in pictures if header.kind == "computed"}
         assert answers and set(answers) == set(inputs)
@@ -196,11 +203,13 @@ def test_a_source_that_cannot_be_opened_and_a_model_that_fails_are_told():
     with serving(fails, source="/nowhere.mp4") as server:
         with Viewer(server, "server") as viewer:
             code, messages = closed_with(viewer)
-            assert code == ENDED and messages[-1]["is_error"] and "/nowhere.mp4" in messages[-1]["why"]
+            why, is_error = ended(messages)
+            assert code == ENDED and is_error and "/nowhere.mp4" in why
         with Viewer(server) as viewer:
             viewer.send(0)
             code, messages = closed_with(viewer)
-            assert code == ENDED and messages[-1]["is_error"] and "out of order" in messages[-1]["why"]
+            why, is_error = ended(messages)
+            assert code == ENDED and is_error and "out of order" in why
 
 
 def test_a_second_viewer_is_refused_and_comes_in_once_the_first_has_gone():

@@ -137,7 +137,7 @@ print(*(child.pid for child in psutil.Process().children()), flush=True)
     assert found.returncode in (-9, 3, 1)
     began = time.monotonic()
     while any(map(_is_alive, pids)):
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         time.sleep(0.01)
 
 

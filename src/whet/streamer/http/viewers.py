@@ -26,7 +26,8 @@ _START_S = 10.0  # a connection that does not say what it wants is closed
 _HANDOVER_S = 5.0  # how long a new viewer waits for one that is leaving
 _FIGURES_S = 0.5
 _MOST_UNSENT = 256  # messages; a page that reads none is disconnected
-_LAST_S = 1.0  # how long the last messages may take
+_LAST_S = 1.0  # after which the last messages are given up if none of them goes out
+_LAST_LOOKS = 10  # in that time: a machine that stands still for a second counts as one look
 
 ENDED, GOING, MISUNDERSTOOD, NO_KEY, BUSY = 1000, 1012, 4400, 4401, 4409
 """The codes with which connections are closed."""
@@ -188,9 +189,13 @@ async def _send_figures(session: Session, send: Send) -> None:
 async def _say_goodbye(
     socket: WebSocket, unsent: asyncio.Queue[str | bytes], sender: asyncio.Future[None], code: int
 ) -> None:
-    """Wait until the last message has been sent, at most a second, and close the connection."""
+    """Close the connection once the last message has been sent, or none goes out any more."""
     all_sent = asyncio.ensure_future(unsent.join())
-    await asyncio.wait([sender, all_sent], timeout=_LAST_S, return_when=asyncio.FIRST_COMPLETED)
+    left, num_idle = unsent.qsize(), 0
+    while not (sender.done() or all_sent.done()) and num_idle < _LAST_LOOKS:
+        await asyncio.wait([sender, all_sent], timeout=_LAST_S / _LAST_LOOKS, return_when=asyncio.FIRST_COMPLETED)
+        num_idle = 0 if unsent.qsize() < left else num_idle + 1
+        left = unsent.qsize()
     all_sent.cancel()
     sender.cancel()
     with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
