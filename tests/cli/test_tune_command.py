@@ -33,8 +33,9 @@ def test_a_search_in_which_all_failed_is_no_success(monkeypatch: pytest.MonkeyPa
     assert exit_code("digits-cnn", "docs-gpt") == code
 
 
+@pytest.mark.parametrize(("wait", "seconds"), [("5m", "300s"), ("0", "0s")])
 def test_ctrl_c_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, wait: str, seconds: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("some where").mkdir()
@@ -48,12 +49,12 @@ def test_ctrl_c_says_how_to_go_on(
     monkeypatch.setattr("whet.cli.tune_targets.tune", interrupted)
     monkeypatch.setenv("COLUMNS", "80")
     options = ["--objective", "size", "--max-memory", "1GB", "--exclude", "bf16,fp16", "--out", "a directory"]
-    options += ["--on-busy", "go-on", "--busy-wait", "5m"]
+    options += ["--on-busy", "go-on", "--busy-wait", wait]
     assert exit_code("hf:some where?batch=8&seq=256", *options) == INTERRUPTED
     again = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("whet tune"))
     words = shlex.split(again)
     assert words[2] == "hf:some where?batch=8&seq=256"
-    assert {"--resume", "size", "1000000000", "bf16,fp16", "a directory", "--on-busy", "go-on", "300s"} <= set(words)
+    assert {"--resume", "size", "1000000000", "bf16,fp16", "a directory", "--on-busy", "go-on", seconds} <= set(words)
 
 
 def test_results_go_to_a_new_directory_of_the_targets_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,9 @@ def _measured(given: argparse.Namespace) -> Outcome:
         fix=given.fix or given.diff,
         write=not given.diff,
         patience=patience_of(
-            on_busy, seconds("--busy-wait", given.busy_wait), report=lambda text: say(text, sys.stderr)
+            on_busy,
+            seconds("--busy-wait", given.busy_wait, may_be_zero=True),
+            report=lambda text: say(text, sys.stderr),
         ),
         report=lambda line: say(line, sys.stderr),
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli.bench_checks import check_bench
-from whet.cli.busy import BusyWaitOption, OnBusyOption, patience_of
+from whet.cli.busy import BusyWaitOption, OnBusyOption, busy_wait_s, patience_of
 from whet.comparison.tolerance import BASELINE_PROCESSES, TOLERANCE
 from whet.errors import OptionError
 from whet.measure.fast_import import large_imports
@@ -82,7 +82,7 @@ def bench(
     error.
     """
     OnBusy.checked(on_busy)
-    seconds("--busy-wait", busy_wait)
+    busy_wait_s(busy_wait)
     sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
     allowed = fraction("--tolerance", tolerance)
     files = (save, csv, plot)

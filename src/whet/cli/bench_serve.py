@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
+from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, busy_wait_s, patience_of
 from whet.cli.exit_codes import INTERRUPTED
 from whet.core.slo import Slo
 from whet.errors import OptionError
@@ -145,7 +145,7 @@ def bench_serve(
         slo=None if slo is None else Slo.parse(slo),
     )
     OnBusy.checked(on_busy)
-    seconds("--busy-wait", busy_wait)
+    busy_wait_s(busy_wait)
     _check_options(target, serve_options or [])
     directory = None if out is None else usable_directory(out)
     from rich.console import Console

@@ -27,6 +27,15 @@ BusyWaitOption = Annotated[
 ]
 
 
+def busy_wait_s(text: str) -> float:
+    """Return the seconds that --busy-wait asks for; with 0 nothing is waited for.
+
+    Raises:
+        OptionError: The text is no duration.
+    """
+    return seconds("--busy-wait", text, may_be_zero=True)
+
+
 def patience_of(on_busy: str, busy_wait: str, console: "Console") -> "QuietWait":
     """Return the QuietWait that two options ask for. It shows one line whenever the command waits for quiet.
 
@@ -35,9 +44,7 @@ def patience_of(on_busy: str, busy_wait: str, console: "Console") -> "QuietWait"
     """
     from whet.measure.quiet import QuietWait
 
-    return QuietWait(
-        OnBusy.checked(on_busy), seconds("--busy-wait", busy_wait), report=lambda text: show_waiting(console, text)
-    )
+    return QuietWait(OnBusy.checked(on_busy), busy_wait_s(busy_wait), report=lambda text: show_waiting(console, text))
 
 
 def show_waiting(console: "Console", text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.cli.busy import BusyWaitOption, OnBusyOption
+from whet.cli.busy import BusyWaitOption, OnBusyOption, busy_wait_s
 from whet.errors import OptionError, TraceError, TrainingTarget
 from whet.measure.fast_import import import_large
 from whet.measure.on_busy import OnBusy
@@ -82,7 +82,7 @@ def profile(
     if depth < 1 or rows < 1:
         raise OptionError(f"--depth {depth} and --rows {rows}: both must be 1 or more")
     OnBusy.checked(on_busy)
-    seconds("--busy-wait", busy_wait)
+    busy_wait_s(busy_wait)
     options: dict[str, Any] = {
         "limit_s": seconds("--limit", limit),
         "on_busy": on_busy,

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption
+from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, busy_wait_s
 from whet.cli.for_streams import BUDGET as STREAM_BUDGET
 from whet.cli.for_streams import ForStreams
 from whet.errors import OptionError
@@ -186,7 +186,7 @@ def tune(
         "storage": storage,
         "exclude": [name.strip() for name in exclude.split(",") if name.strip()],
     }
-    busy: dict[str, Any] = {"on_busy": str(OnBusy.checked(on_busy)), "busy_wait_s": seconds("--busy-wait", busy_wait)}
+    busy: dict[str, Any] = {"on_busy": str(OnBusy.checked(on_busy)), "busy_wait_s": busy_wait_s(busy_wait)}
     named = [list(targets)] if _is_command(targets) else [_with(target, train, training) for target in targets]
     for target in named:
         _check(target, options, streams, chosen)
