@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.errors import OptionError
+from whet.files import usable_directory
 from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.server.load_test.benchmark import check_server, run
 from whet.server.load_test.options import Options
 from whet.server.load_test.record import Record
 from whet.server.load_test.replay import Progress
-from whet.server.load_test.report import Report, make_directory, write_report
+from whet.server.load_test.report import Report, write_report
 from whet.server.load_test.server_process import started_server
 from whet.workloads.model_directory import model_directory
 
@@ -32,7 +33,7 @@ class LoadTest:
         Raises:
             OutputError: The directory cannot be written to.
         """
-        write_report(make_directory(Path(directory)), self.report, self.records)
+        write_report(usable_directory(Path(directory)), self.report, self.records)
 
 
 def bench_serve(

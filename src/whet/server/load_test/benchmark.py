@@ -78,12 +78,12 @@ def check_server(url: str, *, api_key: str | None = None) -> None:
         TargetError: The server cannot be reached.
         OptionError: The address is not valid.
     """
-    asyncio.run(_check_server(url, api_key))
 
+    async def ask() -> None:
+        async with CompletionClient(url, api_key=api_key) as client:
+            await client.ask("/v1/models")
 
-async def _check_server(url: str, api_key: str | None) -> None:
-    async with CompletionClient(url, api_key=api_key) as client:
-        await client.get("/v1/models")
+    asyncio.run(ask())
 
 
 async def _run(
@@ -112,8 +112,7 @@ async def _run(
             after = await prefix_counters(client)
         found = hit_rate(before, after)
     report = _report(client.url, options, facts, plan, done, found, started_at)
-    report = replace(report, busy=seen.load.cause)
-    return report, done.records
+    return replace(report, busy=seen.load.cause), done.records
 
 
 async def _plan(
