@@ -1,5 +1,6 @@
 """Put a server under load (whet.bench_serve): one that runs already, or one that is started for the test."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -81,10 +82,11 @@ def bench_serve(
             if directory is not None:
                 on_stage("starting whet serve")
                 url = stack.enter_context(started_server(directory, serve_options, api_key=api_key))
-            report, records = run(url, options, api_key=api_key, on_progress=on_progress, on_stage=on_stage)
+            running = run(url, options, api_key=api_key, on_progress=on_progress, on_stage=on_stage)
+            report, records = asyncio.run(running)
             return LoadTest(report, tuple(records))
 
     if is_remote:
-        check_server(target, api_key=api_key)  # before the wait for a quiet machine
+        asyncio.run(check_server(target, api_key=api_key))  # before the wait for a quiet machine
     patience.begin()
     return patience.measure(once, lambda test: test.report.busy)
