@@ -17,7 +17,12 @@ from whet.server.stepper import Stepper
 
 
 def assemble(
-    model: ServedModel, draft: ServedModel | None, identity: str, options: EngineOptions, max_model_len: int
+    model: ServedModel,
+    options: EngineOptions,
+    max_model_len: int,
+    *,
+    draft: ServedModel | None = None,
+    identity: str = "",
 ) -> Stepper:
     """Return a stepper that is ready to run. The memory of the models has been allocated.
 

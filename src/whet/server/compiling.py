@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any
 
-from whet.errors import RequestError, reason
+from whet.errors import RequestError, named_reason, reason
 from whet.server.isolated_process import ChildEnded, IsolatedProcesses, answer_messages
 from whet.server.output_constraint import OutputConstraint
 from whet.server.schemas.writing import grammar as schema_grammar
@@ -254,7 +254,7 @@ def _answer(library: Any, message: Mapping[str, Any]) -> dict[str, object]:
     except RequestError as error:
         return {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - a panic of the library is a BaseException
-        return {"error": str(refused(structure, f"the library fails on it ({type(error).__name__}: {reason(error)})"))}
+        return {"error": str(refused(structure, f"the library fails on it ({named_reason(error)})"))}
     return answer
 
 

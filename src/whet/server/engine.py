@@ -89,7 +89,7 @@ class Engine:
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.max_model_len = _checked_len(options.max_model_len, model)
         self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len, model)
-        stepper = assemble(model, draft, identity, options, self.max_model_len)
+        stepper = assemble(model, options, self.max_model_len, draft=draft, identity=identity)
         self._loop = EngineLoop(stepper, capacity=options.max_num_seqs + options.max_waiting)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also runs when the interpreter ends
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from whet.errors import EngineClosed, QueueFull, RequestError, reason
+from whet.errors import EngineClosed, QueueFull, RequestError, named_reason
 from whet.server.batching.worker import Worker
 from whet.server.completion import Delta
 from whet.server.delivery import AsyncBridge, OnDelta, give
@@ -254,9 +254,11 @@ class EngineLoop:
         now, before = request.arrival_s + delta.e2e_s, request.last_token_s
         request.last_token_s = now
         if before is None:
-            self.meter.first_token(delta.ttft_s or 0.0)
-        else:
-            self.meter.inter_token(now - before, len(delta.token_ids))
+            self.meter.tell(lambda observer: observer.first_token(delta.ttft_s or 0.0))
+            return
+        each_s = (now - before) / len(delta.token_ids)
+        for _ in delta.token_ids:
+            self.meter.tell(lambda observer: observer.inter_token(each_s))
 
     def _pass_on(self, ended: list[str]) -> None:
         """Send the collected deltas to asyncio loops, and forget the requests that have ended."""
@@ -271,7 +273,7 @@ class EngineLoop:
     def _start_afresh(self, error: Exception) -> None:
         """End all requests with an error and reset the scheduler, after the engine itself has failed."""
         _LOG.error("the engine failed; all requests end", exc_info=error)
-        message = f"the engine failed: {type(error).__name__}: {reason(error)}"
+        message = f"the engine failed: {named_reason(error)}"
         self.stepper.scheduler.reset()
         for request_id, entry in self._entries.items():
             self.meter.ended["error"] += 1
