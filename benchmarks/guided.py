@@ -31,7 +31,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from whet.files import write_whole
 from whet.models.families import open_model
 from whet.server.admission import Admission
-from whet.server.assembly import Models, assemble
+from whet.server.assembly import assemble
 from whet.server.masks import Masking
 from whet.server.options import EngineOptions
 from whet.server.output_constraint import OutputConstraint
@@ -82,7 +82,7 @@ class Bench:
         tokenizer = Tokenizer(directory)
         model = open_model(directory, weights="int8")
         options = EngineOptions(weights="int8", speculation="off", max_num_seqs=NUM_SEQS)
-        self._stepper = assemble(Models(model), options, MAX_LEN)
+        self._stepper = assemble(model, options, MAX_LEN)
         self._admission = Admission(tokenizer, model.vocab_size, MAX_LEN)
         self._waits: list[float] = []
         self._watch(self._stepper)

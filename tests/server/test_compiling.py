@@ -1,6 +1,7 @@
 """Trials of structures in child processes, whose crashes do not reach the server."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from guided import TOKENIZER, VOCAB
 
 from whet.errors import RequestError
 from whet.server import compiling
-from whet.server.compiling import Trials
+from whet.server.compiling import tried
 from whet.server.grammars import Grammars
 from whet.server.isolated_process import ChildEnded, IsolatedProcess
 from whet.server.output_constraint import OutputConstraint
@@ -29,29 +30,29 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return {"error": "no"} if message["text"] == "wrong" else {"grammar": message["text"]}
 
     monkeypatch.setattr(IsolatedProcess, "ask", ask)
+    compiling._outcome.cache_clear()
     yield texts
+    compiling._outcome.cache_clear()
 
 
 def test_a_structure_is_tried_once(asked: list[str]) -> None:
-    trials = Trials()
     for text, error in [("a", None), ("wrong", "no"), ("crash", "it crashes the library"), ("slow", "more than 10 s")]:
         for _ in range(2):
             if error is None:
-                assert trials.written(OutputConstraint.regex(text), DESCRIBED) == text
+                assert tried(OutputConstraint.regex(text), DESCRIBED) == text
                 continue
             with pytest.raises(RequestError, match=error) as refused:
-                trials.written(OutputConstraint.regex(text), DESCRIBED)
+                tried(OutputConstraint.regex(text), DESCRIBED)
             assert refused.value.code == "invalid_structure"
     assert asked == ["a", "wrong", "crash", "slow"]
-    trials.written(OutputConstraint.regex("a"), {"size": 5, "special": {}})
+    tried(OutputConstraint.regex("a"), {"size": 5, "special": {}})
     assert asked[-1] == "a", "another vocabulary has other special tokens"
 
 
 def test_what_was_tried_last_is_remembered(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_MOST_TRIED", 2)
-    trials = Trials()
+    monkeypatch.setattr(compiling, "_outcome", lru_cache(maxsize=2)(compiling._outcome.__wrapped__))
     for text in ("a", "b", "a", "c", "a", "b"):
-        trials.written(OutputConstraint.regex(text), DESCRIBED)
+        tried(OutputConstraint.regex(text), DESCRIBED)
     assert asked == ["a", "b", "c", "b"]
 
 
@@ -67,6 +68,6 @@ def test_a_crash_of_the_library_is_the_requests_own_error(monkeypatch: pytest.Mo
 
 
 def test_special_tokens_of_the_vocabulary_are_known() -> None:
-    assert Trials().written(NAMED, DESCRIBED)
+    assert tried(NAMED, DESCRIBED)
     with pytest.raises(RequestError, match="the grammar cannot be enforced"):
-        Trials().written(NAMED, {"size": 300, "special": {}})
+        tried(NAMED, {"size": 300, "special": {}})

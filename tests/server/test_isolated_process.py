@@ -40,13 +40,13 @@ def test_memory_has_a_limit(process: IsolatedProcess) -> None:
 def test_an_end_frees_who_waits(process: IsolatedProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     process.ask({"do": "answer"})
     said, reads = [], threading.Event()
-    received = isolated_process._received
+    received = isolated_process.received
 
-    def told(stream: IO[bytes]) -> dict[str, Any] | None:
+    def told(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
         reads.set()
         return received(stream)
 
-    monkeypatch.setattr(isolated_process, "_received", told)
+    monkeypatch.setattr(isolated_process, "received", told)
 
     def wait() -> None:
         with pytest.raises(ChildEnded) as ended:

@@ -7,11 +7,10 @@ import pytest
 
 from whet.core.tokenizer_files.chat_template import ChatTemplate
 from whet.errors import RequestError, TargetError
-from whet.server.rendering import Renderings
+from whet.server.rendering import rendered
 from whet.server.text import Tokenizer
 from whet.workloads import WEIGHTS
 
-RENDERINGS = Renderings()
 GIVEN = {"messages": [{"role": "user", "content": "hi é\ud800"}], "add_generation_prompt": True, "variables": {"x": 1}}
 LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
 DOUBLED = (
@@ -25,7 +24,7 @@ def template(text: str) -> ChatTemplate:
 
 def test_it_renders_as_in_this_process() -> None:
     made = template("{{ bos_token }}{{ x }}{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert RENDERINGS.rendered(made, GIVEN) == made.render(**GIVEN) == "<s>1hi é\ud800"  # type: ignore[arg-type]
+    assert rendered(made, GIVEN) == made.render(**GIVEN) == "<s>1hi é\ud800"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,14 +41,14 @@ def test_it_renders_as_in_this_process() -> None:
 def test_a_template_that_fails(text: str, message: str) -> None:
     """Nothing is computed while it is loaded."""
     with pytest.raises(RequestError, match=message):
-        RENDERINGS.rendered(template(text), GIVEN)
+        rendered(template(text), GIVEN)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [LOOP, DOUBLED])
 def test_a_template_that_goes_on_is_ended(text: str) -> None:
     with pytest.raises(RequestError, match="takes more than 5 s on these messages"):
-        RENDERINGS.rendered(template(text), GIVEN)
+        rendered(template(text), GIVEN)
 
 
 @pytest.mark.parametrize("text", ["{% if %}", "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "{% for x in y %}" * 30])

@@ -11,7 +11,7 @@ from whet.errors import OptionError
 from whet.server.grammars import Grammars
 from whet.server.output_constraint import OutputConstraint
 from whet.server.text import Tokenizer
-from whet.server.tool_formats import FORMATS, find_format
+from whet.server.tool_formats import FORMATS, CallGrammar, find_format
 from whet.server.tool_parser import Arguments, CallBegins, Content, ToolParser
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
@@ -65,8 +65,8 @@ def test_an_answer_that_must_call(family: tuple[Family, Tokenizer]) -> None:
     kind, tokenizer = family
     form = FORMATS[kind.name]
     one, two = CALLS[kind.name]
-    several = form.required(FUNCTIONS, tokenizer.special_id, several=True)
-    single = form.required(FUNCTIONS, tokenizer.special_id, several=False)
+    several = CallGrammar(form, FUNCTIONS, tokenizer.special_id, several=True).required()
+    single = CallGrammar(form, FUNCTIONS, tokenizer.special_id, several=False).required()
     assert takes(tokenizer, several, one)
     assert takes(tokenizer, several, two)
     assert takes(tokenizer, single, one)
@@ -79,8 +79,8 @@ def test_an_answer_that_may_call_strictly(family: tuple[Family, Tokenizer]) -> N
     kind, tokenizer = family
     form = FORMATS[kind.name]
     one, two = CALLS[kind.name]
-    several = form.strict(FUNCTIONS, tokenizer.special_id, several=True)
-    single = form.strict(FUNCTIONS, tokenizer.special_id, several=False)
+    several = CallGrammar(form, FUNCTIONS, tokenizer.special_id, several=True).strict()
+    single = CallGrammar(form, FUNCTIONS, tokenizer.special_id, several=False).strict()
     for structure in (several, single):
         assert takes(tokenizer, structure, "Hello, é🙂 <there> [1]")
         assert takes(tokenizer, structure, "")

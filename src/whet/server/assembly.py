@@ -1,7 +1,6 @@
 """Assemble the parts of an engine for a model and options: blocks, scheduler, speculation and stepper."""
 
 from functools import partial
-from typing import NamedTuple
 
 from whet.errors import OptionError
 from whet.models.step import Allocation, ServedModel
@@ -17,27 +16,24 @@ from whet.server.speculative import Speculation
 from whet.server.stepper import Stepper
 
 
-class Models(NamedTuple):
-    """Hold the models of an engine.
+def assemble(
+    model: ServedModel,
+    options: EngineOptions,
+    max_model_len: int,
+    *,
+    draft: ServedModel | None = None,
+    identity: str = "",
+) -> Stepper:
+    """Return a stepper that is ready to run. The memory of the models has been allocated.
 
     `identity` is a text that differs for any two models whose cached state differs.
-    """
-
-    model: ServedModel
-    draft: ServedModel | None = None
-    identity: str = ""
-
-
-def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Stepper:
-    """Return a stepper that is ready to run. The memory of the models has been allocated.
 
     Raises:
         OptionError: The options do not fit the models.
     """
-    model, draft = models.model, models.draft
     _check_speculation(model, draft, options)
     memory = default_memory() if options.memory is None else options.memory
-    num_drafts = _num_drafts(model, options)
+    num_drafts = 0 if options.speculation == "off" or not model.can_rewind else options.num_draft_tokens
     room_for = partial(
         sizes,
         model,
@@ -59,7 +55,7 @@ def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Step
         model.block_size if model.bytes_per_block else 0,
         options.max_num_seqs,
         max_model_len,
-        identity=models.identity,
+        identity=identity,
         # Cached blocks alone lack the state of fixed size.
         prefix_caching=options.prefix_caching and (num_snapshots > 0 or not model.bytes_per_state),
     )
@@ -68,7 +64,7 @@ def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Step
         max_num_seqs=options.max_num_seqs,
         max_batch_tokens=options.max_batch_tokens,
         max_step_ms=options.max_step_ms,
-        snapshots=snapshots_of(model, room.model, models.identity) if num_snapshots else None,
+        snapshots=snapshots_of(model, room.model, identity) if num_snapshots else None,
     )
     model.allocate(room.model)
     speculation = None
@@ -102,11 +98,6 @@ def _check_speculation(model: ServedModel, draft: ServedModel | None, options: E
             f"the draft model has a vocabulary of {draft.vocab_size} tokens, the model one of {model.vocab_size}: "
             "they must share one"
         )
-
-
-def _num_drafts(model: ServedModel, options: EngineOptions) -> int:
-    """Return the most drafts for a sequence."""
-    return 0 if options.speculation == "off" or not model.can_rewind else options.num_draft_tokens
 
 
 def _model_drafter(draft: ServedModel, room: Allocation, options: EngineOptions, max_model_len: int) -> ModelDrafter:

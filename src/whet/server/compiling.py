@@ -9,13 +9,13 @@ import json
 import re
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from typing import Any
 
-from whet.errors import RequestError, reason
-from whet.server.isolated_process import ChildEnded, IsolatedProcess, answer_messages
+from whet.errors import RequestError, named_reason, reason
+from whet.server.isolated_process import ChildEnded, IsolatedProcesses, answer_messages
 from whet.server.output_constraint import OutputConstraint
 from whet.server.schemas.writing import grammar as schema_grammar
 from whet.server.structure_size import inserted_schemas, why_too_large
@@ -108,9 +108,28 @@ def matcher(library: Any, vocabulary: Any, structure: OutputConstraint, written:
     return made
 
 
-def vocabulary(library: Any, tokens: Any) -> Any:
+class Tokens:
+    """Answer what llguidance asks of a tokenizer. One token after the others stands for the end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], special_ids: Iterable[int]) -> None:
+        self.tokens = [*tokens, b"<end>"]
+        self.eos_token_id = len(tokens)
+        self.special_token_ids = [*special_ids, self.eos_token_id]
+        self.greedy: Callable[[str], list[int]] = lambda text: []
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of a text, the longest that fit."""
+        return self.greedy(text)
+
+
+def vocabulary(library: Any, tokens: Tokens) -> Any:
     """Return llguidance's LLTokenizer of a vocabulary."""
-    return library.LLTokenizer(tokens, slices=[_WORDS, *library.LLTokenizer.general_slices()])
+    made = library.LLTokenizer(tokens, slices=[_WORDS, *library.LLTokenizer.general_slices()])
+    tokens.greedy = made.greedy_tokenize
+    return made
 
 
 def written(library: Any, structure: OutputConstraint) -> str:
@@ -157,91 +176,45 @@ def _inserted(schema: Any) -> str:
     return schema_grammar(schema, pattern if isinstance(pattern, str) else _WHITESPACE)
 
 
-class Trials:
-    """Try structures in child processes, and remember those that were tried last. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self._idle = [IsolatedProcess(__name__) for _ in range(_NUM_CHILDREN)]
-        self._all = list(self._idle)
-        self._free = threading.Semaphore(_NUM_CHILDREN)
-        self._changing = threading.Lock()
-        self._known: OrderedDict[tuple[OutputConstraint, str], str | RequestError] = OrderedDict()
-
-    def written(self, structure: OutputConstraint, described: Mapping[str, object]) -> str:
-        """Return the grammar of a structure, once a child has compiled it.
-
-        `described` is the size of the vocabulary, and the texts of its special tokens by number.
-
-        Raises:
-            RequestError: It cannot be enforced, or does not compile.
-        """
-        key = (structure, json.dumps(described))
-        with self._changing:
-            found = self._known.get(key)
-            if found is not None:
-                self._known.move_to_end(key)
-        if found is None:
-            found = self._tried(structure, described)
-            with self._changing:
-                self._known[key] = found
-                while len(self._known) > _MOST_TRIED:
-                    self._known.popitem(last=False)
-        if isinstance(found, RequestError):
-            raise RequestError(str(found), param=found.param, code=found.code)
-        return found
-
-    def end(self) -> None:
-        """Kill the children. Whoever waits for one gets an error."""
-        for child in self._all:
-            child.end()
-
-    def _tried(self, structure: OutputConstraint, described: Mapping[str, object]) -> str | RequestError:
-        asked = {
-            "kind": structure.kind,
-            "text": structure.text,
-            "whitespace": structure.whitespace_pattern,
-            **described,
-        }
-        with self._free:
-            with self._changing:
-                child = self._idle.pop()
-            try:
-                answer = child.ask(asked)
-            except ChildEnded as ended:
-                limit = f"takes more than {_CPU_S:g} s" if ended.was_slow else "crashes the library that compiles it"
-                return refused(structure, f"it {limit}: write a smaller or simpler one")
-            finally:
-                with self._changing:
-                    self._idle.append(child)
-        if "error" in answer:
-            return RequestError(answer["error"], param="structure", code="invalid_structure")
-        return str(answer["grammar"])
+COMPILERS = IsolatedProcesses(__name__, _NUM_CHILDREN)
 
 
-TRIALS = Trials()
+def tried(structure: OutputConstraint, described: Mapping[str, object]) -> str:
+    """Return the grammar of a structure, once a child has compiled it. From any thread.
+
+    `described` is the size of the vocabulary, and the texts of its special tokens by number.
+
+    Raises:
+        RequestError: It cannot be enforced, or does not compile.
+    """
+    found = _outcome(structure, json.dumps(described))
+    if isinstance(found, RequestError):
+        raise RequestError(str(found), param=found.param, code=found.code)
+    return found
 
 
-class _Bytes:
-    """Stand for a vocabulary, with its special tokens, and single bytes in place of all others."""
+@lru_cache(maxsize=_MOST_TRIED)
+def _outcome(structure: OutputConstraint, described: str) -> str | RequestError:
+    asked = {"kind": structure.kind, "text": structure.text, "whitespace": structure.whitespace_pattern}
+    try:
+        answer = COMPILERS.ask(asked | json.loads(described))
+    except ChildEnded as ended:
+        limit = f"takes more than {_CPU_S:g} s" if ended.was_slow else "crashes the library that compiles it"
+        return refused(structure, f"it {limit}: write a smaller or simpler one")
+    if "error" in answer:
+        return RequestError(answer["error"], param="structure", code="invalid_structure")
+    return str(answer["grammar"])
 
-    is_tokenizer_wrapper = True
-    bos_token_id = None
 
-    def __init__(self, size: int, special: Mapping[str, str]) -> None:
-        named = {int(number): bytes.fromhex(text) for number, text in special.items()}
-        single = iter(range(256))
-        self.tokens = [
-            named[number] if number in named else bytes([byte]) if (byte := next(single, None)) is not None else b""
-            for number in range(max(size, 256 + len(named)))
-        ]
-        self.eos_token_id = len(self.tokens)
-        self.tokens.append(b"<end>")
-        self.special_token_ids = [*named, self.eos_token_id]
-
-        self.greedy: Callable[[str], list[int]] = lambda text: []
-
-    def __call__(self, text: str) -> list[int]:
-        return self.greedy(text)
+def _single_bytes(size: int, special: Mapping[str, str]) -> Tokens:
+    """Return what stands for a vocabulary: its special tokens, and single bytes in place of all others."""
+    named = {int(number): bytes.fromhex(text) for number, text in special.items()}
+    single = iter(range(256))
+    tokens = [
+        named[number] if number in named else bytes([byte]) if (byte := next(single, None)) is not None else b""
+        for number in range(max(size, 256 + len(named)))
+    ]
+    return Tokens(tokens, named)
 
 
 def on_large_stack(work: Callable[[], Any]) -> Any:
@@ -270,20 +243,18 @@ def _answer(library: Any, message: Mapping[str, Any]) -> dict[str, object]:
     structure = OutputConstraint(message["kind"], message["text"], message["whitespace"])
     sys.setrecursionlimit(_MOST_CALLS)
 
-    def tried() -> dict[str, object]:
+    def compiled() -> dict[str, object]:
         text = written(library, structure)
-        tokens = _Bytes(message["size"], message["special"])
-        made = vocabulary(library, tokens)
-        tokens.greedy = made.greedy_tokenize
-        matcher(library, made, structure, text)
+        tokens = _single_bytes(message["size"], message["special"])
+        matcher(library, vocabulary(library, tokens), structure, text)
         return {"grammar": text}
 
     try:
-        answer: dict[str, object] = on_large_stack(tried)
+        answer: dict[str, object] = on_large_stack(compiled)
     except RequestError as error:
         return {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - a panic of the library is a BaseException
-        return {"error": str(refused(structure, f"the library fails on it ({type(error).__name__}: {reason(error)})"))}
+        return {"error": str(refused(structure, f"the library fails on it ({named_reason(error)})"))}
     return answer
 
 

@@ -31,8 +31,8 @@ def bytes_per_token(described: Mapping[str, Any]) -> int | None:
         return None
     if any(token.get("lstrip") or token.get("rstrip") for token in added):  # it swallows any number of spaces
         return None
-    splitting = _parts(described.get("pre_tokenizer"), "pretokenizers")
-    normalising = _parts(described.get("normalizer"), "normalizers")
+    splitting = parts(described.get("pre_tokenizer"), "pretokenizers")
+    normalising = parts(described.get("normalizer"), "normalizers")
     is_byte_level = any(part.get("type") == "ByteLevel" for part in [*normalising, *splitting])
     shrinking = _shrinking(normalising)
     has_all_bytes = (is_byte_level and _alphabet() <= vocabulary.keys()) or (
@@ -67,12 +67,12 @@ def _keeps_all(part: Mapping[str, Any]) -> bool:
     return kind in _KEEPING or (kind in _SPLITTING and part.get("behavior") != "Removed")
 
 
-def _parts(described: Any, name: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a normaliser or a pre-tokenizer in their order."""
+def parts(described: Any, name: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a part of tokenizer.json in their order. `name` is the field for those of a sequence."""
     if not isinstance(described, dict):
         return []
     if described.get("type") == "Sequence":
-        return [part for one in described.get(name) or [] for part in _parts(one, name)]
+        return [part for one in described.get(name) or [] for part in parts(one, name)]
     return [described]
 
 

@@ -68,7 +68,7 @@ class AsyncStream(_Stream, AsyncIterator[Delta]):
         self.close()
 
 
-class AsyncBridge:
+class AsyncBridge(LoopMail[tuple[OnDelta, Delta]]):
     """Bring deltas from the engine's thread to asyncio loops. Each loop is woken once for each step."""
 
     def __init__(self, abort: Abort) -> None:
@@ -77,19 +77,14 @@ class AsyncBridge:
         `abort` ends a request whose reader fails or whose loop is closed. Any thread must be
         able to call it.
         """
-        self._mail = LoopMail[tuple[OnDelta, Delta]](
+        super().__init__(
             give=lambda read: give(*read, abort),
             lost=lambda read: abort(read[1].request_id),  # the loop is closed, so nothing reads the delta
         )
-        self.deliver = self._mail.deliver  # sends what was collected to the loops; for the engine's thread
 
     def to_loop(self, loop: asyncio.AbstractEventLoop, on_delta: OnDelta) -> OnDelta:
         """Return a callback for the engine's thread that has `on_delta` called in the loop."""
-
-        def collect(delta: Delta) -> None:
-            self._mail.put(loop, (on_delta, delta))
-
-        return collect
+        return lambda delta: self.put(loop, (on_delta, delta))
 
 
 def give(on_delta: OnDelta, delta: Delta, abort: Abort) -> None:

@@ -111,13 +111,13 @@ class ModelDrafter:
             taken = min(need, self._max_batch_tokens - plan.total_tokens)
             if not taken or not self._blocks.grow(mirror, len(mirror.token_ids) + count - 1):
                 continue
-            _enter(plan, mirror, taken)
+            plan.add(mirror, taken)
             if taken == need:
                 turns.append(_Turn(request, mirror, count))
         while plan.requests:
             turns, plan = self._draft_one(plan, turns), Plan()
             for turn in turns:
-                _enter(plan, turn.mirror, 1)
+                plan.add(turn.mirror, 1)
         return is_steady
 
     def check(self) -> None:
@@ -166,9 +166,3 @@ class ModelDrafter:
         wanted = {request.id for request in requests}
         for request_id in [request_id for request_id in self._mirrors if request_id not in wanted]:
             self._blocks.release(self._mirrors.pop(request_id))
-
-
-def _enter(plan: Plan, mirror: Request, count: int) -> None:
-    plan.requests.append(mirror)
-    plan.num_tokens.append(count)
-    plan.total_tokens += count

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, cast, overload
 
 from whet.core.tokenizer_files.reading import FILE as TOKENIZER_FILE
@@ -18,7 +18,7 @@ from whet.models.families import open_model
 from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
 from whet.server.admission import Admission, Prompt
-from whet.server.assembly import Models, assemble
+from whet.server.assembly import assemble
 from whet.server.beginnings import Beginning, beginning, memory_of
 from whet.server.completion import Completion, Delta, join
 from whet.server.delivery import AsyncStream, DeltaStream
@@ -89,7 +89,7 @@ class Engine:
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.max_model_len = _checked_len(options.max_model_len, model)
         self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len, model)
-        stepper = assemble(Models(model, draft, identity), options, self.max_model_len)
+        stepper = assemble(model, options, self.max_model_len, draft=draft, identity=identity)
         self._loop = EngineLoop(stepper, capacity=options.max_num_seqs + options.max_waiting)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also runs when the interpreter ends
 
@@ -356,9 +356,7 @@ class Engine:
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

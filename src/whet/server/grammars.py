@@ -5,12 +5,12 @@ Source: github.com/guidance-ai/llguidance.
 """
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 from whet.errors import MissingExtra, RequestError
-from whet.server.compiling import TRIALS, matcher, on_large_stack, short, vocabulary
+from whet.server.compiling import Tokens, matcher, on_large_stack, short, tried, vocabulary
 from whet.server.output_constraint import OutputConstraint
 from whet.server.text import Tokenizer
 
@@ -71,8 +71,7 @@ class Grammars:
         self._vocabulary: Any = None
         self._described: dict[str, object] = {}
         self._building = threading.Lock()
-        self._changing = threading.Lock()
-        self._compiled: OrderedDict[OutputConstraint, Any] = OrderedDict()
+        self._compiled = lru_cache(_MOST_KEPT)(lambda structure: self._compile(structure))
 
     def guide(self, structure: OutputConstraint) -> Guide:
         """Return the beginning of a structure's grammar, compiled now unless it was before.
@@ -81,22 +80,12 @@ class Grammars:
             RequestError: The structure is none, is too large, or uses what cannot be enforced.
             MissingExtra: llguidance is not installed.
         """
-        with self._changing:
-            compiled = self._compiled.get(structure)
-            if compiled is not None:
-                self._compiled.move_to_end(structure)
-        if compiled is None:
-            compiled = self._compile(structure)
-            with self._changing:
-                self._compiled[structure] = compiled
-                while len(self._compiled) > _MOST_KEPT:
-                    self._compiled.popitem(last=False)
-        return Guide(compiled.deep_copy())
+        return Guide(self._compiled(structure).deep_copy())
 
     def _compile(self, structure: OutputConstraint) -> Any:
         structure.check()
         self._build()
-        written = TRIALS.written(structure, self._described)
+        written = tried(structure, self._described)
         return on_large_stack(lambda: matcher(self._library, self._vocabulary, structure, written))
 
     def _build(self) -> None:
@@ -112,22 +101,15 @@ class Grammars:
             tokens = _Vocabulary(self._tokenizer, self._vocab_size)
             special = {number: tokens.tokens[number].hex() for number in tokens.special_token_ids[:-1]}
             self._described = {"size": self._vocab_size, "special": special}
-            self._vocabulary = vocabulary(llguidance, cast(Any, tokens))
-            tokens.greedy = self._vocabulary.greedy_tokenize
+            self._vocabulary = vocabulary(llguidance, tokens)
 
 
-class _Vocabulary:
-    """A vocabulary answers what llguidance asks of a tokenizer."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
+class _Vocabulary(Tokens):
+    """Answer with the tokens of a tokenizer what llguidance asks."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         special_ids = [token_id for token_id in tokenizer.special_ids if token_id < vocab_size]
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)] + [b"<end>"]
-        self.eos_token_id = vocab_size
-        self.special_token_ids = [*special_ids, vocab_size]
-        self.greedy: Callable[[str], list[int]] = lambda text: []
+        super().__init__([tokenizer.token_bytes(token_id) for token_id in range(vocab_size)], special_ids)
         self._encode, self._special_ids = tokenizer.encode, tokenizer.special_ids
 
     def __call__(self, text: str) -> list[int]:

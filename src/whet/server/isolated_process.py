@@ -1,8 +1,8 @@
 """Run work that could crash, hang or fill the memory in a child process. This module holds both its ends.
 
-The child runs `python -m MODULE` and answers one message at a time. A message is a JSON object after its length. The
-child limits its own CPU time for each message and its memory, and ends when its parent does. The next message starts
-another child.
+The child runs `python -m MODULE` and answers one message at a time. A message in either direction consists of the
+lengths of its two parts, a head of JSON, and content in bytes. Nothing is unpickled. The child limits its own CPU time
+for each message and its memory, and ends when its parent does. The next message starts another child.
 """
 
 import json
@@ -16,11 +16,12 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from queue import LifoQueue
 from typing import IO, Any
 
 import psutil
 
-_LENGTH = struct.Struct("!Q")
+LENGTHS = struct.Struct("!QQ")  # the bytes of the head and of the content
 _LONGEST_S = 60.0  # of one answer: a busy machine may need long for little CPU time
 
 
@@ -58,9 +59,9 @@ class IsolatedProcess:
             try:
                 assert process.stdin is not None
                 assert process.stdout is not None
-                process.stdin.write(_packed(message))
+                process.stdin.write(packed(message))
                 process.stdin.flush()
-                answer = _received(process.stdout)
+                answer = received(process.stdout)
             except (OSError, ValueError):  # the pipe broke, or `end` has closed it in another thread
                 answer = None
             finally:
@@ -69,7 +70,7 @@ class IsolatedProcess:
             if answer is None:
                 self.end()
                 raise ChildEnded(was_slow=was_killed or process.wait() == -signal.SIGPROF)
-            return answer
+            return answer[0]
 
     def end(self) -> None:
         """Kill the child, if there is one. Whoever waits for its answer gets ChildEnded."""
@@ -81,16 +82,41 @@ class IsolatedProcess:
         if self._pid != os.getpid():  # after a fork, the child belongs to the other process
             self._process, self._pid = None, os.getpid()
         if self._process is None or self._process.poll() is not None:
-            paths = os.pathsep.join(path for path in sys.path if path)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module],  # -P: no modules of the working directory
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths},
-            )
+            words, variables = command_of(self._module)
+            pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+            self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=nothing, env=variables)
             weakref.finalize(self, _end, self._process, self._pid)
         return self._process
+
+
+class IsolatedProcesses:
+    """Asks whichever of several child processes is idle. Any thread may ask; it waits while all are busy."""
+
+    def __init__(self, module: str, number: int) -> None:
+        self._all = [IsolatedProcess(module) for _ in range(number)]
+        self._idle = LifoQueue[IsolatedProcess]()  # so that no second child starts where one is enough
+        for child in self._all:
+            self._idle.put(child)
+
+    def ask(self, message: Mapping[str, object]) -> dict[str, Any]:
+        """Return a child's answer. Raises as IsolatedProcess does."""
+        child = self._idle.get()
+        try:
+            return child.ask(message)
+        finally:
+            self._idle.put(child)
+
+    def end(self) -> None:
+        """Kill the children. Whoever waits for the answer of one gets ChildEnded."""
+        for child in self._all:
+            child.end()
+
+
+def command_of(module: str) -> tuple[list[str], dict[str, str]]:
+    """Return the words of the command that runs a module as a child, and the child's environment."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    # -P: modules in the working directory must not replace ours
+    return [sys.executable, "-P", "-m", module], {**os.environ, "PYTHONPATH": paths}
 
 
 def _end(process: subprocess.Popen[bytes], parent: int) -> None:
@@ -117,27 +143,25 @@ def answer_messages(answer: Callable[[dict[str, Any]], Mapping[str, object]], *,
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing else may write among the answers
-    while (message := _received(source)) is not None:
+    while (message := received(source)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        written = _packed(answer(message))
+        written = packed(answer(message[0]))
         signal.setitimer(signal.ITIMER_PROF, 0)
         sink.write(written)
         sink.flush()
 
 
-def _packed(message: Mapping[str, object]) -> bytes:
-    written = json.dumps(message).encode()
-    return _LENGTH.pack(len(written)) + written
+def packed(head: Mapping[str, object], content: bytes = b"") -> bytes:
+    """Return a message as it is sent."""
+    written = json.dumps(head).encode()
+    return LENGTHS.pack(len(written), len(content)) + written + content
 
 
-def _received(stream: IO[bytes]) -> dict[str, Any] | None:
-    """Return the next message, or None if the other end has closed the pipe."""
-    length = stream.read(_LENGTH.size)
-    if len(length) < _LENGTH.size:
+def received(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
+    """Return the head and the content of the next message, or None if the other end has closed the pipe."""
+    lengths = stream.read(LENGTHS.size)
+    if len(lengths) < LENGTHS.size:
         return None
-    (size,) = _LENGTH.unpack(length)
-    content = stream.read(size)
-    if len(content) < size:
-        return None
-    message: dict[str, Any] = json.loads(content)
-    return message
+    head_size, content_size = LENGTHS.unpack(lengths)
+    head, content = stream.read(head_size), stream.read(content_size)
+    return (json.loads(head), content) if (len(head), len(content)) == (head_size, content_size) else None

@@ -22,8 +22,6 @@ def token_logprobs(logits_RV: Tensor, token_ids: Sequence[int], num_top: int) ->
     """
     logprobs_RV = torch.log_softmax(logits_RV, dim=1)
     chosen = logprobs_RV.gather(1, torch.tensor(token_ids, dtype=torch.int64)[:, None])[:, 0].tolist()
-    if num_top == 0:
-        return [TokenLogprobs(*pair, ()) for pair in zip(token_ids, chosen, strict=True)]
     top = logprobs_RV.topk(num_top, dim=1)
     rows = zip(token_ids, chosen, top.indices.tolist(), top.values.tolist(), strict=True)
     return [

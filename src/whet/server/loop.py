@@ -5,11 +5,10 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from whet.errors import EngineClosed, QueueFull, RequestError, reason
+from whet.errors import EngineClosed, QueueFull, RequestError, named_reason
 from whet.server.batching.worker import Worker
 from whet.server.completion import Delta
 from whet.server.delivery import AsyncBridge, OnDelta, give
@@ -33,29 +32,27 @@ class _Entry:
 class _Asked:
     """Hold what the engine's thread was asked to do since its last step."""
 
-    entries: list[_Entry]
-    aborts: set[str]
-    calls: list[Callable[[], None]]
-    is_last: bool
+    entries: list[_Entry] = field(default_factory=list)
+    aborts: set[str] = field(default_factory=set)
+    calls: list[Callable[[], None]] = field(default_factory=list)  # they raise nothing
+    is_last: bool = False
 
 
 class _Inbox:
     """Collect requests to begin and to abort, and calls. Work is due at once while the scheduler has any too."""
 
     def __init__(self, has_work: Callable[[], bool]) -> None:
-        self.entries: list[_Entry] = []
-        self.aborts: set[str] = set()
-        self.calls: list[Callable[[], None]] = []  # they raise nothing
-        self._has_work = has_work
+        self.asked, self._has_work = _Asked(), has_work
 
     def due_s(self) -> float | None:
         """See Inbox."""
-        return 0.0 if self.entries or self.aborts or self.calls or self._has_work() else None
+        asked = self.asked
+        return 0.0 if asked.entries or asked.aborts or asked.calls or self._has_work() else None
 
     def take(self, now_s: float, *, everything: bool = False) -> _Asked:
         """See Inbox."""
-        asked = _Asked(self.entries, self.aborts, self.calls, is_last=everything)
-        self.entries, self.aborts, self.calls = [], set(), []
+        asked, self.asked = self.asked, _Asked()
+        asked.is_last = everything
         return asked
 
 
@@ -74,9 +71,7 @@ class Reservation:
     def __enter__(self) -> "Reservation":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -103,7 +98,7 @@ class EngineLoop:
     @property
     def num_inbox(self) -> int:
         """Return the number of requests that arrived since the last step began."""
-        return len(self._inbox.entries)
+        return len(self._inbox.asked.entries)
 
     @property
     def is_open(self) -> bool:
@@ -162,13 +157,13 @@ class EngineLoop:
                     self._check_room()
                 request.arrival_s = time.monotonic()
             self._unfinished.add(request.id)
-            self._inbox.entries.append(_Entry(request, on_delta))
+            self._inbox.asked.entries.append(_Entry(request, on_delta))
             self._changed.notify_all()
 
     def abort(self, request_id: str) -> None:
         """End a request after the current step. If it has ended already, or is unknown, nothing happens."""
         with self._changed:
-            self._inbox.aborts.add(request_id)
+            self._inbox.asked.aborts.add(request_id)
             self._changed.notify_all()
 
     def look(self, request_id: str, look: Callable[[Request], Found]) -> Found:
@@ -196,7 +191,7 @@ class EngineLoop:
         with self._changed:
             if self._worker.is_stopping:
                 raise EngineClosed("the engine is closed")
-            self._inbox.calls.append(answer)
+            self._inbox.asked.calls.append(answer)
             self._changed.notify_all()
         return found.result()
 
@@ -205,7 +200,7 @@ class EngineLoop:
         with self._changed:
             self._is_draining = True
             if not self._changed.wait_for(lambda: not self._unfinished, timeout_s):
-                self._inbox.aborts.update(self._unfinished)
+                self._inbox.asked.aborts.update(self._unfinished)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._unfinished, _ABORT_S)
 
@@ -259,9 +254,11 @@ class EngineLoop:
         now, before = request.arrival_s + delta.e2e_s, request.last_token_s
         request.last_token_s = now
         if before is None:
-            self.meter.first_token(delta.ttft_s or 0.0)
-        else:
-            self.meter.inter_token(now - before, len(delta.token_ids))
+            self.meter.tell(lambda observer: observer.first_token(delta.ttft_s or 0.0))
+            return
+        each_s = (now - before) / len(delta.token_ids)
+        for _ in delta.token_ids:
+            self.meter.tell(lambda observer: observer.inter_token(each_s))
 
     def _pass_on(self, ended: list[str]) -> None:
         """Send the collected deltas to asyncio loops, and forget the requests that have ended."""
@@ -276,7 +273,7 @@ class EngineLoop:
     def _start_afresh(self, error: Exception) -> None:
         """End all requests with an error and reset the scheduler, after the engine itself has failed."""
         _LOG.error("the engine failed; all requests end", exc_info=error)
-        message = f"the engine failed: {type(error).__name__}: {reason(error)}"
+        message = f"the engine failed: {named_reason(error)}"
         self.stepper.scheduler.reset()
         for request_id, entry in self._entries.items():
             self.meter.ended["error"] += 1

@@ -104,7 +104,7 @@ class MaskFiller:
             self._of_row = np.full(len(rows), -1, np.int32)
             self._of_row[self._guided] = np.arange(len(self._guided), dtype=np.int32)
         if not self._guided:
-            return _nothing
+            return lambda: None
         if self._is_beside is None:
             self._is_beside = torch.get_num_threads() < len(allowed_cores())
         if not self._is_beside:
@@ -155,10 +155,6 @@ class MaskFiller:
             for _, place, drafts in drafted:
                 words[place : place + len(drafts) + 1] = _ALL  # what follows a draft that is not allowed stays so
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, begin, row_bytes, len(words))
-
-
-def _nothing() -> None:
-    return None
 
 
 def _take_bit(words: Words, number: int) -> list[bool]:

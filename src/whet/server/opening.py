@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from whet.core.artefact import read_manifest, set_threads
+from whet.core.artefact import load, read_manifest, set_threads
 from whet.core.recipe import Recipe
 from whet.errors import OptionError
 from whet.models.options import Dtype, WeightBits
@@ -86,10 +86,9 @@ def opened(sources: Mapping[Names, Source], given: Given, note: Callable[[str], 
         artefacts, encoders = {}, {}
         for names, source in sources.items():
             if isinstance(source, ArtefactSource):
-                artefact = ServedArtefact.open(
+                artefact = ServedArtefact(
                     names[0],
-                    source.directory,
-                    given.libraries,
+                    load(source.directory, libraries=given.libraries),
                     max_waiting=given.max_waiting,
                     max_waiting_bytes=given.max_waiting_bytes,
                 )

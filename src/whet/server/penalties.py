@@ -37,26 +37,22 @@ class Penalties:
 
     @contextmanager
     def applied(self, logits_RV: Tensor, rows: Rows) -> Iterator[None]:
-        """Change the logits as `apply` does, and undo it at the end of the block."""
-        undo = self.apply(logits_RV, rows)
-        try:
-            yield
-        finally:
-            flat = logits_RV.numpy().reshape(-1)
-            for places_N, old_N in reversed(undo):
-                flat[places_N] = old_N
-
-    def apply(self, logits_RV: Tensor, rows: Rows) -> list[tuple[Ints, Floats]]:
-        """Change logits in place.
+        """Change logits in place, and undo it at the end of the block.
 
         Args:
             logits_RV: The logits, float32 [R, V] and contiguous.
             rows: A request and its number of drafts for each row.
-
-        Returns:
-            The changed places in the flattened logits and their old values, in the order of the changes.
         """
-        flat, vocab_size = logits_RV.numpy().reshape(-1), logits_RV.shape[1]
+        flat = logits_RV.numpy().reshape(-1)
+        undo = self._apply(flat, logits_RV.shape[1], rows)
+        try:
+            yield
+        finally:
+            for places_N, old_N in reversed(undo):
+                flat[places_N] = old_N
+
+    def _apply(self, flat: Floats, vocab_size: int, rows: Rows) -> list[tuple[Ints, Floats]]:
+        """Return the changed places in the flattened logits and their old values, in the order of the changes."""
         undo: list[tuple[Ints, Floats]] = []
         for i, (request, num_drafts) in enumerate(rows):
             bias, ends = request.params.logit_bias, request.stop_ids

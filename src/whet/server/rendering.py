@@ -3,14 +3,13 @@
 A template is a program of a stranger: it may loop without end, or fill the memory. The child has little of both.
 """
 
-import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from whet.core.tokenizer_files.chat_template import ChatTemplate
 from whet.errors import RequestError
-from whet.server.isolated_process import ChildEnded, IsolatedProcess, answer_messages
+from whet.server.isolated_process import ChildEnded, IsolatedProcesses, answer_messages
 
 _CPU_S = 5.0  # for one conversation; templates of known models take milliseconds
 _MORE_BYTES = 512 * 2**20  # of the child
@@ -18,46 +17,28 @@ _MOST_CHARACTERS = 16 * 2**20  # of one prompt
 _NUM_CHILDREN = 2  # templates that are rendered at the same time
 
 
-class Renderings:
-    """Hold the child processes that render templates. Any thread may use them."""
-
-    def __init__(self) -> None:
-        self._children = [IsolatedProcess(__name__) for _ in range(_NUM_CHILDREN)]
-        self._idle = list(self._children)
-        self._free = threading.Semaphore(_NUM_CHILDREN)
-
-    def rendered(self, template: ChatTemplate, variables: Mapping[str, object]) -> str:
-        """Return the prompt that a template makes of its variables, which can be written as JSON.
-
-        `variables` are what `ChatTemplate.render` takes, by the names of its arguments.
-
-        Raises:
-            RequestError: The template refuses the messages, fails, or takes too much time or memory.
-        """
-        asked = {"template": template.text, "special": template.special_tokens, "given": variables}
-        with self._free:
-            child = self._idle.pop()
-            try:
-                answer = child.ask(asked)
-            except ChildEnded as ended:
-                limit = f"{_CPU_S:g} s" if ended.was_slow else f"{_MORE_BYTES // 2**20} MiB of memory"
-                raise RequestError(
-                    f"the model's chat template takes more than {limit} on these messages: mend the template, or send "
-                    "fewer messages"
-                ) from ended
-            finally:
-                self._idle.append(child)
-        if "error" in answer:
-            raise RequestError(answer["error"])
-        return str(answer["text"])
-
-    def end(self) -> None:
-        """Kill the children. Whoever waits for one gets an error."""
-        for child in self._children:
-            child.end()
+RENDERERS = IsolatedProcesses(__name__, _NUM_CHILDREN)
 
 
-RENDERINGS = Renderings()
+def rendered(template: ChatTemplate, variables: Mapping[str, object]) -> str:
+    """Return the prompt that a template makes of its variables, which can be written as JSON. From any thread.
+
+    `variables` are what `ChatTemplate.render` takes, by the names of its arguments.
+
+    Raises:
+        RequestError: The template refuses the messages, fails, or takes too much time or memory.
+    """
+    try:
+        answer = RENDERERS.ask({"template": template.text, "special": template.special_tokens, "given": variables})
+    except ChildEnded as ended:
+        limit = f"{_CPU_S:g} s" if ended.was_slow else f"{_MORE_BYTES // 2**20} MiB of memory"
+        raise RequestError(
+            f"the model's chat template takes more than {limit} on these messages: mend the template, or send fewer "
+            "messages"
+        ) from ended
+    if "error" in answer:
+        raise RequestError(answer["error"])
+    return str(answer["text"])
 
 
 @lru_cache(maxsize=8)

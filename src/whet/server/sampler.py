@@ -72,7 +72,7 @@ class Sampler:
         self._is_plain = all(row.request.is_plain for row in rows)
         if self._is_plain:
             return
-        self._rule, self._seeds = _truncation(rows), _seeds(rows)
+        self._rule, self._seeds = _truncation(rows), np.array([row.request.seed for row in rows], np.uint64)
         self._is_changed = any(_is_changed(row.request) for row in rows)
         self._penalties.forget_all_but(rows)
 
@@ -82,15 +82,9 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
     return Sampler().sample(logits_RV, rows)
 
 
-def _seeds(rows: Sequence[Row]) -> NDArray[np.uint64]:
-    return np.array([row.request.seed for row in rows], np.uint64)
-
-
 def _indices(rows: Sequence[Row]) -> NDArray[np.uint64]:
     """Return the place of each row's token in its output."""
-    return np.array(
-        [len(request.token_ids) - request.num_prompt + num_drafts for request, num_drafts in rows], np.uint64
-    )
+    return np.array([request.num_output + num_drafts for request, num_drafts in rows], np.uint64)
 
 
 def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor, masks: Masks | None) -> NDArray[np.int64]:

@@ -38,6 +38,15 @@ class Plan:
     total_tokens: int = 0
     prompt_tokens: int = 0
 
+    def add(self, request: Request, count: int) -> int:
+        """Plan `count` tokens of a request, and return how many of them belong to a prompt's chunk."""
+        self.requests.append(request)
+        self.num_tokens.append(count)
+        self.total_tokens += count
+        chunk = 0 if count == 1 or _is_decoding(request) else count
+        self.prompt_tokens += chunk
+        return chunk
+
 
 class Scheduler:
     """Plan one step after another. It uses no clock, threads or random numbers: equal calls give equal plans.
@@ -176,7 +185,7 @@ class Scheduler:
                 count = self._make_room(request, count, plan)
                 if not count:
                     continue  # it was removed from `running`, and the next request has moved to place i
-            chunk_limit -= _plan(plan, request, count)
+            chunk_limit -= plan.add(request, count)
             i += 1
         return chunk_limit
 
@@ -203,7 +212,7 @@ class Scheduler:
             self._count_prefix(request)
             count = self._chunk(request, room)
             self.blocks.grow(request, request.num_computed + count)
-            chunk_limit -= _plan(plan, request, count)
+            chunk_limit -= plan.add(request, count)
 
     def _match(self, request: Request) -> tuple[list[int], int]:
         """Return the blocks with which the request begins, and how many tokens need not be computed."""
@@ -273,13 +282,3 @@ class Scheduler:
 def _is_decoding(request: Request) -> bool:
     """Return whether all tokens of a request except the last are computed."""
     return request.num_computed == len(request.token_ids) - 1
-
-
-def _plan(plan: Plan, request: Request, count: int) -> int:
-    """Add `count` tokens of a request to the plan, and return how many of them belong to a prompt's chunk."""
-    plan.requests.append(request)
-    plan.num_tokens.append(count)
-    plan.total_tokens += count
-    chunk = 0 if count == 1 or _is_decoding(request) else count
-    plan.prompt_tokens += chunk
-    return chunk

@@ -47,7 +47,8 @@ def why_schema_expensive(schema: Any, others: Iterable[str] = ()) -> str | None:
         others: Regular expressions that are compiled with it.
     """
     objects = [one for _, one in nested(schema) if isinstance(one, dict)]
-    optional = math.isqrt(sum(_num_optional(one) ** 2 for one in objects))
+    counts = [max(0, len(_object(one, "properties")) - len(_list(one, "required"))) for one in objects]
+    optional = math.isqrt(sum(count**2 for count in counts))
     if optional > MOST_OPTIONAL:
         return f"it has {optional} optional properties, and {MOST_OPTIONAL} is the most: require some, or remove some"
     names = [name for one in objects for name in _object(one, "patternProperties")]
@@ -62,13 +63,13 @@ def why_schema_expensive(schema: Any, others: Iterable[str] = ()) -> str | None:
     if (why := _why_many(objects)) is not None:
         return why
     try:
-        counts = _Counter(schema).counts(schema).values()
+        together = _Counter(schema).counts(schema).values()
     except RecursionError:
         return "its references ($ref) and levels nest too deeply: write a smaller schema"
-    if (most := max((count.patterns for count in counts), default=0)) > MOST_TOGETHER:
+    if (most := max((count.patterns for count in together), default=0)) > MOST_TOGETHER:
         many = f"more than {_FAR - 1}" if most == _FAR else most
         return f"one text must match {many} patterns and formats together, and {MOST_TOGETHER} is the most: join some"
-    if (most := max((count.combined for count in counts), default=0)) > MOST_COMBINED:
+    if (most := max((count.combined for count in together), default=0)) > MOST_COMBINED:
         many = f"more than {_FAR - 1}" if most == _FAR else most
         return (
             f"the members of its anyOf and oneOf that hold together can be combined in {many} ways, and "
@@ -191,10 +192,6 @@ def _apart(several: Iterable[_Counts]) -> _Counts:
             other = joined.get(name, _Count())
             joined[name] = _Count(*map(max, count, other))
     return joined
-
-
-def _num_optional(schema: dict[str, Any]) -> int:
-    return max(0, len(_object(schema, "properties")) - len(_list(schema, "required")))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -78,21 +78,13 @@ class Meter:
         """Return the tokens per second over the last second. Any thread may call this."""
         return sum(count for when, count in self._recent.copy() if when > now - _WINDOW_S) / _WINDOW_S
 
-    def first_token(self, seconds: float) -> None:
-        """Report a first token to the observers."""
-        self._tell(lambda observer: observer.first_token(seconds))
-
-    def inter_token(self, seconds: float, num_tokens: int) -> None:
-        """Report `num_tokens` tokens, which share the time since the last step equally, to the observers."""
-        for _ in range(num_tokens):
-            self._tell(lambda observer: observer.inter_token(seconds / num_tokens))
-
     def finished(self, e2e_s: float, queue_s: float, reason: FinishReason) -> None:
         """Count the end of a request, and report it to the observers."""
         self.ended[reason] += 1
-        self._tell(lambda observer: observer.finished(e2e_s, queue_s, reason))
+        self.tell(lambda observer: observer.finished(e2e_s, queue_s, reason))
 
-    def _tell(self, event: Callable[[Observer], None]) -> None:
+    def tell(self, event: Callable[[Observer], None]) -> None:
+        """Report an event to the observers, by the method that `event` calls."""
         for observer in self.observers.copy():
             try:
                 event(observer)

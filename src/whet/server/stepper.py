@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whet.errors import reason
+from whet.errors import named_reason
 from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
 from whet.server.beginnings import memory_of
@@ -85,7 +85,7 @@ class Stepper:
                 chosen = self._choose(work, logits_RV, masks)
         except Exception as error:  # noqa: BLE001 - a model may raise anything; the engine goes on
             _LOG.exception("a step of %d requests failed", len(plan.requests))
-            message = f"the step failed: {type(error).__name__}: {reason(error)}"
+            message = f"the step failed: {named_reason(error)}"
             return progress + [self.fail(request, message) for request in plan.requests]
         now = self._clock()
         new = self._update(plan, work, chosen, now)
@@ -147,7 +147,7 @@ class Stepper:
                 progress.append(Progress(request, self._take(request, tokens, chosen, first, now)))
             except Exception as error:  # noqa: BLE001 - a failure in one request must not stop the others
                 _LOG.exception("request %s failed", request.id)
-                progress.append(self.fail(request, f"{type(error).__name__}: {reason(error)}"))
+                progress.append(self.fail(request, named_reason(error)))
             first = end
         if plan.prompt_tokens:
             for request in plan.requests:

@@ -19,11 +19,7 @@ class OutputText:
         Without `may_stop`, no stop string may end the output at this token.
         """
         new = self._detokenizer.add((token_id,))
-        if not self._stop:
-            return new
-        if not new:
-            return ""
-        return self._shown(new, may_stop=may_stop)
+        return self._shown(new, may_stop=may_stop) if self._stop and new else new
 
     def rest(self) -> str:
         """Return the text that is still held back. Call it after the last token."""

@@ -13,6 +13,7 @@ from typing import Any
 from whet.server.expression_size import MOST_PLAIN, why_expensive, why_too_plain
 from whet.server.output_constraint import OutputConstraint
 from whet.server.schema_size import nested, why_schema_expensive
+from whet.server.schemas.keywords import REFERENCES
 
 MOST_LINKS = 500  # rules of a grammar; references and levels of a schema
 MOST_LEVELS = 200  # of brackets in a grammar
@@ -20,7 +21,6 @@ MOST_PARTS = 5_000  # texts, sets and names in one rule of a grammar
 MOST_TERMINAL_PARTS = 1_000  # names and optional parts in one terminal of a Lark grammar
 MOST_INTERSECTED = 10  # the signs `&` of a Lark grammar
 
-_REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _TEXTS = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*'
 _IN_LARK = re.compile(_TEXTS)
 _IN_GBNF = re.compile(rf"\[(?:\\.|[^\]\\\n])*\]|{_TEXTS}")
@@ -56,7 +56,7 @@ def num_levels(value: Any) -> int:
 
 def _why_schema(schema: Any, whitespace: str = "") -> str | None:
     count = num_levels(schema)
-    count += sum(len(_REFERENCES & one.keys()) for _, one in nested(schema) if isinstance(one, dict))
+    count += sum(len(one.keys() & REFERENCES) for _, one in nested(schema) if isinstance(one, dict))
     if count > MOST_LINKS:
         return f"it has {count} references ($ref) and levels, and {MOST_LINKS} is the most: write a smaller schema"
     return why_schema_expensive(schema, [whitespace])

@@ -21,14 +21,15 @@ from whet.core.tokenizer_files.reading import (
 )
 from whet.errors import RequestError, TargetError
 from whet.files import read_object
-from whet.server.compression import bytes_per_token
+from whet.server.compression import bytes_per_token, parts
 from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from whet.server.rendering import RENDERINGS
+from whet.server.rendering import rendered
 
 __all__ = ["Detokenizer", "Tokenizer"]
 
 # Many checkpoints pad their logits to a round number. A tokenizer that covers less than half belongs to another model.
 _LEAST_COVERED = 0.5
+_SETTING_TYPES = {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
 _FAILS = "the model's tokenizer fails on this text"
 
 
@@ -61,8 +62,10 @@ class Tokenizer:
         self.bos_id: int | None = self._id_of(names.get("bos_token"), config.get("bos_token_id"))
         self.eos_ids: frozenset[int] = self._eos_ids(generation, config, names.get("eos_token"))
         self.chat_template = ChatTemplate(directory, settings, names)
-        self._is_byte_level = _is_byte_level(described.get("decoder"))
-        self._sets_types = _sets_types(described.get("post_processor"))
+        # Each token stands for the same bytes in every context.
+        self._is_byte_level = _types(described.get("decoder"), "decoders") == ["ByteLevel"]
+        # The post-processor says which type id each token of a pair has. Otherwise, it is 0 or 1.
+        self._sets_types = not _SETTING_TYPES.isdisjoint(_types(described.get("post_processor"), "processors"))
         self._bytes_per_token = bytes_per_token(described)
         self._bytes: dict[int, bytes] = {}  # a cache, filled on demand
         if isinstance(config.get("vocab_size"), int):
@@ -180,7 +183,7 @@ class Tokenizer:
         }
         if self.chat_template.is_plain:
             return self.chat_template.render(**given)  # type: ignore[arg-type]
-        return RENDERINGS.rendered(self.chat_template, given)
+        return rendered(self.chat_template, given)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token. A part of a character becomes U+FFFD, an unknown id an empty text."""
@@ -254,20 +257,6 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
     return read_tokenizer(package, path)
 
 
-def _is_byte_level(decoder: object) -> bool:
-    """Return whether each token stands for the same bytes in every context."""
-    if not isinstance(decoder, dict):
-        return False
-    if decoder.get("type") == "Sequence":
-        parts = decoder.get("decoders") or []
-        return len(parts) == 1 and _is_byte_level(parts[0])
-    return decoder.get("type") == "ByteLevel"
-
-
-def _sets_types(processor: object) -> bool:
-    """Return whether a post-processor says which type id each token of a pair has. Without one, it is 0 or 1."""
-    if not isinstance(processor, dict):
-        return False
-    if processor.get("type") == "Sequence":
-        return any(map(_sets_types, processor.get("processors") or []))
-    return processor.get("type") in {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
+def _types(described: object, name: str) -> list[object]:
+    """Return the types of the steps of a part of tokenizer.json."""
+    return [part.get("type") for part in parts(described, name)]

@@ -7,7 +7,7 @@ docs.vllm.ai, "Tool Calling", whose names of parsers these are.
 import json
 import secrets
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,98 +52,86 @@ class ToolFormat:
             return f"call_{secrets.token_hex(12)}"
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(self.id_length))
 
-    def required(
-        self, functions: Mapping[str, Mapping[str, Any] | None], token_id: Callable[[str], int | None], *, several: bool
-    ) -> OutputConstraint:
-        """Return the structure of an answer that is nothing but calls.
 
-        Args:
-            functions: The JSON schema of each function's arguments, by its name; None for one without parameters.
-            token_id: Gives the special token that reads so, or None where it is text.
-            several: Whether there may be more than one call.
-        """
-        begin = "" if self.is_bare else _mark(self.begin, token_id)
-        return _grammar([*self._calls("start", "call", begin, functions, token_id, several), *self._objects(functions)])
+@dataclass(frozen=True)
+class CallGrammar:
+    """Write the structure of answers with calls in a format.
 
-    def strict(
-        self, functions: Mapping[str, Mapping[str, Any] | None], token_id: Callable[[str], int | None], *, several: bool
-    ) -> OutputConstraint:
-        """Return the structure of an answer that may be text or calls, whose calls match their schemas.
+    Attributes:
+        functions: The JSON schema of each function's arguments, by its name; None for one without parameters.
+        token_id: Gives the special token that reads so, or None where it is text.
+        several: Whether there may be more than one call.
+    """
 
-        The arguments are those of `required`.
-        """
-        begin = "" if self.is_bare else _mark(self.begin, token_id)
-        if self.is_bare:
+    form: ToolFormat
+    functions: Mapping[str, Mapping[str, Any] | None]
+    token_id: Callable[[str], int | None]
+    several: bool
+
+    def required(self) -> OutputConstraint:
+        """Return the structure of an answer that is nothing but calls."""
+        return self._structure(self._calls("start", "call", self._begin))
+
+    def strict(self) -> OutputConstraint:
+        """Return the structure of an answer that may be text or calls, whose calls match their schemas."""
+        if self.form.is_bare:
             rules = [("start", "calls | TEXT"), ("TEXT", r"/([^{\s](.|\n)*)?/")]
-            rules += self._calls("calls", "call", begin, functions, token_id, several)
-        elif token_id(self.begin) is not None:
+            return self._structure([*rules, *self._calls("calls", "call", self._begin)])
+        if self.token_id(self.form.begin) is not None:
             rules = [("start", "TEXT calls?"), ("TEXT", r"/(.|\n)*/")]
-            rules += self._calls("calls", "call", begin, functions, token_id, several)
-        else:
-            # Text ends lazily with the mark. So the first call has its mark in `until`, and none of its own.
-            rules = [("start", "TEXT | until calls"), ("TEXT", r"/(.|\n)*/")]
-            rules.append(("until[lazy]", rf"/(.|\n)*/ {_literal(self.begin)}"))
-            first = "call" if self.is_list else "first"
-            rules += self._calls("calls", first, "" if self.is_list else begin, functions, token_id, several)
-            if not self.is_list:
-                rules.append(("first", self._call("", functions, token_id)))
-        return _grammar([*rules, *self._objects(functions)])
+            return self._structure([*rules, *self._calls("calls", "call", self._begin)])
+        # Text ends lazily with the mark. So the first call has its mark in `until`, and none of its own.
+        rules = [("start", "TEXT | until calls"), ("TEXT", r"/(.|\n)*/")]
+        rules.append(("until[lazy]", rf"/(.|\n)*/ {_literal(self.form.begin)}"))
+        if self.form.is_list:
+            return self._structure([*rules, *self._calls("calls", "call", "")])
+        return self._structure([*rules, *self._calls("calls", "first", self._begin), ("first", self._call(""))])
 
-    def _calls(
-        self,
-        name: str,
-        first: str,
-        begin: str,
-        functions: Mapping[str, Mapping[str, Any] | None],
-        token_id: Callable[[str], int | None],
-        several: bool,
-    ) -> list[_Rule]:
-        """Return the rules of all calls of an answer. See `required` for the other arguments.
+    @property
+    def _begin(self) -> str:
+        return "" if self.form.is_bare else self._mark(self.form.begin)
+
+    def _calls(self, name: str, first: str, begin: str) -> list[_Rule]:
+        """Return the rules of all calls of an answer.
 
         Args:
             name: The name of the rule.
             first: The name of the rule of the first call.
             begin: The mark before the list, or before each call, as a grammar writes it; "" for none.
         """
-        calls = f"{first} ({_literal(self.separator)} call){{0,{_MOST_CALLS - 1}}}" if several else first
-        if not self.is_list:
-            return [(name, calls), ("call", self._call(begin, functions, token_id))]
-        inner, end = _literal(self.inner), _mark(self.end, token_id)
-        return [(name, f'{begin} {inner} "[" {calls} "]" {inner} {end}'), ("call", _options(functions))]
+        calls = f"{first} ({_literal(self.form.separator)} call){{0,{_MOST_CALLS - 1}}}" if self.several else first
+        if not self.form.is_list:
+            return [(name, calls), ("call", self._call(begin))]
+        inner, end = _literal(self.form.inner), self._mark(self.form.end)
+        return [(name, f'{begin} {inner} "[" {calls} "]" {inner} {end}'), ("call", self._options)]
 
-    def _call(self, begin: str, functions: Mapping[str, Any], token_id: Callable[[str], int | None]) -> str:
+    def _call(self, begin: str) -> str:
         """Return the body of the rule of one call between its marks."""
-        inner = _literal(self.inner)
-        return f"{begin} {inner} ({_options(functions)}) {inner} {_mark(self.end, token_id)}"
+        inner = _literal(self.form.inner)
+        return f"{begin} {inner} ({self._options}) {inner} {self._mark(self.form.end)}"
 
-    def _objects(self, functions: Mapping[str, Mapping[str, Any] | None]) -> list[_Rule]:
-        """Return the rules of the JSON object of a call, for each function."""
-        rules = list[_Rule]()
-        for number, (name, parameters) in enumerate(functions.items()):
+    @property
+    def _options(self) -> str:
+        return " | ".join(f"object_{number}" for number in range(len(self.functions)))
+
+    def _mark(self, text: str) -> str:
+        """Return a mark as a grammar writes it: by its number where it is a special token."""
+        number = self.token_id(text) if text else None
+        return _literal(text) if number is None else f"<[{number}]>"
+
+    def _structure(self, rules: list[_Rule]) -> OutputConstraint:
+        """Return a grammar of rules, to which those of the JSON object of a call are added for each function."""
+        for number, (name, parameters) in enumerate(self.functions.items()):
             schema = {"type": "object", **parameters} if parameters is not None else dict(_NO_PARAMETERS)
             schema["x-guidance"] = {"whitespace_pattern": _WHITESPACE}
-            head = _literal(f'{{"name": {json.dumps(name)}, "{self.arguments}": ')
+            head = _literal(f'{{"name": {json.dumps(name)}, "{self.form.arguments}": ')
             rules.append((f"object_{number}", f'{head} arguments_{number} "}}"'))
             rules.append((f"arguments_{number}", f"%json {json.dumps(schema)}"))
-        return rules
-
-
-def _grammar(rules: Iterable[_Rule]) -> OutputConstraint:
-    return OutputConstraint.grammar("\n".join(f"{name}: {body}" for name, body in rules))
-
-
-def _options(functions: Mapping[str, Any]) -> str:
-    return " | ".join(f"object_{number}" for number in range(len(functions)))
+        return OutputConstraint.grammar("\n".join(f"{name}: {body}" for name, body in rules))
 
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def _mark(text: str, token_id: Callable[[str], int | None]) -> str:
-    """Return a mark as a grammar writes it: by its number where it is a special token."""
-    number = token_id(text) if text else None
-    return _literal(text) if number is None else f"<[{number}]>"
 
 
 FORMATS: Mapping[str, ToolFormat] = {

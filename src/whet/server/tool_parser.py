@@ -72,11 +72,6 @@ class ToolParser:
         self._scan = _Scan()
         self._least = 0  # characters before the text is read again, so that reading takes time that grows as the text
 
-    @property
-    def has_calls(self) -> bool:
-        """Return whether there was a call."""
-        return self._num_calls > 0
-
     def add(self, text: str) -> list[Event]:
         """Return what new text makes certain."""
         self._text += text

@@ -41,7 +41,8 @@ def sample_in_torch(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> T
     is_usable_R = logits_RV.gather(1, ids_R[:, None])[:, 0].isfinite()  # argmax takes NaN for the largest value
     ids_R[~is_usable_R] = UNUSABLE
     open_ = torch.nonzero((rule.temperature != 0) & is_usable_R)[:, 0]
-    for num_candidates in _widths(logits_RV.shape[1]):
+    vocab_size = logits_RV.shape[1]
+    for num_candidates in sorted({min(_NUM_CANDIDATES, vocab_size), vocab_size}):
         if not len(open_):
             break
         kept = _keep(logits_RV[open_], _rows(rule, open_), num_candidates)
@@ -60,8 +61,7 @@ class _Kept:
 
     Attributes:
         ids: The tokens [R, C].
-        weights: Their probabilities relative to the largest one [R, C].
-        cumulative: The running sums of the weights [R, C].
+        cumulative: The running sums of their weights, which are probabilities relative to the largest one [R, C].
         reach: How many of the C tokens surely have the right place [R]. Equal logits outside may precede the others.
         count: How many tokens remain [R].
         mass: The sum of their weights [R].
@@ -69,7 +69,6 @@ class _Kept:
     """
 
     ids: Tensor
-    weights: Tensor
     cumulative: Tensor
     reach: Tensor
     count: Tensor
@@ -98,7 +97,7 @@ def _keep(logits_RV: Tensor, rule: Truncation, num_candidates: int) -> _Kept:
     is_known_R &= ~is_cut_R | (first_R <= reach_R)
     count_R = torch.where(is_cut_R, torch.minimum(first_R, count_R), count_R)
     mass_R = torch.where(is_cut_R, _at(cumulative_RC, count_R), mass_R)
-    return _Kept(ids_RC, weights_RC, cumulative_RC, reach_R, count_R, mass_R, is_known_R)
+    return _Kept(ids_RC, cumulative_RC, reach_R, count_R, mass_R, is_known_R)
 
 
 def _first(logits_RV: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
@@ -120,7 +119,3 @@ def _at(cumulative_RC: Tensor, count_R: Tensor) -> Tensor:
 
 def _rows(rule: Truncation, rows: Tensor) -> Truncation:
     return Truncation(*(values[rows] for values in rule))
-
-
-def _widths(vocab_size: int) -> list[int]:
-    return [_NUM_CANDIDATES, vocab_size] if vocab_size > _NUM_CANDIDATES else [vocab_size]

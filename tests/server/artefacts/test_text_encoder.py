@@ -11,6 +11,7 @@ from functions_served import artefact_of
 from tiny_encoders import WORDS, tuned, vector, write_embedder
 from torch import Tensor
 
+from whet.core.artefact import load
 from whet.core.artefact.text_use import FILE, TextUse, read_text_use, write_text_use
 from whet.errors import ArtefactError, RequestError
 from whet.server.artefacts.served_artefact import ServedArtefact
@@ -28,7 +29,7 @@ def test_poolings(tmp_path: Path, pooling: str) -> None:
     is_normalised = pooling != "max"
     original = write_embedder(tmp_path / "model", pooling=pooling, normalize=is_normalised)
     directory = tuned(original, tmp_path / "tuned")
-    served = ServedArtefact.open("emb", directory)
+    served = ServedArtefact("emb", load(directory))
     encoder = text_encoder(served, directory)
     assert isinstance(encoder, TextEncoder)
     expected = torch.stack([vector(original, text, pooling, normalize=is_normalised) for text in TEXTS])

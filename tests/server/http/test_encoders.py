@@ -15,6 +15,7 @@ from asking import Answer, ask, serving
 from fake_engine import FakeEngine
 from tiny_encoders import LENGTH, logit, tuned, vector, write_embedder, write_reranker
 
+from whet.core.artefact import load
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.text_encoder import Tokens, text_encoder
 from whet.server.http.encoders import tokenised
@@ -42,7 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     originals = {"emb": write_embedder(folder / "e"), "rank": write_reranker(folder / "r")}
     originals["classes"] = write_reranker(folder / "c", num_labels=3)
     made = {name: tuned(directory, folder / f"{name}-tuned") for name, directory in originals.items()}
-    artefacts = {name: ServedArtefact.open(name, directory) for name, directory in made.items()}
+    artefacts = {name: ServedArtefact(name, load(directory)) for name, directory in made.items()}
     encoders = {name: text_encoder(artefacts[name], directory) for name, directory in made.items()}
     with serving(Models({("gpt",): FakeEngine()}, artefacts, encoders)) as server:  # type: ignore[arg-type, dict-item]
         yield Served(server, originals["emb"], originals["rank"], encoders)

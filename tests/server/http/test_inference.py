@@ -264,7 +264,7 @@ def test_an_artefact_by_tritons_client(tmp_path: Path) -> None:
     triton = pytest.importorskip("tritonclient.http")
     directory = save(small(), tmp_path / "model")
     artefact, x = whet.load(directory), torch.randn(3, 4)
-    served = ServedArtefact.open("small", directory)
+    served = ServedArtefact("small", artefact)
 
     with serving(Models(artefacts={"small": served})) as server:  # type: ignore[arg-type]
         client = triton.InferenceServerClient(f"{server.host}:{server.port}")

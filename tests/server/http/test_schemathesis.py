@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tiny_encoders import tuned, write_embedder
 
+from whet.core.artefact import load
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.text_encoder import text_encoder
 from whet.server.http.models import Models
@@ -40,7 +41,7 @@ CHECKS = [
 def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ENGINE.max_model_len = 40
     made = tuned(write_embedder(tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("tuned") / "model")
-    doubles, encoder = ServedArtefact("doubled", artefact_of(doubled, *DOUBLED)), ServedArtefact.open("encoder", made)
+    doubles, encoder = ServedArtefact("doubled", artefact_of(doubled, *DOUBLED)), ServedArtefact("encoder", load(made))
     artefacts, encoders = {"doubled": doubles, "encoder": encoder}, {"encoder": text_encoder(encoder, made)}
     with serving(Models({("fake",): ENGINE}, artefacts, encoders)) as server:  # type: ignore[arg-type, dict-item]
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")

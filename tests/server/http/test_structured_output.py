@@ -12,8 +12,7 @@ from asking import Answer, ask, serving
 from guided import PERSON, random_engine
 from pydantic import BaseModel
 
-from whet.server import grammars
-from whet.server.grammars import Grammars
+from whet.server.grammars import Grammars, Guide
 from whet.server.http.request_parsing import SMALL
 from whet.server.http.run import HttpServer
 from whet.server.output_constraint import OutputConstraint
@@ -206,14 +205,13 @@ def test_a_structure_is_compiled_once_even_where_none_is_kept(
 ) -> None:
     """Else the event loop would compile it once more."""
     compiled: list[str] = []
-    compile_anew = Grammars._compile
+    compile_anew = Grammars.guide
 
-    def counted(self: Grammars, structure: OutputConstraint) -> Any:
+    def counted(self: Grammars, structure: OutputConstraint) -> Guide:
         compiled.append(structure.text)
         return compile_anew(self, structure)
 
-    monkeypatch.setattr(grammars, "_MOST_KEPT", 0)
-    monkeypatch.setattr(Grammars, "_compile", counted)
+    monkeypatch.setattr(Grammars, "guide", counted)
     answer = chat(server, guided_regex="kept by (no|any)one", n=2)
     assert len(answer.json["choices"]) == 2
     assert compiled == ["kept by (no|any)one"]

@@ -1,5 +1,6 @@
 """What a report says beside its figures."""
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -17,7 +18,7 @@ TRACE = Trace(tuple(Arrival(0.004 * i, 10 + i, 8) for i in range(20)), was_sorte
 
 def report_of(server: FakeServer, options: Options) -> tuple[Report, list[Record]]:
     stages: list[str] = []
-    report, records = run(server.url, options, on_stage=stages.append)
+    report, records = asyncio.run(run(server.url, options, on_stage=stages.append))
     assert stages[0] == "asking the server what it serves"
     assert stages[-1] == "replaying"
     return report, records

@@ -62,20 +62,20 @@ def probe(
         largest: The largest index that inputs may hold, by place, where it is known.
         tries_indices: Whether an index that is too large is safe to try where none is known.
     """
+    run = torch.no_grad()(run)
     made = _MadeUp(inputs, largest or {}, tries_indices=tries_indices)
     firsts = {spec.shape[0] if spec.shape else 0 for spec in inputs}
     size = next(iter(firsts))
     for free in _FREE_SIZES:
-        rows = 2 if size is None else size
-        first = made.batch(rows, free)
+        first = made.batch(2 if size is None else size, free)
         try:
-            with torch.no_grad():
-                outputs = run(*first)
-                why = _why_alone(run, made, first, outputs, size) if len(firsts) == 1 else _NO_COMMON_DIMENSION
+            outputs = run(*first)
+            why = _why_alone(run, made, first, outputs, size) if len(firsts) == 1 else _NO_COMMON_DIMENSION
         except Exception:  # noqa: BLE001 - the model may raise anything for sizes that it is not made for
             continue
         specs = _output_specs(run, made, first, outputs, names)
-        return Batching(specs, size, why, takes_one=size is not None or _runs(run, [x[:1] for x in first]))
+        takes_one = size is not None or _tried(run, [x[:1] for x in first]) is not None
+        return Batching(specs, size, why, takes_one=takes_one)
     return Batching((), size, "no made-up input could be run")
 
 
@@ -162,10 +162,11 @@ def _why_alone(run: Run, made: _MadeUp, first: list[Tensor], outputs: Sequence[T
         return "a sample's outputs depend on its place in the batch"
     if _mixes(run, made, first):
         return "a sample's outputs depend on the other samples of its batch"
-    if size is None and _runs(run, single := [x[:1] for x in first]):
-        alone = run(*single)
-        if any(y[:1].shape != z.shape or not is_close(y[:1], z) for y, z in zip(outputs, alone, strict=True)):
-            return "a sample's outputs depend on the size of its batch"
+    alone = None if size is not None else _tried(run, [x[:1] for x in first])
+    if alone is not None and any(
+        y[:1].shape != z.shape or not is_close(y[:1], z) for y, z in zip(outputs, alone, strict=True)
+    ):
+        return "a sample's outputs depend on the size of its batch"
     return ""
 
 
@@ -196,13 +197,12 @@ def _mixes(run: Run, made: _MadeUp, first: list[Tensor]) -> bool:
     return False
 
 
-def _runs(run: Run, tensors: Sequence[Tensor]) -> bool:
+def _tried(run: Run, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    """Return a model's outputs; None where it does not take tensors of these sizes."""
     try:
-        with torch.no_grad():
-            run(*tensors)
+        return run(*tensors)
     except Exception:  # noqa: BLE001 - the model may raise anything for sizes that it is not made for
-        return False
-    return True
+        return None
 
 
 def is_close(a: Tensor, b: Tensor) -> bool:
@@ -224,12 +224,11 @@ def _output_specs(
             for dim in range(x.dim())
             if spec.shape[dim] is None and dim > 0
         }
-        other = made.batch(rows + 1, max(sizes, default=0) + 8)
-        try:
-            with torch.no_grad():
-                changed = [tuple(y.shape) for y in run(*other)]
-        except Exception:  # noqa: BLE001 - as above: then only the first dimension is known to be free
+        other = _tried(run, made.batch(rows + 1, max(sizes, default=0) + 8))
+        if other is None:  # then only the first dimension is known to be free
             changed = [(-1, *y.shape[1:]) if y.dim() else () for y in outputs]
+        else:
+            changed = [tuple(y.shape) for y in other]
     return tuple(
         output_spec(name, y, tuple(a if a == b else None for a, b in zip(y.shape, other_shape, strict=False)))
         for name, y, other_shape in zip(names, outputs, changed, strict=True)

@@ -1,20 +1,16 @@
 """Let many clients use one artefact at once. Requests are split into samples, which are run in batches."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.core.artefact import Artefact, load
+from whet.core.artefact import Artefact
 from whet.core.artefact.indices import largest_indices
 from whet.errors import RequestError
 from whet.server.artefacts.probing import probe
 from whet.server.artefacts.tensor_specs import TensorSpec, input_specs, output_names
 from whet.server.batching.batcher import DynamicBatcher
-from whet.server.batching.counts import BatcherStats
 
 MAX_BATCH = 32
 MAX_WAITING = 1024
@@ -41,6 +37,10 @@ class ServedArtefact:
         batch_size: The only number of samples that a call takes; None where any number is taken.
         largest: The largest index that inputs may hold, by place, where it is known.
         run: Runs the model on flat tensors, in one thread at a time: for trying it before it is served.
+        infer_samples: Returns the outputs of samples, which have no batch dimension and may have different shapes.
+            Cancelled, it takes them back. It raises as `infer`.
+        stats: Returns what the batcher has done until now.
+        close: Runs what waits, and ends the thread.
     """
 
     def __init__(
@@ -77,18 +77,7 @@ class ServedArtefact:
             retry_alone=True,
             length_dim=None,  # only samples of one shape share a call: padding might change their answers
         )
-
-    @classmethod
-    def open(
-        cls, name: str, directory: Path, libraries: Sequence[str | os.PathLike[str]] = (), **options: Any
-    ) -> "ServedArtefact":
-        """Load an artefact. `options` are the constructor's.
-
-        Raises:
-            ArtefactError: It is damaged.
-            TargetError: It cannot be served.
-        """
-        return cls(name, load(directory, libraries=libraries), **options)
+        self.infer_samples, self.stats, self.close = self._batcher.run_all, self._batcher.stats, self._batcher.close
 
     def num_places(self, tensors: Sequence[Tensor]) -> int:
         """Return how many samples of the queue a request takes."""
@@ -112,21 +101,6 @@ class ServedArtefact:
         if rows == 1:
             return [y[None] for y in results[0]]
         return [torch.stack(outputs) for outputs in zip(*results, strict=True)]
-
-    async def infer_samples(self, samples: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-        """Return the outputs of samples, which have no batch dimension and may have different shapes.
-
-        Cancelled, it takes them back. Raises as `infer`.
-        """
-        return await self._batcher.run_all(samples)
-
-    def stats(self) -> BatcherStats:
-        """Return what the batcher has done until now."""
-        return self._batcher.stats()
-
-    def close(self) -> None:
-        """Run what waits, and end the thread."""
-        self._batcher.close()
 
     def _run_whole(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run one request as it came. The batcher has put a dimension in front of it."""

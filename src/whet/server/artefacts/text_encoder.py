@@ -34,13 +34,6 @@ class Tokens:
     types: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class Query:
-    """Hold the first text of several pairs, as the tokenizers library's encoding."""
-
-    part: Any
-
-
 class TextEncoder:
     """Makes vectors of texts, or scores of pairs of texts.
 
@@ -100,8 +93,8 @@ class TextEncoder:
         self._check(ids)
         return Tokens(ids)
 
-    def query(self, text: str, *, cut_to: int | None = None) -> Query:
-        """Return the first text of pairs, tokenised once for all of them.
+    def query(self, text: str, *, cut_to: int | None = None) -> Any:
+        """Return the first text of pairs, tokenised once for all of them, as the tokenizers library's encoding.
 
         The query is never cut. A longer pair is cut to `cut_to` tokens; None: it is refused.
 
@@ -121,10 +114,10 @@ class TextEncoder:
                 param="query",
                 code=TOO_LONG,
             )
-        return Query(part)
+        return part
 
-    def pairs(self, query: Query, texts: Sequence[str], *, cut_to: int | None = None) -> list[Tokens]:
-        """Return a query with each of several texts as tokens.
+    def pairs(self, query: Any, texts: Sequence[str], *, cut_to: int | None = None) -> list[Tokens]:
+        """Return what `query` made of a query with each of several texts as tokens.
 
         The query is never cut. `cut_to` is as for `tokens`.
 
@@ -137,7 +130,7 @@ class TextEncoder:
                 self._check_bytes(text, "input")
         found = []
         for part in self._tokenizer.parts(prepared):
-            ids, types = self._tokenizer.joined(query.part, part, most=cut_to)
+            ids, types = self._tokenizer.joined(query, part, most=cut_to)
             self._check(ids)
             found.append(Tokens(ids, types))
         return found

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -28,9 +27,6 @@ from whet.server.batching.padding import Cut, Padding, Sample, next_size, read_s
 from whet.server.batching.worker import Worker
 
 _LOG = logging.getLogger("whet")
-
-
-_UNSENT: Answer = Future()  # of a sample that nobody waits for yet
 
 
 class DynamicBatcher:
@@ -128,9 +124,8 @@ class DynamicBatcher:
             QueueFull: Too many samples are waiting.
             EngineClosed: The batcher is closed.
         """
-        entry = self._entry(read_sample(sample))
         future: Future[Any] = Future()
-        entry.future = future
+        entry = self._entry(sample, future)
         self._queue_all([entry])
         future.add_done_callback(partial(self._ended, entry))
         return future
@@ -143,10 +138,8 @@ class DynamicBatcher:
         """
         if not samples:
             return []
-        entries = [self._entry(read_sample(sample)) for sample in samples]
-        request = Request(len(entries), self._mail, lambda _: self._take_back(entries))
-        for entry, part in zip(entries, request.parts, strict=True):
-            entry.future = part
+        request = Request(len(samples), self._mail, lambda _: self._take_back(entries))
+        entries = [self._entry(sample, part) for sample, part in zip(samples, request.parts, strict=True)]
         self._queue_all(entries)
         return await request.whole
 
@@ -203,9 +196,7 @@ class DynamicBatcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ended(self, entry: QueuedSample, future: "Future[Any]") -> None:
@@ -214,13 +205,13 @@ class DynamicBatcher:
                 self._queue.discard(entry)
                 self._totals.num_cancelled += 1
 
-    def _entry(self, sample: Sample) -> QueuedSample:
-        """Return a queue entry for a sample.
+    def _entry(self, given: Any, future: Answer) -> QueuedSample:
+        """Return a queue entry for a sample, whose result goes to `future`.
 
         Raises:
             InputsError: The sample does not fit.
         """
-        dim = self._padding.length_dim
+        sample, dim = read_sample(given), self._padding.length_dim
         kind, length = sample.kind(dim), sample.length(dim)
         if self._takes is not None:
             _check_fits(sample, self._takes, self._padding)
@@ -228,7 +219,7 @@ class DynamicBatcher:
             raise InputsError(f"the sample is ({sample}), the example was ({self._example_text}): they must be alike")
         if length is not None:
             self._check_length(length)
-        return QueuedSample(sample, kind, length or 0, 0.0, _UNSENT)
+        return QueuedSample(sample, kind, length or 0, 0.0, future)
 
     def _check_length(self, length: int) -> None:
         buckets = self._padding.lengths

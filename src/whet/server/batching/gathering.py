@@ -2,31 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from concurrent.futures import Future
+from typing import Any
 
 from whet.server.batching.loop_mail import LoopMail
-
-
-class Answer(Protocol):
-    """Receive the result of a sample: a `concurrent.futures.Future`, or a part of a request's."""
-
-    def done(self) -> bool:
-        """Return whether there is a result or an exception, or none is wanted any more."""
-
-    def cancelled(self) -> bool:
-        """Return whether no result is wanted any more."""
-
-    def cancel(self) -> bool:
-        """Report that no result is wanted any more."""
-
-    def set_running_or_notify_cancel(self) -> bool:
-        """Return whether a result is still wanted."""
-
-    def set_result(self, result: Any) -> None:
-        """Give the result."""
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        """Give what went wrong in place of a result."""
 
 
 class Request:
@@ -102,7 +81,7 @@ class Request:
 
 
 class Part:
-    """Receive the result of one sample of a request."""
+    """Receive the result of one sample of a request, by the methods that a `concurrent.futures.Future` has."""
 
     __slots__ = ("_is_done", "_place", "_request")
 
@@ -110,27 +89,31 @@ class Part:
         self._request, self._place, self._is_done = request, place, False
 
     def done(self) -> bool:
-        """See Answer."""
+        """Return whether there is a result or an exception, or none is wanted any more."""
         return self._is_done or self._request.is_over
 
     def cancelled(self) -> bool:
-        """See Answer: the request was cancelled, or another sample of it has failed."""
+        """Return whether no result is wanted: the request was cancelled, or another sample of it has failed."""
         return not self._is_done and self._request.is_over
 
     def cancel(self) -> bool:
-        """See Answer: the whole request is cancelled."""
+        """Report that no result is wanted any more: the whole request is cancelled."""
         return self._request.cancel()
 
     def set_running_or_notify_cancel(self) -> bool:
-        """See Answer."""
+        """Return whether a result is still wanted."""
         return not self._request.is_over
 
     def set_result(self, result: Any) -> None:
-        """See Answer."""
+        """Give the result."""
         self._is_done = True
         self._request.put(self._place, result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """See Answer."""
+        """Give what went wrong in place of a result."""
         self._is_done = True
         self._request.fail(exception)
+
+
+Answer = Future[Any] | Part
+"""Receives the result of a sample."""

@@ -1,10 +1,11 @@
 """Read the bodies of requests, however large they are, without delaying other requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from whet.server.http.body import BODY
 from whet.server.http.errors import invalid
 from whet.server.http.lifecycle import Lifecycle
-from whet.server.http.request_parsing import SMALL, Prompts, Reader, Readers, Served
+from whet.server.http.request_parsing import SMALL, Prompts, Readers, Served
 from whet.server.http.request_parsing_process import ReadingProcess
 from whet.server.text import Tokenizer
 
@@ -24,22 +25,20 @@ AT_ONCE = 2**11
 _MOST_THREADS = 2  # threads that tokenise at the same time
 
 
-class Read(Protocol):
-    """Stand for a parsed body. Every method raises ApiError if the request cannot be served."""
+@dataclass(frozen=True)
+class Read:
+    """Hold a parsed body. Its functions raise ApiError if the request cannot be served.
 
-    @property
-    def body(self) -> Any:
-        """Return the body, an instance of the requested kind. A large one has a short placeholder for its prompts."""
+    Attributes:
+        body: An instance of the requested kind. A large one has a short placeholder for its prompts.
+        prompts: Tokenises the prompts.
+        answer: Returns the answer to POST /tokenize or /detokenize, as JSON.
+    """
 
-    @property
-    def num_prompts(self) -> int:
-        """Return the number of prompts."""
-
-    async def prompts(self) -> Prompts:
-        """Tokenise the prompts."""
-
-    async def answer(self) -> bytes:
-        """Return the answer to POST /tokenize or /detokenize, as JSON."""
+    body: Any
+    num_prompts: int
+    prompts: Callable[[], Awaitable[Prompts]]
+    answer: Callable[[], Awaitable[bytes]]
 
 
 class Intake:
@@ -71,61 +70,31 @@ class Intake:
         content_type = request.headers.get("content-type", "")
         if len(content) <= SMALL:
             release(request)
-            body = self._readers.parse(kind, content, content_type)
-            reader = self._readers.of(getattr(body, "model", None))
-            yield _ReadHere(reader, body, self._threads, len(content) <= AT_ONCE and not reader.renders(body))
+            body, reader = self._readers.parse(kind, content, content_type)
+            done = partial(self._done, body, len(content) <= AT_ONCE and not reader.renders(body))
+            num_prompts = len(getattr(body, "prompts", "1"))
+            yield Read(body, num_prompts, partial(done, reader.prompts), partial(done, reader.answer))
             return
         self._check_room()
         async with self._process as process:
-            self._lifecycle.started(process)
+            self._lifecycle.started(process.cut)
             try:
                 body, num_prompts = await process.parse(kind, content, content_type)
                 del content
                 release(request)
-                yield _ReadThere(process, body, num_prompts)
+                yield Read(body, num_prompts, process.prompts, process.answer)
             finally:
-                self._lifecycle.ended(process)
+                self._lifecycle.ended(process.cut)
 
     async def close(self) -> None:
         """End the reading process."""
         await self._process.close()
 
-
-@dataclass(frozen=True)
-class _ReadHere:
-    reader: Reader
-    body: Any
-    threads: asyncio.Semaphore
-    is_quick: bool
-
-    @property
-    def num_prompts(self) -> int:
-        return len(getattr(self.body, "prompts", "1"))
-
-    async def prompts(self) -> Prompts:
-        if self.is_quick:
-            return self.reader.prompts(self.body)
-        async with self.threads:
-            return await asyncio.to_thread(self.reader.prompts, self.body)
-
-    async def answer(self) -> bytes:
-        if self.is_quick:
-            return self.reader.answer(self.body)
-        async with self.threads:
-            return await asyncio.to_thread(self.reader.answer, self.body)
-
-
-@dataclass(frozen=True)
-class _ReadThere:
-    process: ReadingProcess
-    body: Any
-    num_prompts: int
-
-    async def prompts(self) -> Prompts:
-        return await self.process.prompts()
-
-    async def answer(self) -> bytes:
-        return await self.process.answer()
+    async def _done(self, body: Any, is_quick: bool, work: Callable[[Any], T]) -> T:
+        if is_quick:
+            return work(body)
+        async with self._threads:
+            return await asyncio.to_thread(work, body)
 
 
 async def unless_long(size: int, most: int, work: Callable[..., T], *arguments: Any) -> T:

@@ -6,9 +6,11 @@ Source: html.spec.whatwg.org, "Server-sent events"; platform.openai.com/docs/api
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import aclosing, suppress
-from typing import Any, Protocol, TypeVar
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -16,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from whet.server.completion import Delta
 from whet.server.http.errors import ApiError
 from whet.server.http.generation import Generation
+from whet.server.http.protocol import Sampling
 
 T = TypeVar("T")
 
@@ -36,12 +39,12 @@ class Usage:
         self._cached: dict[int, int] = {}
         self._num_generated = 0
 
-    def add(self, choice: int, delta: Delta, num_tokens: int) -> None:
-        """Count `num_tokens` generated tokens, and note the prompt tokens that the delta reports."""
+    def add(self, choice: int, delta: Delta) -> None:
+        """Count the generated tokens of a delta, and note the prompt tokens that it reports."""
         prompt = choice // self._num_choices
         self._prompts[prompt] = delta.num_prompt_tokens
         self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached_tokens)
-        self._num_generated += num_tokens
+        self._num_generated += len(delta.token_ids)
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts in the form of OpenAI's `usage` field."""
@@ -54,20 +57,47 @@ class Usage:
         }
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Write one kind of answer to one request.
 
     Call `add` for every delta. It returns the chunks of a stream. For an answer in one piece, call `whole` at the end.
+
+    Args:
+        kind: The beginning of the answer's id.
+        described: What the answer calls itself in its field `object`.
+        model: The name of the model in the answer.
     """
 
+    def __init__(self, body: Sampling, kind: str, described: str, model: str) -> None:
+        self._has_usage_chunk = body.has_usage_chunk
+        self._head = {
+            "id": f"{kind}-{uuid.uuid4().hex}",
+            "object": described,
+            "created": int(time.time()),
+            "model": model,
+        }
+        self.usage = Usage(body.num_choices)
+
+    @abstractmethod
     def add(self, choice: int, delta: Delta) -> list[dict[str, Any]]:
         """Take in a delta of a choice, and return the chunks of the stream that follow from it. There may be none."""
 
+    @abstractmethod
+    def choices(self) -> list[dict[str, Any]]:
+        """Return the choices of a whole answer."""
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return the chunk of a stream with a piece of one choice."""
+        usage = {"usage": None} if self._has_usage_chunk else {}
+        return {**self._head, "choices": [choice], **usage}
+
     def last_chunk(self) -> dict[str, Any] | None:
         """Return the chunk with the token usage that ends a stream, or None if the request did not ask for it."""
+        return {**self._head, "choices": [], "usage": self.usage.as_json()} if self._has_usage_chunk else None
 
     def whole(self) -> dict[str, Any]:
         """Return the whole answer. Call it once every choice has ended."""
+        return {**self._head, "choices": self.choices(), "usage": self.usage.as_json()}
 
 
 async def whole(generation: Generation, writer: Writer, receive: Receive) -> Response:
@@ -85,7 +115,7 @@ async def whole(generation: Generation, writer: Writer, receive: Receive) -> Res
         return Response(written, media_type="application/json")
 
     try:
-        return await unless_gone(receive, collect()) or Response(status_code=GONE)
+        return await answered(receive, collect())
     finally:
         generation.close()
 
@@ -106,16 +136,33 @@ class EventStream(Response):
         finally:
             self._generation.close()
 
-    async def _send(self, send: Send) -> bool:
-        async with aclosing(_events(self._generation, self._writer)) as events:
-            has_started = False
-            async for content in events:
-                if not has_started:
-                    has_started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                await send({"type": "http.response.body", "body": content, "more_body": True})
+    async def _send(self, send: Send) -> None:
+        has_started = False
+
+        async def add(content: bytes) -> None:
+            nonlocal has_started
+            if not has_started:
+                has_started = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": content, "more_body": True})
+
+        try:
+            # All events that are waiting are sent in one piece. A slow client so gets fewer and larger pieces.
+            async for news in self._generation.deltas():
+                events: list[bytes] = []
+                for choice, delta in news:
+                    events.extend(map(_event, self._writer.add(choice, delta)))
+                    await _let_others(delta)
+                if events:
+                    await add(b"".join(events))
+            if (last := self._writer.last_chunk()) is not None:
+                await add(_event(last))
+        except ApiError as error:
+            if not has_started:
+                raise
+            await add(_event(error.content()))
+        await add(_DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return True
 
 
 def json_response(content: object) -> Response:
@@ -123,33 +170,12 @@ def json_response(content: object) -> Response:
     return Response(_json(content), media_type="application/json")
 
 
-async def _events(generation: Generation, writer: Writer) -> AsyncGenerator[bytes, None]:
-    has_started = False
-    try:
-        async for content in _chunks(generation, writer):
-            has_started = True
-            yield content
-    except ApiError as error:
-        if not has_started:
-            raise
-        yield _event(error.content())
-    yield _DONE
+async def answered(receive: Receive, work: Awaitable[Response]) -> Response:
+    """Return the answer that `work` makes. If the client leaves first, cancel the work."""
+    return await unless_gone(receive, work) or Response(status_code=GONE)
 
 
-async def _chunks(generation: Generation, writer: Writer) -> AsyncIterator[bytes]:
-    """Yield all events that are waiting, in one piece. A slow client so gets fewer and larger pieces."""
-    async for news in generation.deltas():
-        events: list[bytes] = []
-        for choice, delta in news:
-            events.extend(map(_event, writer.add(choice, delta)))
-            await _let_others(delta)
-        if events:
-            yield b"".join(events)
-    if (last := writer.last_chunk()) is not None:
-        yield _event(last)
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
     """Return the result of `work`. If the client leaves first, cancel the work and return None."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))

@@ -142,7 +142,8 @@ class Body:
 
     def cut(self, error: ApiError | None = None) -> None:
         """Stop waiting for the rest of the body. Without an error, the reason is that the server shuts down."""
-        self.is_cut = error or _ending()
+        why = "the server is shutting down, and this request did not arrive in time; send it again later"
+        self.is_cut = error or unavailable(why)
         if self._waiting is not None:
             self._waiting.reschedule(0)
 
@@ -186,7 +187,3 @@ class Body:
     def _too_large(self) -> ApiError:
         message = f"the body is larger than the {self._most} bytes that this server reads"
         return ApiError(413, message, code="body_too_large")
-
-
-def _ending() -> ApiError:
-    return unavailable("the server is shutting down, and this request did not arrive in time; send it again later")

@@ -1,12 +1,10 @@
 """Write the answers of POST /v1/chat/completions: the next message of a conversation."""
 
-import time
-import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
 from whet.server.completion import Delta
-from whet.server.http.answer import Usage
+from whet.server.http.answer import Writer
 from whet.server.http.chat_tools import Parts
 from whet.server.http.logprobs import chat_logprobs
 from whet.server.http.protocol import ChatRequest
@@ -27,26 +25,20 @@ class _Choice:
     parts: Parts | None = None  # where tools may be called
 
 
-class ChatWriter:
+class ChatWriter(Writer):
     """Write the answer to one chat request."""
 
     def __init__(self, body: ChatRequest, tokenizer: Tokenizer, model: str, tools: ToolUse | None = None) -> None:
+        super().__init__(body, "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model)
         self._body = body
         self._tokenizer = tokenizer
-        self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._usage = Usage(body.num_choices)
         parts = (None if tools is None else Parts(tools) for _ in range(body.num_choices))
         self._choices = [_Choice(parts=one) for one in parts]
 
     def add(self, choice: int, delta: Delta) -> list[dict[str, Any]]:
         """See Writer."""
         state = self._choices[choice]
-        self._usage.add(choice, delta, len(delta.token_ids))
+        self.usage.add(choice, delta)
         logprobs = None
         if self._body.logprobs and delta.logprobs:
             logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
@@ -59,11 +51,7 @@ class ChatWriter:
         state.logprobs.extend(logprobs["content"] if logprobs else ())
         return []
 
-    def last_chunk(self) -> dict[str, Any] | None:
-        """See Writer."""
-        return {**self._head, "choices": [], "usage": self._usage.as_json()} if self._body.has_usage_chunk else None
-
-    def whole(self) -> dict[str, Any]:
+    def choices(self) -> list[dict[str, Any]]:
         """See Writer."""
         choices = []
         for index, state in enumerate(self._choices):
@@ -74,7 +62,7 @@ class ChatWriter:
                 finish_reason = state.parts.finish_reason(finish_reason)
             logprobs = {"content": state.logprobs, "refusal": None} if self._body.logprobs else None
             choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason})
-        return {**self._head, "choices": choices, "usage": self._usage.as_json()}
+        return choices
 
     def _chunks(
         self, index: int, state: _Choice, delta: Delta, logprobs: dict[str, Any] | None
@@ -100,16 +88,10 @@ class ChatWriter:
             contents.append(
                 ({}, None, finish_reason if state.parts is None else state.parts.finish_reason(finish_reason))
             )
-        return [self._chunk(index, *content) for content in contents]
-
-    def _chunk(
-        self, index: int, content: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": finish_reason}
-        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
-        if self._body.has_usage_chunk:
-            chunk["usage"] = None
-        return chunk
+        return [
+            self.chunk({"index": index, "delta": content, "logprobs": found, "finish_reason": reason})
+            for content, found, reason in contents
+        ]
 
 
 def chat_params(body: ChatRequest, choice: int, *, tools: ToolUse | None, tokenizer: Tokenizer) -> SamplingParams:

@@ -1,16 +1,14 @@
 """Write the answers of POST /v1/completions: text that continues a prompt."""
 
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from whet.server.completion import Delta
-from whet.server.http.answer import Usage
+from whet.server.http.answer import Writer
 from whet.server.http.logprobs import CompletionLogprobs
 from whet.server.http.protocol import CompletionRequest
-from whet.server.request import FinishReason, TokenLogprobs
+from whet.server.request import FinishReason
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
 
@@ -37,7 +35,7 @@ class _Choice:
     finish_reason: FinishReason | None = None
 
 
-class CompletionWriter:
+class CompletionWriter(Writer):
     """Write the answer to one completion request.
 
     `texts` has the text of each prompt, to be echoed and to count text offsets from.
@@ -51,14 +49,8 @@ class CompletionWriter:
         tokenizer: Tokenizer,
         model: str,
     ) -> None:
+        super().__init__(body, "cmpl", "text_completion", model)
         self._body = body
-        self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._usage = Usage(body.num_choices)
         self._choices = [
             _Choice(ids, text if body.echo else "", _logprobs(body, tokenizer, text))
             for ids, text in zip(prompt_ids, texts, strict=True)
@@ -68,7 +60,7 @@ class CompletionWriter:
     def add(self, choice: int, delta: Delta) -> list[dict[str, Any]]:
         """See Writer."""
         state = self._choices[choice]
-        self._usage.add(choice, delta, len(delta.token_ids))
+        self.usage.add(choice, delta)
         text, state.echoed = state.echoed + delta.text, ""
         logprobs = self._of_tokens(state, delta)
         state.finish_reason = delta.finish_reason
@@ -76,42 +68,24 @@ class CompletionWriter:
             # A token without text (half a character, or text held back) is sent too: clients see when it was generated.
             if not (text or logprobs or delta.token_ids or delta.finish_reason):
                 return []
-            return [self._chunk(choice, text, logprobs, delta.finish_reason)]
+            return [self.chunk(_choice(choice, text, logprobs, delta.finish_reason))]
         state.text.append(text)
         for name, values in (logprobs or {}).items():
             state.lists.setdefault(name, []).extend(values)
         return []
 
-    def last_chunk(self) -> dict[str, Any] | None:
+    def choices(self) -> list[dict[str, Any]]:
         """See Writer."""
-        return {**self._head, "choices": [], "usage": self._usage.as_json()} if self._body.has_usage_chunk else None
-
-    def whole(self) -> dict[str, Any]:
-        """See Writer."""
-        choices = [
+        return [
             _choice(index, "".join(state.text), state.lists or None, state.finish_reason)
             for index, state in enumerate(self._choices)
         ]
-        return {**self._head, "choices": choices, "usage": self._usage.as_json()}
-
-    def _chunk(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: FinishReason | None
-    ) -> dict[str, Any]:
-        chunk: dict[str, Any] = {**self._head, "choices": [_choice(index, text, logprobs, finish_reason)]}
-        if self._body.has_usage_chunk:
-            chunk["usage"] = None
-        return chunk
 
     def _of_tokens(self, state: _Choice, delta: Delta) -> dict[str, Any] | None:
         if state.logprobs is None:
             return None
-        token_ids: list[int] = []
-        found: list[TokenLogprobs | None] = []
-        if delta.prompt_logprobs is not None:
-            token_ids.extend(state.prompt_ids)
-            found.extend(delta.prompt_logprobs)
-        token_ids.extend(delta.token_ids)
-        found.extend(delta.logprobs or ())
+        token_ids = [*(() if delta.prompt_logprobs is None else state.prompt_ids), *delta.token_ids]
+        found = [*(delta.prompt_logprobs or ()), *(delta.logprobs or ())]
         return state.logprobs.of(token_ids, found) if token_ids else None
 
 
@@ -127,10 +101,8 @@ def completion_params(body: CompletionRequest, choice: int) -> SamplingParams:
 def _logprobs(body: CompletionRequest, tokenizer: Tokenizer, text: str) -> CompletionLogprobs | None:
     if body.logprobs is None:
         return None
-    found = CompletionLogprobs(tokenizer)
-    if not body.echo:
-        found.skip(text)  # text offsets count from the beginning of the prompt, even if it is not echoed
-    return found
+    # Text offsets count from the beginning of the prompt, even if it is not echoed.
+    return CompletionLogprobs(tokenizer, 0 if body.echo else len(text))
 
 
 def _choice(

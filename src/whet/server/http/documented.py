@@ -351,10 +351,14 @@ def answers(model: type[BaseModel], *, streams: bool = False) -> Responses:
 _REFERENCE = "#/components/schemas/{model}"
 
 
-def body(model: type[BaseModel]) -> dict[str, Any]:
-    """Describe a request's body, which the route reads itself. `schemas` returns the schema that this refers to."""
-    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+def exchange(asked: type[BaseModel], answer: type[BaseModel], *, streams: bool = False) -> dict[str, Any]:
+    """Describe a request's body, which the route reads itself, and its answer, as arguments of a FastAPI route.
+
+    `schemas` returns the schema of the body that this refers to.
+    """
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=asked.__name__)}}}
+    body = {"requestBody": {"required": True, "content": content}}
+    return {"responses": answers(answer, streams=streams), "openapi_extra": body}
 
 
 def schemas(*models: type[BaseModel]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import base64
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,8 @@ from torch import Tensor
 from whet.server.artefacts.text_encoder import TextEncoder, Tokens
 from whet.server.http import documented
 from whet.server.http.admission import AT_ONCE, content_of, release, unless_long
-from whet.server.http.answer import GONE, unless_gone
 from whet.server.http.errors import ApiError, as_api_errors, invalid
-from whet.server.http.inference import Work, model_errors
+from whet.server.http.inference import model_errors, worked
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
 from whet.server.http.request_parsing import SMALL, parse_body
@@ -36,20 +35,12 @@ def encoder_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
     """Return the routes of text encoders."""
     router = APIRouter(responses=documented.ERRORS)
 
-    async def answered(request: Request, content: Any) -> Response:
-        answer = await unless_gone(request.receive, Work(lifecycle).do(content))
-        return Response(status_code=GONE) if answer is None else Response(answer, media_type="application/json")
-
-    @router.post(
-        "/v1/embeddings",
-        responses=documented.answers(documented.Embeddings),
-        openapi_extra=documented.body(EmbeddingRequest),
-    )
+    @router.post("/v1/embeddings", **documented.exchange(EmbeddingRequest, documented.Embeddings))
     async def embeddings(request: Request) -> Response:
         """Return a vector for each text."""
         body = await _read(request, EmbeddingRequest)
         encoder = models.encoder(body.model, "embed")
-        return await answered(request, _embeddings(encoder, body))
+        return await worked(request, lifecycle, _embeddings(encoder, body))
 
     async def rerank(request: Request) -> Response:
         """Return documents in the order of how well each answers a query."""
@@ -57,11 +48,10 @@ def encoder_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
         if (body.documents is None) == (body.texts is None):
             raise invalid("give the texts to be ranked, in `documents` (vLLM, Jina) or in `texts` (TEI)", "documents")
         encoder = models.encoder(body.model, None)
-        return await answered(request, _ranked(encoder, body))
+        return await worked(request, lifecycle, _ranked(encoder, body))
 
-    described = documented.body(RerankRequest)
     for path in ("/v1/rerank", "/rerank"):
-        router.post(path, responses=documented.answers(documented.Ranked), openapi_extra=described)(rerank)
+        router.post(path, **documented.exchange(RerankRequest, documented.Ranked))(rerank)
     return router
 
 
@@ -93,14 +83,11 @@ async def tokenised(
     return tokens
 
 
-async def _embeddings(encoder: TextEncoder, body: EmbeddingRequest) -> bytes:
+async def _embeddings(encoder: TextEncoder, body: EmbeddingRequest) -> Response:
     cut_to = _cut_to(encoder, body.truncate_prompt_tokens)
     texts = body.texts
     _check_room(encoder, len(texts), "texts")
-    with as_api_errors():
-        tokens = await tokenised(texts, lambda some: [encoder.tokens(text, cut_to=cut_to) for text in some])
-    with model_errors(encoder.artefact):
-        vectors_ND = await encoder.embed(tokens)
+    tokens, vectors_ND = await _embedded(encoder, texts, cut_to)
     vectors_ND = _shortened(encoder, vectors_ND, body.dimensions)
     _check_finite(vectors_ND)
     data = []
@@ -109,15 +96,11 @@ async def _embeddings(encoder: TextEncoder, body: EmbeddingRequest) -> bytes:
         if body.encoding_format == "base64":
             value = base64.b64encode(vector_D.contiguous().numpy().astype("<f4").tobytes()).decode()
         data.append({"object": "embedding", "index": place, "embedding": value})
-    usage = _usage(tokens)
-    return await written(
-        {"object": "list", "model": encoder.artefact.name, "usage": {"prompt_tokens": usage, "total_tokens": usage}},
-        "data",
-        data,
-    )
+    usage = dict.fromkeys(("prompt_tokens", "total_tokens"), _usage(tokens))
+    return await written({"object": "list", "model": encoder.artefact.name, "usage": usage}, "data", data)
 
 
-async def _ranked(encoder: TextEncoder, body: RerankRequest) -> bytes:
+async def _ranked(encoder: TextEncoder, body: RerankRequest) -> Response:
     is_tei = body.texts is not None
     stated = body.truncate_prompt_tokens
     cut_to = _cut_to(encoder, -1 if is_tei and body.truncate and stated is None else stated)
@@ -147,24 +130,29 @@ async def _ranked(encoder: TextEncoder, body: RerankRequest) -> bytes:
     return await written(head, "results", results)
 
 
+async def _embedded(
+    encoder: TextEncoder, texts: Sequence[str | list[int]], cut_to: int | None
+) -> tuple[list[Tokens], Tensor]:
+    """Return the tokens that were read, and the vectors of texts, float32 [texts, D]."""
+    with as_api_errors():
+        tokens = await tokenised(texts, lambda some: [encoder.tokens(text, cut_to=cut_to) for text in some])
+    with model_errors(encoder.artefact):
+        return tokens, await encoder.embed(tokens)
+
+
 async def _scored(
     encoder: TextEncoder, query: str, contents: Sequence[str], cut_to: int | None
 ) -> tuple[list[Tokens], Tensor]:
     """Return the tokens that were read, and float32 [texts]: the model's outputs, or cosines of its vectors."""
+    if encoder.use.task != "rerank":
+        tokens, vectors_ND = await _embedded(encoder, [query, *contents], cut_to)
+        return tokens, F.cosine_similarity(vectors_ND[:1], vectors_ND[1:], dim=-1)
     with as_api_errors():
-        if encoder.use.task == "rerank":
-            first = await unless_long(len(query), AT_ONCE, partial(encoder.query, cut_to=cut_to), query)
-            tokens = await tokenised(
-                contents, lambda some: encoder.pairs(first, some, cut_to=cut_to), num_beside=len(query)
-            )
-        else:
-            each = [query, *contents]
-            tokens = await tokenised(each, lambda some: [encoder.tokens(text, cut_to=cut_to) for text in some])
+        first = await unless_long(len(query), AT_ONCE, partial(encoder.query, cut_to=cut_to), query)
+        pairs = partial(encoder.pairs, first, cut_to=cut_to)
+        tokens = await tokenised(contents, pairs, num_beside=len(query))
     with model_errors(encoder.artefact):
-        if encoder.use.task == "rerank":
-            return tokens, await encoder.score(tokens)
-        vectors_ND = await encoder.embed(tokens)
-    return tokens, F.cosine_similarity(vectors_ND[:1], vectors_ND[1:], dim=-1)
+        return tokens, await encoder.score(tokens)
 
 
 def _cut_to(encoder: TextEncoder, asked: int | None) -> int | None:

@@ -77,11 +77,6 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def queue_full(message: str) -> ApiError:
-    """Return the error for a request that finds the queue full (429)."""
-    return ApiError(429, message, code="queue_full", headers={"Retry-After": str(_RETRY_S)})
-
-
 def unavailable(message: str) -> ApiError:
     """Return the error for a server that is loading, overloaded or shutting down (503)."""
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(_RETRY_S)})
@@ -92,22 +87,18 @@ def failed(message: str) -> ApiError:
     return ApiError(500, message, code="engine_error")
 
 
-def refused(error: RequestError) -> ApiError:
-    """Return the HTTP error for a request that the engine refused."""
-    if isinstance(error, QueueFull):
-        return queue_full(str(error))
-    if isinstance(error, EngineClosed):
-        return unavailable(str(error))
-    return invalid(str(error), error.param, error.code)
-
-
 @contextmanager
 def as_api_errors() -> Iterator[None]:
-    """Turn every RequestError raised in the block into an ApiError."""
+    """Turn every RequestError raised in the block into an ApiError: 429 for a full queue, 503 at the end, else 400."""
     try:
         yield
+    except QueueFull as error:
+        headers = {"Retry-After": str(_RETRY_S)}
+        raise ApiError(429, str(error), code="queue_full", headers=headers) from error
+    except EngineClosed as error:
+        raise unavailable(str(error)) from error
     except RequestError as error:
-        raise refused(error) from error
+        raise invalid(str(error), error.param, error.code) from error
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -127,9 +118,8 @@ def install_handlers(app: FastAPI) -> None:
     async def of_anything(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         message = "the server failed on this request; its log says where"
-        return ApiError(500, message, headers={"Connection": "close"}).response(
-            request.url.path
-        )  # as uvicorn does after it
+        headers = {"Connection": "close"}  # as uvicorn does after it
+        return ApiError(500, message, headers=headers).response(request.url.path)
 
 
 def _named(request: Request, error: HTTPException) -> ApiError:

@@ -1,32 +1,19 @@
 """Bring what the engine generates for one HTTP request, in one choice or several, to the event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
-from whet.models.memory_bank.state import LtmState
-from whet.server.beginnings import Beginning
 from whet.server.completion import Delta
 from whet.server.engine import Engine
-from whet.server.grammars import CANNOT_GO_ON, Guide
+from whet.server.grammars import CANNOT_GO_ON
 from whet.server.http.errors import ApiError, failed, invalid, unavailable
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
 
 _LONG = 2048  # after a prompt of more tokens, other tasks on the event loop may run
-
-
-@dataclass(frozen=True)
-class Order:
-    """Describe one choice to generate."""
-
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-    guide: Guide | None = None  # the compiled structure of `params`
-    state: Beginning | None = None
-    on_state: Callable[[LtmState], None] | None = None
 
 
 class Generation:
@@ -40,33 +27,29 @@ class Generation:
         self._awake = asyncio.Event()
         self._is_cut = False
 
-    async def start(self, orders: Sequence[Order], slots: list[Reservation], cache_salt: str) -> None:
+    async def start(
+        self, choices: Sequence[tuple[Sequence[int], SamplingParams]], slots: list[Reservation], **common: Any
+    ) -> None:
         """Submit all choices to the engine, or none.
 
         Args:
+            choices: The tokens of the prompt and the sampling parameters of each choice.
             slots: At least one reservation for each choice. Used ones are removed from the list.
-            cache_salt: Only requests with the same salt share cached prompts.
+            **common: Arguments of `Engine.submit` that all choices have in common.
 
         Raises:
             RequestError: The engine refused one of the choices.
         """
-        self._lifecycle.started(self)
+        self._lifecycle.started(self.cut)
         loop = asyncio.get_running_loop()
         try:
-            for choice, order in enumerate(orders):
+            for choice, (prompt_ids, params) in enumerate(choices):
+                take = partial(self._take, choice)
                 self._open[choice] = self._engine.submit(
-                    list(order.prompt_ids),
-                    order.params,
-                    on_delta=partial(self._take, choice),
-                    asyncio_loop=loop,
-                    cache_salt=cache_salt,
-                    reservation=slots[0],
-                    guide=order.guide,
-                    state=order.state,
-                    on_state=order.on_state,
+                    list(prompt_ids), params, on_delta=take, asyncio_loop=loop, reservation=slots[0], **common
                 )
                 del slots[0]
-                if len(order.prompt_ids) > _LONG:
+                if len(prompt_ids) > _LONG:
                     await asyncio.sleep(0)
         except BaseException:
             self.close()
@@ -96,7 +79,7 @@ class Generation:
 
     def close(self) -> None:
         """Abort the choices that have not ended."""
-        self._lifecycle.ended(self)
+        self._lifecycle.ended(self.cut)
         for request_id in self._open.values():
             self._engine.abort(request_id)
         self._open.clear()

@@ -7,9 +7,9 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from whet import __version__
 from whet.errors import WhetError
@@ -17,7 +17,7 @@ from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.tensor_specs import TensorSpec
 from whet.server.http import documented
 from whet.server.http.admission import content_of, release, unless_long
-from whet.server.http.answer import GONE, json_response, unless_gone
+from whet.server.http.answer import answered, json_response
 from whet.server.http.errors import ApiError, as_api_errors, failed, invalid, unavailable
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
@@ -31,8 +31,6 @@ from whet.server.http.tensors import (
     write_inference,
 )
 
-T = TypeVar("T")
-
 _log = logging.getLogger("whet.server")
 
 VERSION = "1"  # of every model: a tuned directory holds one
@@ -40,36 +38,30 @@ _PLATFORM = "whet"
 _SIMPLE_TYPES = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 
 
-class Work:
-    """Do the work for one request, until the server's end cuts it short."""
+async def worked(request: Request, lifecycle: Lifecycle, work: Coroutine[Any, Any, Response]) -> Response:
+    """Return the answer that `work` makes, unless the client leaves or the server ends first.
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self._lifecycle = lifecycle
-        self._task: asyncio.Future[Any] | None = None
-        self._is_cut = False
+    Raises:
+        ApiError: 503 if the server ends.
+    """
+    task = asyncio.ensure_future(work)
+    is_cut = False
 
-    async def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, or raise ApiError (503) if the server ends first."""
-        self._task = asyncio.ensure_future(work)
-        self._lifecycle.started(self)
-        try:
-            result: T = await self._task
-            return result
-        except asyncio.CancelledError:
-            if not self._is_cut:
-                self._task.cancel()
-                raise
-            raise unavailable(
-                "the server is shutting down, and this request took too long; send it again later"
-            ) from None
-        finally:
-            self._lifecycle.ended(self)
+    def cut() -> None:
+        nonlocal is_cut
+        is_cut = True
+        task.cancel()
 
-    def cut(self) -> None:
-        """See Running."""
-        self._is_cut = True
-        if self._task is not None:
-            self._task.cancel()
+    lifecycle.started(cut)
+    try:
+        return await answered(request.receive, task)
+    except asyncio.CancelledError:
+        if not is_cut:
+            raise
+        said = "the server is shutting down, and this request took too long; send it again later"
+        raise unavailable(said) from None
+    finally:
+        lifecycle.ended(cut)
 
 
 def inference_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
@@ -103,42 +95,33 @@ def _add_model_routes(router: APIRouter, models: Models, lifecycle: Lifecycle) -
         """Describe a model's inputs and outputs."""
         return json_response(_metadata(models.artefact(name)))
 
-    async def model_of_version(name: str, version: str) -> Response:
-        """Describe a model's inputs and outputs."""
-        _check_version(models, name, version)
-        return await model(name)
-
     async def ready(name: str) -> Response:
         """Return 200 if a model takes requests, and 503 if not."""
         models.artefact(name)
         lifecycle.check_ready()
         return json_response({"name": name, "ready": True})
 
-    async def ready_of_version(name: str, version: str) -> Response:
-        """Return 200 if a model takes requests, and 503 if not."""
-        _check_version(models, name, version)
-        return await ready(name)
-
     async def infer(request: Request, name: str) -> Response:
         """Run a model on tensors, given as JSON or as bytes behind it."""
         artefact = models.artefact(name)
         asked = await _read(artefact, request)
-        answer = await unless_gone(request.receive, Work(lifecycle).do(_answered(artefact, asked)))
-        return answer or Response(status_code=GONE)
+        return await worked(request, lifecycle, _answered(artefact, asked))
 
-    async def infer_of_version(request: Request, name: str, version: str) -> Response:
-        """Run a model on tensors, given as JSON or as bytes behind it."""
-        _check_version(models, name, version)
-        return await infer(request, name)
+    async def check_version(name: str, version: str) -> None:
+        """Raise ApiError (404) where there is no model of that name and version."""
+        models.artefact(name)
+        if version != VERSION:
+            raise ApiError(404, f"{name} has no version {version!r}, but: {VERSION}", code="model_not_found")
 
-    described = documented.body(InferenceRequest)
-    routes = (("", model, ready, infer), ("/versions/{version}", model_of_version, ready_of_version, infer_of_version))
-    for version, metadata, readiness, inference in routes:
-        path = f"/v2/models/{{name}}{version}"
-        router.get(path, responses=documented.answers(documented.ModelMetadata))(metadata)
-        router.get(f"{path}/ready", responses=documented.answers(documented.ModelReady))(readiness)
-        answers = documented.answers(documented.Inference)
-        router.post(f"{path}/infer", responses=answers, openapi_extra=described)(inference)
+    routes = (
+        ("GET", "", model, {"responses": documented.answers(documented.ModelMetadata)}),
+        ("GET", "/ready", ready, {"responses": documented.answers(documented.ModelReady)}),
+        ("POST", "/infer", infer, documented.exchange(InferenceRequest, documented.Inference)),
+    )
+    for version, ending, checks in (("", "", []), ("/versions/{version}", "_of_version", [Depends(check_version)])):
+        for method, path, answer, described in routes:
+            url, called = f"/v2/models/{{name}}{version}{path}", f"{answer.__name__}{ending}"
+            router.add_api_route(url, answer, methods=[method], name=called, dependencies=checks, **described)
 
 
 async def _read(artefact: ServedArtefact, request: Request) -> Inference:
@@ -201,13 +184,6 @@ def model_errors(artefact: ServedArtefact) -> Iterator[None]:
         raise failed(
             f"the model failed on these inputs ({type(error).__name__}); the server's log says where"
         ) from error
-
-
-def _check_version(models: Models, name: str, version: str) -> None:
-    """Raise ApiError (404) where there is no model of that name and version."""
-    models.artefact(name)
-    if version != VERSION:
-        raise ApiError(404, f"{name} has no version {version!r}, but: {VERSION}", code="model_not_found")
 
 
 def _metadata(artefact: ServedArtefact) -> dict[str, Any]:

@@ -4,20 +4,13 @@ On shutdown, running requests get some time to finish. Then they are ended with 
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal, Protocol
+from typing import Literal
 
 from whet.server.http.errors import unavailable
 
 Phase = Literal["loading", "ready", "draining"]
-
-
-class Running(Protocol):
-    """Stand for work on a request that can be ended early."""
-
-    def cut(self) -> None:
-        """End the work with an error."""
 
 
 class Lifecycle:
@@ -25,7 +18,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.phase: Phase = "loading"
-        self._running: set[Running] = set()
+        self._cuts: set[Callable[[], None]] = set()
         self._num_open = 0
         self._is_over = False
         self._idle = asyncio.Event()
@@ -55,15 +48,15 @@ class Lifecycle:
             if not self._num_open:
                 self._idle.set()
 
-    def started(self, running: Running) -> None:
-        """Add work that `drain` cuts if it has not ended in time."""
-        self._running.add(running)
+    def started(self, cut: Callable[[], None]) -> None:
+        """Add work on a request. `drain` calls `cut`, which ends it with an error, if it has not ended in time."""
+        self._cuts.add(cut)
         if self._is_over:
-            running.cut()
+            cut()
 
-    def ended(self, running: Running) -> None:
+    def ended(self, cut: Callable[[], None]) -> None:
         """Remove work that has ended. It need not have been added."""
-        self._running.discard(running)
+        self._cuts.discard(cut)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests, and wait until the running ones are answered. Cut those that run after `timeout_s`."""
@@ -71,5 +64,5 @@ class Lifecycle:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         self._is_over = True
-        for running in list(self._running):  # also bodies that still arrive for requests without any work
-            running.cut()
+        for cut in list(self._cuts):  # also bodies that still arrive for requests without any work
+            cut()

@@ -10,16 +10,15 @@ _LEAST = -9999.0  # JSON has no minus infinity
 
 
 class CompletionLogprobs:
-    """Write the log-probabilities of one choice of /v1/completions, as four lists. It keeps the current text offset."""
+    """Write the log-probabilities of one choice of /v1/completions, as four lists. It keeps the current text offset.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `offset` is that of the first token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, offset: int = 0) -> None:
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer = tokenizer.detokenizer()
-        self._num_characters = 0
-
-    def skip(self, text: str) -> None:
-        """Advance the text offset over a text that precedes the first token."""
-        self._num_characters += len(text)
+        self._num_characters = offset
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Return the four lists for the next tokens. None stands for a token without probability: a prompt's first."""

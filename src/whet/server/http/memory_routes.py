@@ -46,11 +46,7 @@ def memory_routes(service: Service) -> APIRouter:
         content = {"id": name, "object": "state", "model": model, "num_tokens": num_tokens, "bytes": size}
         return json_response({**content, "memory": stats})
 
-    @router.post(
-        "/v1/states/{name}",
-        responses=documented.answers(documented_states.State),
-        openapi_extra=documented.body(CompletionRequest),
-    )
+    @router.post("/v1/states/{name}", **documented.exchange(CompletionRequest, documented_states.State))
     async def make(name: str, request: Request) -> Response:
         """Read a prompt, and keep what the model remembers of it under a name. Nothing is generated.
 
@@ -89,7 +85,7 @@ def memory_routes(service: Service) -> APIRouter:
     @router.get("/v1/states/{name}", responses=documented.answers(documented_states.State))
     async def state(name: str, request: Request) -> Response:
         """Return the statistics of a state."""
-        return described(name, await files.load(files.path(request, name)))
+        return described(name, await files.read(files.path(request, name), LtmState.load))
 
     @router.delete("/v1/states/{name}", responses=documented.answers(documented_states.Deleted))
     async def delete(name: str, request: Request) -> Response:

@@ -28,6 +28,7 @@ _COUNTERS = {
     "spec_decode_num_draft_tokens": ("num_draft_tokens", "Draft tokens of speculative decoding"),
     "spec_decode_num_accepted_tokens": ("num_accepted_tokens", "Accepted draft tokens of speculative decoding"),
 }
+_BATCHER_GAUGES = {"infer_samples_waiting": ("num_waiting", "Samples that wait")}
 _BATCHER_COUNTERS = {
     "infer_samples": ("num_samples", "Samples that were run"),
     "infer_batches": ("num_batches", "Batches that were run"),
@@ -38,6 +39,12 @@ _BATCHER_COUNTERS = {
 }
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+_TIMES = (  # in the order of the fields of _EngineTimes
+    ("time_to_first_token_seconds", "From arrival to the first token", _LONG_S),
+    ("inter_token_latency_seconds", "From one token to the next", _SHORT_S),
+    ("e2e_request_latency_seconds", "From arrival to the last token", _LONG_S),
+    ("request_queue_time_seconds", "From arrival to the first step", _LONG_S),
+)
 
 
 class Metrics:
@@ -48,10 +55,12 @@ class Metrics:
         self._engines, self._artefacts = engines, artefacts
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)  # any object with a method `collect` is a collector
-        times = _Times(self._registry) if engines else None
+        times = [
+            Histogram(f"whet:{name}", text, ["model_name"], registry=self._registry, buckets=bounds_s)
+            for name, text, bounds_s in (_TIMES if engines else ())
+        ]
         for name, engine in engines.items():
-            assert times is not None
-            engine.listen(times.observer(name))
+            engine.listen(_EngineTimes(*(one.labels(name) for one in times)))
 
     def scrape(self, accept: str = "") -> tuple[bytes, str]:
         """Return the metrics and their content type, in the format that an Accept header asks for."""
@@ -64,58 +73,32 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Yield the current gauges and counters. prometheus-client calls this at every scrape."""
         if self._engines:
-            yield from self._of_engines()
+            stats = {name: engine.stats() for name, engine in self._engines.items()}
+            yield from _families(GaugeMetricFamily, _GAUGES, stats)
+            yield from _families(CounterMetricFamily, _COUNTERS, stats)
+            labels = ["model_name", "finished_reason"]
+            ended = CounterMetricFamily("whet:request_success", "Ended requests", labels=labels)
+            for model, one in stats.items():
+                for reason, count in one.request_success.items():
+                    ended.add_metric([model, reason], count)
+            yield ended
         if self._artefacts:
-            yield from self._of_artefacts()
+            batchers = {name: artefact.stats() for name, artefact in self._artefacts.items()}
+            yield from _families(GaugeMetricFamily, _BATCHER_GAUGES, batchers)
+            yield from _families(CounterMetricFamily, _BATCHER_COUNTERS, batchers)
 
-    def _of_engines(self) -> Iterator[Metric]:
-        stats = {name: engine.stats() for name, engine in self._engines.items()}
-        for name, (of, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"whet:{name}", text, labels=["model_name"])
-            for model, one in stats.items():
-                gauge.add_metric([model], getattr(one, of))
-            yield gauge
-        for name, (of, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"whet:{name}", text, labels=["model_name"])
-            for model, one in stats.items():
-                counter.add_metric([model], getattr(one, of))
-            yield counter
-        ended = CounterMetricFamily("whet:request_success", "Ended requests", labels=["model_name", "finished_reason"])
+
+def _families(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    described: Mapping[str, tuple[str, str]],
+    stats: Mapping[str, object],
+) -> Iterator[Metric]:
+    """Yield the metrics of one kind. `described` has the field of the statistics and the text for each name."""
+    for name, (of, text) in described.items():
+        family = kind(f"whet:{name}", text, labels=["model_name"])
         for model, one in stats.items():
-            for reason, count in one.request_success.items():
-                ended.add_metric([model, reason], count)
-        yield ended
-
-    def _of_artefacts(self) -> Iterator[Metric]:
-        stats = {name: artefact.stats() for name, artefact in self._artefacts.items()}
-        waiting = GaugeMetricFamily("whet:infer_samples_waiting", "Samples that wait", labels=["model_name"])
-        for model, one in stats.items():
-            waiting.add_metric([model], one.num_waiting)
-        yield waiting
-        for name, (of, text) in _BATCHER_COUNTERS.items():
-            counter = CounterMetricFamily(f"whet:{name}", text, labels=["model_name"])
-            for model, one in stats.items():
-                counter.add_metric([model], getattr(one, of))
-            yield counter
-
-
-class _Times:
-    """Hold the histograms of engines: one for each time, with a label for each engine."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, bounds_s: tuple[float, ...]) -> Histogram:
-            return Histogram(f"whet:{name}", text, ["model_name"], registry=registry, buckets=bounds_s)
-
-        self._histograms = (
-            histogram("time_to_first_token_seconds", "From arrival to the first token", _LONG_S),
-            histogram("inter_token_latency_seconds", "From one token to the next", _SHORT_S),
-            histogram("e2e_request_latency_seconds", "From arrival to the last token", _LONG_S),
-            histogram("request_queue_time_seconds", "From arrival to the first step", _LONG_S),
-        )
-
-    def observer(self, model: str) -> "_EngineTimes":
-        """Return an observer of the engine of that name."""
-        return _EngineTimes(*(one.labels(model) for one in self._histograms))
+            family.add_metric([model], getattr(one, of))
+        yield family
 
 
 @dataclass(frozen=True)

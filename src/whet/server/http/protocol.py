@@ -5,8 +5,7 @@ The docstrings of the public classes are published as descriptions in /openapi.j
 Source: platform.openai.com/docs/api-reference (completions, chat), and the fields that vLLM added to them.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -29,8 +28,6 @@ from whet.server.sampling_params import (
     MAX_TEMPERATURE,
     SamplingParams,
 )
-
-T = TypeVar("T")
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -93,6 +90,8 @@ class _Request(BaseModel):
         return schema
 
 
+# Fields that SamplingParams takes as they are; without a value, its own defaults hold, which are those of the API.
+_AS_GIVEN = "temperature min_p presence_penalty frequency_penalty repetition_penalty min_tokens".split()
 _BIASES = {"maxProperties": _MAX_BIASES, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}
 
 
@@ -162,17 +161,13 @@ class Sampling(Structured, _Request):
             choice: The number of the choice within its prompt. It is added to the request's seed.
         """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        given = {name: value for name in _AS_GIVEN if (value := getattr(self, name)) is not None}
         return SamplingParams(
-            temperature=_or(self.temperature, 1.0),
-            top_k=max(_or(self.top_k, 0), 0),
-            top_p=max(_or(self.top_p, 1.0), 1e-6),  # 0 is allowed: only the most probable token can be drawn
-            min_p=_or(self.min_p, 0.0),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            **given,
+            top_k=max(self.top_k or 0, 0),
+            top_p=1.0 if self.top_p is None else max(self.top_p, 1e-6),  # with 0, only the most probable token is drawn
             seed=None if self.seed is None else (self.seed + choice) % 2**63,
             max_tokens=max_tokens,
-            min_tokens=_or(self.min_tokens, 0),
             stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
@@ -219,12 +214,15 @@ class CompletionRequest(Sampling):
         return bool(self.echo) or self.logprobs is not None
 
     @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        """Return the prompts. A list of token ids is one prompt."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        is_one = bool(self.prompt) and isinstance(self.prompt[0], int)
-        return cast("Sequence[str | list[int]]", [self.prompt] if is_one else self.prompt)
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts."""
+        return several(self.prompt)
+
+
+def several(given: Prompt) -> list[str | list[int]]:
+    """Return prompts as a list. A text is one prompt, and so is a list of token ids."""
+    is_one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+    return cast("list[str | list[int]]", [given] if is_one else given)
 
 
 class TextPart(_Request):
@@ -335,7 +333,3 @@ class DetokenizeRequest(_Request):
 
     model: Name | None = None
     tokens: TokenIds
-
-
-def _or(value: T | None, otherwise: T) -> T:
-    return otherwise if value is None else value

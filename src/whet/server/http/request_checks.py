@@ -1,6 +1,7 @@
 """Check each request before its route: the host, the API key, the size, and whether the server takes requests."""
 
 from collections.abc import MutableMapping
+from contextlib import nullcontext
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -10,7 +11,7 @@ from whet.server.http.body import BODY, Bodies, Body
 from whet.server.http.errors import ApiError
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.settings import Settings
-from whet.ui.network import names_loopback
+from whet.ui.network import is_key, names_loopback
 
 _KEPT = (
     "/v1",
@@ -46,37 +47,32 @@ class RequestChecks:
             bodies=self._bodies,
         )
         scope[BODY] = body
-        self._lifecycle.started(body)
+        self._lifecycle.started(body.cut)
         try:
             await self._answer(scope, body)
         finally:
             body.release()
-            self._lifecycle.ended(body)
+            self._lifecycle.ended(body.cut)
 
     async def _answer(self, scope: Scope, body: Body) -> None:
-        headers = Headers(scope=scope)
+        headers, is_work = Headers(scope=scope), scope["method"] == "POST"
         try:
             self._check_host(headers)
             self._check_key(scope, headers)
-            if scope["method"] == "POST":
+            if is_work:
                 self._lifecycle.check_ready()
             body.check_length()
         except ApiError as error:
             await error.response(scope["path"])(scope, body.receive, body.send)
             return
-        if scope["method"] != "POST":
-            await self._app(scope, body.receive, body.send)
-            return
-        with self._lifecycle.open():
+        with self._lifecycle.open() if is_work else nullcontext():
             await self._app(scope, body.receive, body.send)
 
     def _check_host(self, headers: Headers) -> None:
-        if not self._settings.is_local or self._settings.api_keys:  # a foreign web site does not know the key
-            return
-        if names_loopback(headers.get("host", "")):
-            return
-        message = "this server answers to localhost only; behind a proxy, start it with --api-key"
-        raise ApiError(421, message, code="wrong_host")
+        is_open = not self._settings.is_local or self._settings.api_keys  # a foreign web site does not know the key
+        if not is_open and not names_loopback(headers.get("host", "")):
+            message = "this server answers to localhost only; behind a proxy, start it with --api-key"
+            raise ApiError(421, message, code="wrong_host")
 
     def _check_key(self, scope: MutableMapping[str, Any], headers: Headers) -> None:
         if not self._settings.api_keys:
@@ -86,7 +82,7 @@ class RequestChecks:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip()
-        if scheme.lower() != "bearer" or not self._settings.is_key(key):
+        if scheme.lower() != "bearer" or not is_key(key, self._settings.api_keys):
             message = "wrong API key" if key else "this server needs an API key: Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         scope[KEY] = key

@@ -124,11 +124,10 @@ class Readers:
             raise invalid(f"{which} makes no text: ask it by POST /v2/models/{which}/infer", "model")
         raise unknown_model(name, [*(one for served, _ in self._readers for one in served.names), *self._artefacts])
 
-    def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> Any:
-        """Return the body as an instance of `kind`, with all its fields and its model's name checked."""
+    def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> "tuple[Any, Reader]":
+        """Return the body as an instance of `kind`, with all its fields checked, and the reader for its model."""
         body = parse_body(kind, content, content_type)
-        self.of(getattr(body, "model", None))
-        return body
+        return body, self.of(getattr(body, "model", None))
 
 
 class Reader:

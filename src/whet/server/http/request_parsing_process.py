@@ -1,8 +1,7 @@
 """Read large bodies in a separate process. This module holds both its ends.
 
 The process runs `python -m whet.server.http.request_parsing_process` at a lower priority than the server, and
-reads one body at a time. A message in either direction consists of the lengths of its two parts, a head of JSON, and
-content in bytes. Nothing is unpickled.
+reads one body at a time. Messages are those of whet.server.isolated_process.
 """
 
 import array
@@ -10,12 +9,11 @@ import asyncio
 import json
 import os
 import signal
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import psutil
 from pydantic import BaseModel, ValidationError
@@ -24,9 +22,9 @@ from pydantic_core import PydanticCustomError
 from whet.server.http.errors import ApiError, invalid, of_validation, unavailable
 from whet.server.http.protocol import Sampling
 from whet.server.http.request_parsing import KINDS, Prompts, Readers, Served
+from whet.server.isolated_process import LENGTHS, command_of, packed, received
 from whet.server.text import Tokenizer
 
-_LENGTHS = struct.Struct("!QQ")  # the bytes of the head and of the content
 _LONGEST_S = 60.0  # time limit of the answer to one message
 _IDLE_S = 300.0  # an idle process ends after so long; the next large body starts another
 _MOST_KEPT = 384 * 2**20  # a process that uses more bytes of memory than this ends after its body
@@ -55,17 +53,13 @@ class ReadingProcess:
     async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         is_known = kind is None or issubclass(kind, ApiError)  # else an answer may still be on its way
         if not is_known or self._num_bytes > _MOST_KEPT:
-            self.end()
+            self.cut()
         else:
-            self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self.end)
+            self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self.cut)
         self._turn.release()
 
     def cut(self) -> None:
-        """Kill the process, so that the body that is being read ends with an error: the server shuts down."""
-        self.end()
-
-    def end(self) -> None:
-        """Kill the process, if there is one."""
+        """Kill the process, if there is one. A body that is being read ends with an error."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -74,7 +68,7 @@ class ReadingProcess:
     async def close(self) -> None:
         """Kill the process, and wait until it and its pipes are gone."""
         process = self._process
-        self.end()
+        self.cut()
         if self._idle is not None:
             self._idle.cancel()
         if process is not None and process.stdin is not None and process.stdout is not None:
@@ -114,16 +108,16 @@ class ReadingProcess:
                 process = await self._started()
                 assert process.stdin is not None
                 assert process.stdout is not None
-                process.stdin.write(_packed(head, content))
+                process.stdin.write(packed(head, content))
                 await process.stdin.drain()
-                head_size, content_size = _LENGTHS.unpack(await process.stdout.readexactly(_LENGTHS.size))
+                head_size, content_size = LENGTHS.unpack(await process.stdout.readexactly(LENGTHS.size))
                 answer = json.loads(await process.stdout.readexactly(head_size))
                 answer_content = await process.stdout.readexactly(content_size)
         except TimeoutError:
-            self.end()
+            self.cut()
             raise unavailable(f"reading this request took longer than {_LONGEST_S:g} s; send a smaller one") from None
         except (OSError, asyncio.IncompleteReadError) as error:
-            self.end()
+            self.cut()
             raise unavailable("the process that reads large requests has ended; send this one again") from error
         self._num_bytes = answer["num_bytes"]
         if "error" in answer:
@@ -134,18 +128,15 @@ class ReadingProcess:
         if self._process is not None and self._process.returncode is None:
             return self._process
         pipe = asyncio.subprocess.PIPE
-        paths = os.pathsep.join(path for path in sys.path if path)
+        words, variables = command_of(__name__)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # modules in the working directory must not replace ours
-            "-m",
-            __name__,
+            *words,
             stdin=pipe,
             stdout=pipe,
-            env={**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
+            env={**variables, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
         )
         assert self._process.stdin is not None
-        self._process.stdin.write(_packed(self._setup))
+        self._process.stdin.write(packed(self._setup))
         return self._process
 
 
@@ -154,16 +145,15 @@ class _Answers:
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
-        self._body: Any = None
+        self._read: Any = None  # the body, and the reader for its model
 
     def of(self, head: Mapping[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
         """Return the head and the content of the answer to a message, or raise ApiError."""
         if head["do"] == "parse":
-            self._body = None
-            self._body = self._readers.parse(KINDS[head["kind"]], content, head["content_type"])
-            return {"fields": _short(self._body), "num_prompts": len(getattr(self._body, "prompts", "1"))}, b""
-        body, self._body = self._body, None
-        reader = self._readers.of(getattr(body, "model", None))
+            self._read = None
+            self._read = body, _ = self._readers.parse(KINDS[head["kind"]], content, head["content_type"])
+            return {"fields": _short(body), "num_prompts": len(getattr(body, "prompts", "1"))}, b""
+        (body, reader), self._read = self._read, None
         if head["do"] == "answer":
             return {}, reader.answer(body)
         prompts = reader.prompts(body)
@@ -199,35 +189,20 @@ def _short(body: BaseModel) -> dict[str, Any]:
     }
 
 
-def _packed(head: Mapping[str, object], content: bytes = b"") -> bytes:
-    written = json.dumps(head).encode()
-    return _LENGTHS.pack(len(written), len(content)) + written + content
-
-
-def _received(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """Return the next message, or None if the server has closed the pipe."""
-    lengths = stream.read(_LENGTHS.size)
-    if len(lengths) < _LENGTHS.size:
-        return None
-    head_size, content_size = _LENGTHS.unpack(lengths)
-    head, content = stream.read(head_size), stream.read(content_size)
-    return (json.loads(head), content) if len(content) == content_size else None
-
-
 def main() -> None:
     """Answer messages on standard input until it is closed."""
     os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches this process too; the server ends it
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    setup = _received(source)
+    setup = received(source)
     if setup is None:
         return
     models = [(Tokenizer(one.pop("directory")), Served(**one)) for one in setup[0]["models"]]
     answers = _Answers(Readers(models, setup[0]["artefacts"]))
-    while (message := _received(source)) is not None:
+    while (message := received(source)) is not None:
         head, content = _answered(answers, *message)
         del message
-        sink.write(_packed({**head, "num_bytes": psutil.Process().memory_info().rss}, content))
+        sink.write(packed({**head, "num_bytes": psutil.Process().memory_info().rss}, content))
         sink.flush()
 
 

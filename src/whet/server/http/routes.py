@@ -26,11 +26,7 @@ def completion_routes(service: Service) -> APIRouter:
     """Return the routes that generate text."""
     router = APIRouter(responses=documented.ERRORS)
 
-    @router.post(
-        "/v1/completions",
-        responses=documented.answers(documented.Completion, streams=True),
-        openapi_extra=documented.body(CompletionRequest),
-    )
+    @router.post("/v1/completions", **documented.exchange(CompletionRequest, documented.Completion, streams=True))
     async def completions(request: Request) -> Response:
         """Generate the text that follows one prompt or several. With `stream: true`, send it in server-sent events."""
         async with service.intake.reading(request, CompletionRequest) as read:
@@ -45,11 +41,7 @@ def completion_routes(service: Service) -> APIRouter:
         writer = CompletionWriter(body, prompts.token_ids, prompts.texts, model.tokenizer, model.model_name)
         return await _answer(request, generation, writer, streams=bool(body.stream))
 
-    @router.post(
-        "/v1/chat/completions",
-        responses=documented.answers(documented.ChatCompletion, streams=True),
-        openapi_extra=documented.body(ChatRequest),
-    )
+    @router.post("/v1/chat/completions", **documented.exchange(ChatRequest, documented.ChatCompletion, streams=True))
     async def chat_completions(request: Request) -> Response:
         """Generate the next message of a conversation. With `stream: true`, send it in server-sent events."""
         async with service.intake.reading(request, ChatRequest) as read:
@@ -75,20 +67,12 @@ def token_routes(service: Service) -> APIRouter:
         async with service.intake.reading(request, kind) as read:
             return Response(await read.answer(), media_type="application/json")
 
-    @router.post(
-        "/tokenize",
-        responses=documented.answers(documented.Tokens),
-        openapi_extra=documented.body(TokenizeRequest),
-    )
+    @router.post("/tokenize", **documented.exchange(TokenizeRequest, documented.Tokens))
     async def tokenize(request: Request) -> Response:
         """Return the tokens of a prompt, or of messages in the form of the model's chat template."""
         return await answer(request, TokenizeRequest)
 
-    @router.post(
-        "/detokenize",
-        responses=documented.answers(documented.Text),
-        openapi_extra=documented.body(DetokenizeRequest),
-    )
+    @router.post("/detokenize", **documented.exchange(DetokenizeRequest, documented.Text))
     async def detokenize(request: Request) -> Response:
         """Return the text of a list of tokens, including special tokens."""
         return await answer(request, DetokenizeRequest)

@@ -8,7 +8,7 @@ from typing import cast
 
 import uvicorn
 
-from whet.server.compiling import TRIALS
+from whet.server.compiling import COMPILERS
 from whet.server.engine import Engine
 from whet.server.http.app import make_app
 from whet.server.http.connection import Connection
@@ -16,7 +16,7 @@ from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.listener import Listener, most_connections
 from whet.server.http.models import Models
 from whet.server.http.settings import Settings
-from whet.server.rendering import RENDERINGS
+from whet.server.rendering import RENDERERS
 from whet.ui.asgi_server import AsgiServer, UvicornWithoutSignals, uvicorn_config
 from whet.ui.network import http_url
 
@@ -83,7 +83,7 @@ class HttpServer(AsgiServer):
     async def _finish(self) -> None:
         if self._is_alone:
             loop = asyncio.get_running_loop()
-            for children in (TRIALS, RENDERINGS):  # what they do takes milliseconds, or goes on for long
+            for children in (COMPILERS, RENDERERS):  # what they do takes milliseconds, or goes on for long
                 loop.call_later(_CHILDREN_S, children.end)
         await self._lifecycle.drain(self._settings.shutdown_timeout_s)
 

@@ -13,7 +13,7 @@ from whet.server.engine import Engine
 from whet.server.grammars import Guide
 from whet.server.http.admission import Intake
 from whet.server.http.errors import ApiError, as_api_errors, invalid
-from whet.server.http.generation import Generation, Order
+from whet.server.http.generation import Generation
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
 from whet.server.http.protocol import Sampling
@@ -56,11 +56,6 @@ class ModelService:
     def model_name(self) -> str:
         """Return the name of the model in answers."""
         return self.served.names[0]
-
-    def check_room(self) -> None:
-        """Raise ApiError: 429 if the engine's queue has no room, 503 if the engine shuts down."""
-        with self.slots(1):
-            pass
 
     @contextmanager
     def slots(self, count: int) -> Iterator[list[Reservation]]:
@@ -107,12 +102,12 @@ class ModelService:
         state = None
         if (name := getattr(body, "state", None)) is not None:
             path = self._states.path(request, name)
-            state = await self._states.beginning(self.engine.memory, path)
+            state = await self._states.read(path, self.engine.memory.beginning)
         generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         with as_api_errors():
-            orders = [Order(ids, one, guide, state, on_state) for ids in prompts for one in by_choice]
-            await generation.start(orders, slots, salt)
+            choices = [(ids, one) for ids in prompts for one in by_choice]
+            await generation.start(choices, slots, cache_salt=salt, guide=guide, state=state, on_state=on_state)
         return generation
 
     async def _compile(self, body: Sampling, structure: OutputConstraint | None) -> Guide | None:
@@ -142,7 +137,7 @@ class Service:
     def __init__(self, models: Models, settings: Settings, lifecycle: Lifecycle) -> None:
         self.settings = settings
         self.lifecycle = lifecycle
-        self.artefacts, self.names = models.artefacts, models.names
+        self.names = models.names
         self.started_s = time.monotonic()
         self.created = int(time.time())
         self.states = StateFiles(settings.state_dir)
@@ -158,11 +153,12 @@ class Service:
 
     def _check_room(self) -> None:
         """Raise ApiError where no engine has room for one more request: which one is asked is not known yet."""
-        for place, one in enumerate(self.engines):
+        refusal: ApiError | None = None
+        for one in self.engines:
             try:
-                one.check_room()
-            except ApiError:
-                if place == len(self.engines) - 1:
-                    raise
-            else:
-                return
+                with one.slots(1):
+                    return
+            except ApiError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal

@@ -11,7 +11,7 @@ from whet.errors import OptionError, OutputError
 from whet.files import usable_directory
 from whet.server.http.tls import tls_context
 from whet.server.tool_formats import find_format
-from whet.ui.network import checked_keys, is_key, origin
+from whet.ui.network import checked_keys, origin
 
 MAX_BODY_BYTES = 8 * 2**20  # enough for a million token ids in JSON
 
@@ -93,10 +93,6 @@ class Settings:
         if not self.ssl_certfile:
             return None
         return tls_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
-
-    def is_key(self, given: str) -> bool:
-        """Return whether a key is valid. The time that this takes does not tell how much of the key matches."""
-        return is_key(given, self.api_keys)
 
     def cache_salt(self, key: str, asked: str | None) -> str:
         """Return the salt of cached prompts for an API key and a salt that the request asks for.

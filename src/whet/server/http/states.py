@@ -3,18 +3,18 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from fastapi import Request
 
 from whet.errors import TargetError
-from whet.models.memory_bank.state import LtmState
-from whet.server.beginnings import Beginning
-from whet.server.engine_memory import EngineMemory
 from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.request_checks import KEY
+
+T = TypeVar("T")
 
 MOST_STATES = 1000  # of one key
 _MOST_BYTES = 64 * 2**30  # of one key
@@ -79,25 +79,19 @@ class StateFiles:
             found.append((path.name.removesuffix(_ENDING), status.st_size, int(status.st_mtime)))
         return found
 
-    async def load(self, path: Path) -> LtmState:
-        """Load a state to look at it.
+    async def read(self, path: Path, load: Callable[[Path], T]) -> T:
+        """Return what `load` makes of a state's file, once it is its turn.
 
         Raises:
-            ApiError: 400 where it is damaged.
+            ApiError: 400 where it is damaged, or what `load` refuses: a state of another model, for example.
         """
-        async with self._turns:
-            with _as_api_errors(path):
-                return await asyncio.to_thread(LtmState.load, path)
-
-    async def beginning(self, memory: EngineMemory, path: Path) -> Beginning:
-        """Load a state for a request.
-
-        Raises:
-            ApiError: 400 where it is damaged, of another model, or the model keeps no states.
-        """
-        async with self._turns:
-            with _as_api_errors(path):
-                return await asyncio.to_thread(memory.beginning, path)
+        try:
+            async with self._turns:
+                with as_api_errors():
+                    return await asyncio.to_thread(load, path)
+        except TargetError as error:  # say it without the place of the file
+            said = str(error).replace(str(path), f"the state {path.name.removesuffix(_ENDING)}")
+            raise invalid(said, "state", "unusable_state") from error
 
     def _of(self, request: Request) -> Path:
         if self._directory is None:
@@ -111,14 +105,3 @@ class StateFiles:
             said = "the name of a state has 1 to 128 letters, digits, '.', '_' and '-', and does not begin with '.'"
             raise invalid(said, "state")
         return directory / f"{name}{_ENDING}"
-
-
-@contextmanager
-def _as_api_errors(path: Path) -> Iterator[None]:
-    """Answer that a state cannot be used, without the place of its file."""
-    try:
-        with as_api_errors():
-            yield
-    except TargetError as error:
-        said = str(error).replace(str(path), f"the state {path.name.removesuffix(_ENDING)}")
-        raise invalid(said, "state", "unusable_state") from error

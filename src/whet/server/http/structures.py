@@ -60,28 +60,24 @@ class ResponseFormat(BaseModel):
 
     @model_validator(mode="after")
     def _check_schema(self) -> "ResponseFormat":
-        if (
-            self.type == "json_schema"
-            and self.schema_ is None
-            and (self.json_schema or JsonSchemaFormat()).schema_ is None
-        ):
-            message = (
-                'json_schema needs the schema: {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'
-            )
-            raise PydanticCustomError("json_schema", message)
+        if self.type == "json_schema" and self._asked_schema is None:
+            example = '{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'
+            raise PydanticCustomError("json_schema", "json_schema needs the schema: {example}", {"example": example})
         return self
 
     def structure(self, whitespace: str | None) -> OutputConstraint | None:
         """Return what the answer must match; None for any text."""
         if self.type == "text":
             return None
+        schema = self._asked_schema
+        if schema is None:
+            return OutputConstraint.json_object(whitespace)
+        return OutputConstraint.json_schema(schema, whitespace)
+
+    @property
+    def _asked_schema(self) -> dict[str, Any] | bool | None:
         inner = self.json_schema.schema_ if self.type == "json_schema" and self.json_schema is not None else None
-        schema = self.schema_ if inner is None else inner
-        return (
-            OutputConstraint.json_object(whitespace)
-            if schema is None
-            else OutputConstraint.json_schema(schema, whitespace)
-        )
+        return self.schema_ if inner is None else inner
 
 
 class StructuredOutputs(BaseModel):

@@ -13,12 +13,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from whet.server.artefacts.tensor_specs import TensorSpec, datatype_of
 from whet.server.http.answer import json_in_turns
-from whet.server.http.errors import ApiError, invalid, of_field
+from whet.server.http.errors import ApiError, invalid, of_validation
 from whet.server.http.request_parsing import SMALL
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -153,7 +154,7 @@ def _parse(head: bytes) -> InferenceRequest:
     try:
         return InferenceRequest.model_validate(fields)
     except ValidationError as error:
-        raise of_field(error.errors(include_url=False, include_input=False)) from None
+        raise of_validation(error) from None
 
 
 def _refuse_constant(name: str) -> object:
@@ -309,13 +310,14 @@ async def write_inference(
     return b"".join((content, *binary)), len(content) if binary else None
 
 
-async def written(head: dict[str, Any], name: str, values: list[Any]) -> bytes:
-    """Return the JSON of an object whose last field is a long list, or of the list alone where it has no name.
+async def written(head: dict[str, Any], name: str, values: list[Any]) -> Response:
+    """Return the JSON answer of an object whose last field is a long list, or of the list alone where it has no name.
 
     Others on the event loop have their turns meanwhile.
     """
     content = await json_in_turns(values)
-    return _json(head)[:-1] + f',"{name}":'.encode() + content + b"}" if name else content
+    content = _json(head)[:-1] + f',"{name}":'.encode() + content + b"}" if name else content
+    return Response(content, media_type="application/json")
 
 
 async def _data(name: str, tensor: Tensor) -> bytes:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from whet.server.http.protocol import Each, Name, TokenIds
+from whet.server.http.protocol import Each, Name, TokenIds, several
 
 _MAX_TEXTS = 2048  # as OpenAI's
 
@@ -55,11 +55,7 @@ class EmbeddingRequest(_TextRequest):
     @property
     def texts(self) -> list[str | list[int]]:
         """Return the inputs as a list."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if self.input and isinstance(self.input[0], int):
-            return [self.input]
-        return list(self.input)  # type: ignore[arg-type]
+        return several(self.input)
 
 
 class Document(BaseModel):

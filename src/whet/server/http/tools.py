@@ -15,7 +15,7 @@ from whet.server.http.structures import check_schema
 from whet.server.output_constraint import OutputConstraint
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
-from whet.server.tool_formats import FORMATS, ToolFormat
+from whet.server.tool_formats import FORMATS, CallGrammar, ToolFormat
 from whet.server.tool_parser import ToolParser
 
 MAX_TOOLS = 128
@@ -134,9 +134,10 @@ class ToolUse:
         return replace(params, shown_token_ids=shown, structure=structure)
 
     def _structure(self, token_id: Callable[[str], int | None]) -> OutputConstraint | None:
+        grammar = CallGrammar(self.form, self.functions, token_id, self.several)
         if self.is_required:
-            return self.form.required(self.functions, token_id, several=self.several)
-        return self.form.strict(self.functions, token_id, several=self.several) if self.is_strict else None
+            return grammar.required()
+        return grammar.strict() if self.is_strict else None
 
 
 def tool_use(

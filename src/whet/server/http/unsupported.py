@@ -37,19 +37,14 @@ IGNORED = frozenset(
     }
 )
 
-_STRUCTURE = (
-    "grammar_lazy",
-    "grammar_triggers",
-    "structural_tag",
-)
-
 EVERYWHERE: Neutral = {
-    **dict.fromkeys(_STRUCTURE, ()),
     "allowed_token_ids": (),
     "bad_words": ([],),
     "custom_logit_processor": (),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
+    "grammar_lazy": (),
+    "grammar_triggers": (),
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
@@ -79,6 +74,7 @@ EVERYWHERE: Neutral = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([],),
+    "structural_tag": (),
     "t_max_predict_ms": (0,),
     "thinking_token_budget": (),
     "timings_per_token": (False,),

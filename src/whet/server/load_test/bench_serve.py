@@ -1,17 +1,19 @@
 """Put a server under load (whet.bench_serve): one that runs already, or one that is started for the test."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from whet.errors import OptionError
+from whet.files import usable_directory
 from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.server.load_test.benchmark import check_server, run
 from whet.server.load_test.options import Options
 from whet.server.load_test.record import Record
 from whet.server.load_test.replay import Progress
-from whet.server.load_test.report import Report, make_directory, write_report
+from whet.server.load_test.report import Report, write_report
 from whet.server.load_test.server_process import started_server
 from whet.workloads.model_directory import model_directory
 
@@ -32,7 +34,7 @@ class LoadTest:
         Raises:
             OutputError: The directory cannot be written to.
         """
-        write_report(make_directory(Path(directory)), self.report, self.records)
+        write_report(usable_directory(Path(directory)), self.report, self.records)
 
 
 def bench_serve(
@@ -80,10 +82,11 @@ def bench_serve(
             if directory is not None:
                 on_stage("starting whet serve")
                 url = stack.enter_context(started_server(directory, serve_options, api_key=api_key))
-            report, records = run(url, options, api_key=api_key, on_progress=on_progress, on_stage=on_stage)
+            running = run(url, options, api_key=api_key, on_progress=on_progress, on_stage=on_stage)
+            report, records = asyncio.run(running)
             return LoadTest(report, tuple(records))
 
     if is_remote:
-        check_server(target, api_key=api_key)  # before the wait for a quiet machine
+        asyncio.run(check_server(target, api_key=api_key))  # before the wait for a quiet machine
     patience.begin()
     return patience.measure(once, lambda test: test.report.busy)

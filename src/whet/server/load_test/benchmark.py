@@ -1,6 +1,5 @@
 """Run one benchmark of a server from beginning to end: examine, calibrate, replay, summarise."""
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from whet.errors import TargetError
 from whet.measure.load import Observed, meter
 from whet.server.load_test import arrivals
 from whet.server.load_test.arrivals import Fitted
-from whet.server.load_test.calibration import NUM_REQUESTS, Capacity, burst, calibrate
+from whet.server.load_test.calibration import Capacity, burst, capacity_of
 from whet.server.load_test.client import CompletionClient
 from whet.server.load_test.figures import Figures, figures_of
 from whet.server.load_test.options import Options
@@ -29,6 +28,7 @@ DEFAULT_DURATION_S = 60.0
 
 _WARM_UP, _CALIBRATION, _REPLAY = 1, 2, 0  # numbers of streams of prompts
 _NUM_WARM_UP, _WARM_UP_S = 2, 60.0
+_NUM_CALIBRATION, _CALIBRATION_S = 64, 60.0
 _NUM_TYPICAL = 512  # the calibration uses the lengths of so many first requests, if their number is not given
 _LATE_MS = 10.0
 _BUNDLED = 1.05  # mean tokens in a chunk, above which a note says so
@@ -50,7 +50,7 @@ class _Until(TypedDict):
     duration_s: float | None
 
 
-def run(
+async def run(
     url: str,
     options: Options,
     *,
@@ -68,27 +68,6 @@ def run(
         TargetError: The server cannot be reached or used.
         OptionError: The options do not fit the server.
     """
-    return asyncio.run(_run(url, options, api_key, on_progress, on_stage))
-
-
-def check_server(url: str, *, api_key: str | None = None) -> None:
-    """Connect to a server, so that a wrong address is told at once.
-
-    Raises:
-        TargetError: The server cannot be reached.
-        OptionError: The address is not valid.
-    """
-    asyncio.run(_check_server(url, api_key))
-
-
-async def _check_server(url: str, api_key: str | None) -> None:
-    async with CompletionClient(url, api_key=api_key) as client:
-        await client.get("/v1/models")
-
-
-async def _run(
-    url: str, options: Options, api_key: str | None, on_progress: Progress | None, on_stage: Callable[[str], None]
-) -> tuple[Report, list[Record]]:
     async with CompletionClient(url, api_key=api_key) as client:
         on_stage("asking the server what it serves")
         facts = await examine(client)
@@ -112,8 +91,18 @@ async def _run(
             after = await prefix_counters(client)
         found = hit_rate(before, after)
     report = _report(client.url, options, facts, plan, done, found, started_at)
-    report = replace(report, busy=seen.load.cause)
-    return report, done.records
+    return replace(report, busy=seen.load.cause), done.records
+
+
+async def check_server(url: str, *, api_key: str | None = None) -> None:
+    """Connect to a server, so that a wrong address is told at once.
+
+    Raises:
+        TargetError: The server cannot be reached.
+        OptionError: The address is not valid.
+    """
+    async with CompletionClient(url, api_key=api_key) as client:
+        await client.ask("/v1/models")
 
 
 async def _plan(
@@ -134,9 +123,11 @@ async def _plan(
     if options.time_scale is not None:
         chosen = arrivals.at_time_scale(all_of_it, options.time_scale, **until)
         return _Plan(_fit(chosen, length_scale, options, facts), length_scale, options.time_scale)
-    on_stage(f"calibrating: {NUM_REQUESTS} requests at once")
+    on_stage(f"calibrating: {_NUM_CALIBRATION} requests at once")
     typical = _fit(all_of_it[: options.num_requests or _NUM_TYPICAL], length_scale, options, facts)
-    capacity = await calibrate(client, typical.arrivals, _prompts(options, facts, _CALIBRATION))
+    prompts = _prompts(options, facts, _CALIBRATION)
+    answered = await burst(client, typical.arrivals, prompts, _NUM_CALIBRATION, time_limit_s=_CALIBRATION_S)
+    capacity = capacity_of(answered)
     load = options.load or DEFAULT_LOAD
     chosen, time_scale = arrivals.at_rate(all_of_it, load * capacity.requests_per_s, **until)
     return _Plan(_fit(chosen, length_scale, options, facts), length_scale, time_scale, load, capacity)

@@ -12,8 +12,6 @@ from whet.server.load_test.record import Record
 from whet.server.load_test.replay import Server, replay
 from whet.server.load_test.trace import Arrival
 
-NUM_REQUESTS = 64
-_TIME_LIMIT_S = 60.0
 _COUNTED = 0.8  # the share of the burst's output that is counted: at the end, the longest answers run nearly alone
 
 
@@ -28,15 +26,6 @@ class Capacity:
     output_tokens_per_s: float
     num_requests: int
     seconds: float
-
-
-async def calibrate(server: Server, arrivals: Sequence[Arrival], prompts: Prompts) -> Capacity:
-    """Send 64 requests at once, with lengths as in `arrivals`, and measure how fast they are answered.
-
-    Raises:
-        TargetError: None is answered.
-    """
-    return capacity_of(await burst(server, arrivals, prompts, NUM_REQUESTS, time_limit_s=_TIME_LIMIT_S))
 
 
 async def burst(

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -52,9 +52,7 @@ class CompletionClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for connection in self._all:
             await connection.aclose()
 
@@ -71,13 +69,19 @@ class CompletionClient:
         finally:
             self._free.append(connection)
 
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """Get a path, and return status and body.
+    async def ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Get a path, or post a body to it, and return status and content of the answer.
 
         Raises:
             TargetError: The server cannot be reached.
         """
-        return await self._ask("GET", path, None)
+        method, headers = ("GET", None) if body is None else ("POST", _JSON)
+        try:
+            with self._connection() as connection:
+                response = await connection.request(method, path, content=body, headers=headers)
+                return response.status_code, response.content
+        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
+            raise TargetError(f"cannot reach {self.url}: {reason(error)}; is a server running there?") from error
 
     async def ask_once(self, token_ids: Sequence[int]) -> tuple[int, str]:
         """Ask for one token after a prompt, not streamed.
@@ -85,7 +89,7 @@ class CompletionClient:
         Return the status, and the server's message unless the status is 200.
         """
         body = {"model": self.model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0}
-        status, content = await self._ask("POST", "/v1/completions", json.dumps(body).encode())
+        status, content = await self.ask("/v1/completions", json.dumps(body).encode())
         return status, "" if status == 200 else message_of(content)
 
     async def complete(self, token_ids: Sequence[int], num_output: int) -> Answer:
@@ -149,14 +153,6 @@ class CompletionClient:
             answer.failure, answer.detail = Failure.CUT_SHORT, "the stream ended without a finish_reason"
         if not answer.has_usage:
             answer.num_output = len(answer.token_s)
-
-    async def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        try:
-            with self._connection() as connection:
-                response = await connection.request(method, path, content=body, headers=_JSON if body else None)
-                return response.status_code, response.content
-        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
-            raise TargetError(f"cannot reach {self.url}: {reason(error)}; is a server running there?") from error
 
 
 def root_of(url: str) -> str:

@@ -8,7 +8,7 @@ Source: Schroeder, Wierman and Harchol-Balter, "Open Versus Closed: A Cautionary
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,65 +60,61 @@ async def replay(
         time_limit_s: How many seconds to wait for answers after the last request was due. Others are then ended.
         on_progress: Called whenever a request has ended.
     """
-    run = _Run(server, prompts, max_in_flight, on_progress or (lambda num_ended, num_planned: None), len(arrivals))
+    start_s = clock() + _LEAD_S
+    turn = nullcontext() if max_in_flight is None else asyncio.Semaphore(max_in_flight)
+    num_ended = 0
+
+    async def send(index: int, arrival: Arrival) -> Record:
+        """Send one request, and return its record. If it is cancelled, its record says so; nothing is raised."""
+        nonlocal num_ended
+        sent_s = arrival.at_s
+        try:
+            async with turn:
+                token_ids = prompts.token_ids(index, arrival.num_input)
+                sent_s = clock() - start_s
+                answer = await server.complete(token_ids, arrival.num_output)
+        except asyncio.CancelledError:
+            return Record(arrival, arrival.at_s, sent_s, failure=Failure.UNFINISHED)
+        finally:
+            num_ended += 1
+            if on_progress is not None:
+                on_progress(num_ended, len(arrivals))
+        return _record(arrival, answer, start_s, is_capped=max_in_flight is not None)
+
     tasks: list[asyncio.Task[Record]] = []
     is_interrupted = False
     try:
         for index, arrival in enumerate(arrivals):
-            await asyncio.sleep(max(0.0, run.start_s + arrival.at_s - clock()))
-            tasks.append(asyncio.create_task(run.send(index, arrival)))
+            await asyncio.sleep(max(0.0, start_s + arrival.at_s - clock()))
+            tasks.append(asyncio.create_task(send(index, arrival)))
         await asyncio.wait(tasks, timeout=time_limit_s)
     except asyncio.CancelledError:
         is_interrupted = True
     for task in tasks:
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
-    return Replay([_record(arrival, end) for arrival, end in zip(arrivals, ended, strict=False)], is_interrupted)
+    return Replay([_outcome(arrival, end) for arrival, end in zip(arrivals, ended, strict=False)], is_interrupted)
 
 
-def _record(arrival: Arrival, end: Record | BaseException) -> Record:
+def _record(arrival: Arrival, answer: Answer, began_s: float, *, is_capped: bool) -> Record:
+    """Return the record of a request that was answered, or failed, in a replay that began at `began_s`."""
+    sent_s = answer.sent_s - began_s
+    return Record(
+        arrival,
+        start_s=sent_s if is_capped else arrival.at_s,
+        sent_s=sent_s,
+        token_s=tuple(time_s - began_s for time_s in answer.token_s),
+        num_output=answer.num_output,
+        has_usage=answer.has_usage,
+        failure=answer.failure,
+        detail=answer.detail,
+    )
+
+
+def _outcome(arrival: Arrival, end: Record | BaseException) -> Record:
     """Return the record of a task. A task that was cancelled before it began has none of its own, so one is made."""
     if isinstance(end, asyncio.CancelledError):
         return Record(arrival, arrival.at_s, arrival.at_s, failure=Failure.UNFINISHED)
     if isinstance(end, BaseException):
         raise end
     return end
-
-
-class _Run:
-    def __init__(
-        self, server: Server, prompts: Prompts, max_in_flight: int | None, on_progress: Progress, num_planned: int
-    ) -> None:
-        self.start_s = clock() + _LEAD_S
-        self._server, self._prompts = server, prompts
-        self._is_capped = max_in_flight is not None
-        self._turn: AbstractAsyncContextManager[object] = (
-            asyncio.Semaphore(max_in_flight) if max_in_flight is not None else nullcontext()
-        )
-        self._on_progress = on_progress
-        self._num_planned, self._num_ended = num_planned, 0
-
-    async def send(self, index: int, arrival: Arrival) -> Record:
-        """Send one request, and return its record. If it is cancelled, its record says so; nothing is raised."""
-        sent_s = arrival.at_s
-        try:
-            async with self._turn:
-                token_ids = self._prompts.token_ids(index, arrival.num_input)
-                sent_s = clock() - self.start_s
-                answer = await self._server.complete(token_ids, arrival.num_output)
-        except asyncio.CancelledError:
-            return Record(arrival, arrival.at_s, sent_s, failure=Failure.UNFINISHED)
-        finally:
-            self._num_ended += 1
-            self._on_progress(self._num_ended, self._num_planned)
-        sent_s = answer.sent_s - self.start_s
-        return Record(
-            arrival,
-            start_s=sent_s if self._is_capped else arrival.at_s,
-            sent_s=sent_s,
-            token_s=tuple(time_s - self.start_s for time_s in answer.token_s),
-            num_output=answer.num_output,
-            has_usage=answer.has_usage,
-            failure=answer.failure,
-            detail=answer.detail,
-        )

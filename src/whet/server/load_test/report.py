@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from whet.core.slo import Slo
-from whet.files import usable_directory, write_whole
+from whet.files import write_whole
 from whet.server.load_test.calibration import Capacity
 from whet.server.load_test.figures import Figures
 from whet.server.load_test.record import Record
@@ -69,15 +69,6 @@ class Report(Shown):
     def to_json(self, indent: int | None = 2) -> str:
         """Return the report as a JSON object. With indent None, it is one line."""
         return json.dumps(asdict(self), indent=indent, ensure_ascii=False) + "\n"
-
-
-def make_directory(out: Path) -> Path:
-    """Make the directory for the report.
-
-    Raises:
-        OutputError: It cannot be made or written to.
-    """
-    return usable_directory(out)
 
 
 def write_report(directory: Path, report: Report, records: Sequence[Record]) -> None:

@@ -38,7 +38,7 @@ async def examine(client: CompletionClient) -> ServerFacts:
         TargetError: The server cannot be reached, or is not an OpenAI-compatible server.
         OptionError: The API key is wrong.
     """
-    status, content = await client.get("/v1/models")
+    status, content = await client.ask("/v1/models")
     _check(client, status, message_of(content))
     try:
         card = _Models.model_validate_json(content).data[0]
@@ -54,7 +54,7 @@ async def prefix_counters(client: CompletionClient) -> PrefixCounters | None:
     Raises:
         MissingExtra: The package prometheus-client is not installed.
     """
-    status, content = await client.get("/metrics")
+    status, content = await client.ask("/metrics")
     return read_counters(content.decode(errors="replace")) if status == 200 else None
 
 

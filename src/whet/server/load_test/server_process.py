@@ -49,7 +49,8 @@ def started_server(
     if not (directory / "config.json").is_file():
         what = "holds no config.json" if directory.is_dir() else "is no directory"
         raise TargetError(f"{directory} {what}: give a model's directory, or a server's address as http://HOST:PORT")
-    port = _free_port()
+    with bind(LOOPBACK, 0) as bound:
+        port = bound.getsockname()[1]  # a free one
     words = [*command, str(directory), "--host", LOOPBACK, "--port", str(port), *options]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -130,11 +131,6 @@ def _before_start() -> Callable[[], None]:
         end_with_parent()
 
     return begin
-
-
-def _free_port() -> int:
-    with bind(LOOPBACK, 0) as bound:
-        return int(bound.getsockname()[1])
 
 
 def _is_here(host: str) -> bool:

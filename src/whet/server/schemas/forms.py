@@ -116,6 +116,7 @@ ANY: tuple[Form, ...] = (
     Array(),
     Object(),
 )
+KINDS = ("null", "boolean", "boolean", "number", "string", "array", "object")  # the types of JSON of those in ANY
 
 
 class Intersecting:

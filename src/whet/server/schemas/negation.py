@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from whet.server.schemas.forms import ANY, Array, Constant, Form, Number, Object, SchemaRefused, Text
+from whet.server.schemas.forms import ANY, KINDS, Array, Constant, Form, Number, Object, SchemaRefused, Text
 from whet.server.schemas.keywords import NOT_ENFORCED, REFERENCES, TYPES, count, exact, members, names, subschemas
 
 if TYPE_CHECKING:
@@ -66,20 +66,8 @@ def _types(schema: Mapping[str, Any]) -> list[Form]:
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     if any(kind not in TYPES for kind in kinds):
         raise SchemaRefused(f"type {schema['type']!r} is none of {', '.join(TYPES)}")
-    of_kind = {
-        "boolean": Constant,
-        "number": Number,
-        "integer": Number,
-        "string": Text,
-        "array": Array,
-        "object": Object,
-    }
-    found = list[Form]()
-    for form in ANY:
-        kind = "null" if form == Constant("null") else next(name for name, one in of_kind.items() if type(form) is one)
-        if kind not in kinds and not (kind == "number" and "integer" in kinds):
-            found.append(form)
-    return found
+    kinds = ["number" if kind == "integer" else kind for kind in kinds]
+    return [form for form, kind in zip(ANY, KINDS, strict=True) if kind not in kinds]
 
 
 def _values(schema: Mapping[str, Any]) -> list[Form]:

@@ -135,7 +135,7 @@ class Reader:
         name = schema.get("$id", "#")
         if schema is self._root or not isinstance(name, str) or name.startswith("#"):
             return
-        if any(isinstance(one, dict) and not _REFERENCES.isdisjoint(one) for _, one in nested(schema)):
+        if any(isinstance(one, dict) and not one.keys().isdisjoint(REFERENCES) for _, one in nested(schema)):
             raise SchemaRefused(f"$id {_quoted(name)} inside a schema with references cannot be followed: leave it out")
 
     def _named(self, schema: Any) -> tuple[Form, ...]:
@@ -231,9 +231,6 @@ class Reader:
         if pointer and not pointer.startswith("/"):
             raise SchemaRefused(f"$ref {_quoted(reference)} points to nothing in the schema")
         return value
-
-
-_REFERENCES = frozenset(REFERENCES)
 
 
 def joined(*several: Sequence[Form]) -> tuple[Form, ...]:
