@@ -18,7 +18,7 @@ from whet.kernels.dispatch import pointer
 from whet.kernels.gated_mlp import PackedMlp, gated_mlp, pack_mlp
 from whet.kernels.linear import layout, linear, pack_weights
 from whet.kernels.linear.layout import Kind
-from whet.kernels.linear.packed import PackedWeights, large_pages, weights_struct
+from whet.kernels.linear.packed import PackedMatrix, large_pages
 from whet.kernels.paged_attention import attend
 from whet.kernels.paged_attention.cache import BLOCK_SIZE, Batch, KvCache
 from whet.kernels.paged_attention.native import paged_attention_native
@@ -234,15 +234,12 @@ def _num_copies(num_bytes: int) -> int:
     return max(1, -(-_FROM_MEMORY // num_bytes))
 
 
-def _copy(weights: PackedWeights) -> PackedWeights:
-    copy = object.__new__(PackedWeights)
-    copy.__dict__ |= weights.__dict__
-    copy.data = large_pages(weights.num_bytes).copy_(weights.data)
-    copy.struct = weights_struct(weights.kind, weights.num_inputs, copy.data, weights.scale, weights.bias)
-    return copy
+def _copy(weights: PackedMatrix) -> PackedMatrix:
+    data = large_pages(weights.num_bytes).copy_(weights.data)
+    return PackedMatrix(weights.kind, weights.num_outputs, weights.num_inputs, data, weights.scale, weights.bias)
 
 
-def _linear_kernel(weights: PackedWeights, x_MK: Tensor) -> Call:
+def _linear_kernel(weights: PackedMatrix, x_MK: Tensor) -> Call:
     M, K = x_MK.shape
     out_MN = torch.empty(M, weights.num_outputs)
     stride = layout.row_bytes(weights.kind, K)

@@ -41,7 +41,7 @@ def test_a_benchmark_of_a_server_needs_no_torch() -> None:
 
 
 def test_loading_a_decoder_imports_no_compiler() -> None:
-    code = "from whet.models.decoder.reference import load_decoder; from whet.workloads import WEIGHTS; import sys\n"
+    code = "from whet.models.decoder import load_decoder; from whet.workloads import WEIGHTS; import sys\n"
     code += "load_decoder(WEIGHTS / 'docs-gpt'); assert 'torch._dynamo' not in sys.modules"
     assert "torch" in modules_after(code)
 

@@ -13,7 +13,7 @@ from whet.kernels.decoder.structs import Kv
 from whet.kernels.linear.packed import Kind
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.files import weight_shapes
-from whet.models.decoder.native import NativeDecoder
+from whet.models.hybrid.native import NativeDecoder
 from whet.models.step import Allocation, StepBatch
 
 PART_TOKENS = 192  # of decoder/kernel.h

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from whet.errors import InputsError
 from whet.kernels.build import Library
-from whet.kernels.linear import dequantise, linear, linear_fp32, linear_int4, linear_int8, pack_weights
+from whet.kernels.linear import linear, linear_fp32, linear_int4, linear_int8, pack_weights
 from whet.kernels.linear.layout import Kind
 from whet.kernels.linear.packed import PackedWeights
 from whet.kernels.linear.reference import linear_reference
@@ -69,7 +69,7 @@ def test_torch_packs_as_the_kernels_do(kernels: Library, kind: Kind, N: int, K: 
     weight_NK, bias_N = torch.randn(N, K), torch.randn(N)
     by_kernel, by_torch = (PackedWeights(library, kind, weight_NK, bias_N) for library in (kernels, None))
     assert torch.equal(by_kernel.scale, by_torch.scale)
-    weights = [dequantise(kind, packed.data, packed.scale, N, K) for packed in (by_kernel, by_torch)]
+    weights = [packed.dequantised() for packed in (by_kernel, by_torch)]
     assert torch.equal(*weights)
     if kind is Kind.F32:
         assert torch.equal(weights[0], weight_NK)

@@ -18,17 +18,15 @@ from whet.kernels.linear.packed import Kind
 from whet.kernels.paged_attention.native import Kv
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.files import weight_shapes
-from whet.models.decoder.native import NativeDecoder
 from whet.models.hybrid import Hybrid
 from whet.models.hybrid.config_files import FILES as HYBRIDS
-from whet.models.hybrid.native import NativeHybrid
-from whet.models.hybrid.rows import RowsOfHybridStates
+from whet.models.hybrid.native import NativeDecoder, NativeHybrid
 from whet.models.memory_bank import Ltm, LtmConfig
 from whet.models.memory_bank.native import NativeLtm
 from whet.models.memory_bank.rows import RowsOfLtmStates
 from whet.models.selective import Selective, SelectiveConfig
 from whet.models.selective.native import NativeSelective
-from whet.models.selective.rows import RowsOfStates
+from whet.models.state_rows import ServedInRows
 from whet.models.step import Allocation, ServedModel, StepBatch
 
 VOCAB = 40
@@ -114,7 +112,7 @@ FAMILIES: dict[str, Callable[[], ServedModel]] = {
     "mamba int8": partial(_native_selective, Kind.S8, model_type="mamba"),
     "mamba2": partial(_native_selective, model_type="mamba2", **_HEADS),
     "falcon_mamba": partial(_native_selective, model_type="falcon_mamba"),
-    "mamba2 in torch": lambda: RowsOfStates(_selective(model_type="mamba2", **_HEADS, num_hidden_layers=1)),
+    "mamba2 in torch": lambda: ServedInRows(_selective(model_type="mamba2", **_HEADS, num_hidden_layers=1)),
     "lfm2": partial(_native_hybrid, **_LFM2),
     "granitemoehybrid": partial(
         _native_hybrid,
@@ -139,7 +137,7 @@ FAMILIES: dict[str, Callable[[], ServedModel]] = {
     "ltm": _native_ltm,
     "ltm int8": partial(_native_ltm, Kind.S8, Kv.S8, memory_slots=0, test_time_memory="linear"),
     "ltm in torch": lambda: RowsOfLtmStates(_ltm(num_hidden_layers=1)),
-    "lfm2 in torch": lambda: RowsOfHybridStates(_hybrid(**_LFM2)),
+    "lfm2 in torch": lambda: ServedInRows(_hybrid(**_LFM2)),
     "recurrence": partial(RecurrentModel, GatedCell, max_model_len=LONGEST),
     "memory bank": partial(RecurrentModel, BankCell, max_model_len=LONGEST),
     "recurrence with blocks": partial(WithBlocks, max_model_len=LONGEST),

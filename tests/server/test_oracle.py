@@ -12,13 +12,13 @@ import torch
 
 from whet.models.config_file import read_json
 from whet.models.decoder import load_decoder
-from whet.models.decoder.native import NativeDecoder
 from whet.models.decoder.paged import PagedDecoder
 from whet.models.families import open_model
+from whet.models.hybrid.native import NativeDecoder
 from whet.models.selective import load_selective
 from whet.models.selective.config import MODEL_TYPES
 from whet.models.selective.native import NativeSelective
-from whet.models.selective.rows import RowsOfStates
+from whet.models.state_rows import ServedInRows
 from whet.models.step import ServedModel
 from whet.server.engine import Engine
 from whet.server.options import EngineOptions
@@ -120,7 +120,7 @@ def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedM
 def opened(directory: Path, kernels: bool) -> ServedModel:
     if not kernels:
         if read_json(directory)["model_type"] in MODEL_TYPES:
-            return RowsOfStates(load_selective(directory))
+            return ServedInRows(load_selective(directory))
         return PagedDecoder(load_decoder(directory), block_size=8)
     model = open_model(directory, dtype="fp32")
     if not isinstance(model, NativeDecoder | NativeSelective):

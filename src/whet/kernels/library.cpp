@@ -55,7 +55,6 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "sample/cpu.cpp"
 #include "qkv_rope/cpu.cpp"
 #include "paged_attention/cpu.cpp"
-#include "decoder/cpu.cpp"
 #include "cross_entropy/cpu.cpp"
 #include "stochastic_rounding/cpu.cpp"
 #include "selective_scan/cpu.cpp"

@@ -61,9 +61,6 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "whet_memory_free": (None, (POINTER,)),
     "whet_memory_derive": (None, (POINTER, Int32)),
     "whet_memory_step": (ctypes.c_int, (POINTER, POINTER, Int32, Int32, POINTER, POINTER, Int32, POINTER)),
-    "whet_decoder_new": (POINTER, (POINTER,)),
-    "whet_decoder_free": (None, (POINTER,)),
-    "whet_decoder_step": (ctypes.c_int, (POINTER, POINTER, POINTER, POINTER, Int32, POINTER)),
 }
 """For each exported function, the type of its result and the types of its arguments."""
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from whet.errors import TargetError
@@ -12,6 +12,11 @@ from whet.errors import TargetError
 FILE = "config.json"
 
 Config = TypeVar("Config", bound=BaseModel)
+
+Size = Annotated[int, Field(gt=0, lt=2**31)]
+Layers = Annotated[int, Field(gt=0, le=10_000)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""The types of fields that many families have."""
 
 
 def read_json(directory: Path | str, name: str = FILE) -> dict[str, Any]:
@@ -59,6 +64,18 @@ def validated(directory: Path | str, kind: type[Config], raw: Mapping[str, Any],
         raise unusable(directory, f"{where}: {said}", name) from error
     except (TypeError, ArithmeticError) as error:  # from what is computed before fields are checked
         raise unusable(directory, str(error), name) from error
+
+
+def set_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config.json that are not null.
+
+    Raises:
+        ValueError: It is of quantised weights.
+    """
+    config = {key: value for key, value in config.items() if value is not None}
+    if "quantization_config" in config:
+        raise ValueError("quantization_config: whet reads only unquantised weights, and quantises them itself")
+    return config
 
 
 def unusable(directory: Path | str, why: str, name: str = FILE) -> TargetError:

@@ -1,5 +1,6 @@
 """List the families of models that whet reads, trains and serves: `model_type` in config.json decides."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,30 +11,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import OptionError, TargetError
+from whet.errors import KernelsError, OptionError, TargetError
+from whet.kernels.build import Library, library
+from whet.kernels.decoder.structs import Kv
+from whet.kernels.linear.packed import Kind
 from whet.models.config_file import FILE, read_json
 from whet.models.decoder import config as decoder_config
 from whet.models.decoder import files as decoder_files
 from whet.models.decoder import fresh as decoder_fresh
-from whet.models.decoder.reference import load_decoder
-from whet.models.decoder.serving import open_decoder
+from whet.models.decoder.native_layers import refusal
+from whet.models.decoder.paged import PagedDecoder
 from whet.models.hybrid import config_files as hybrid_config
 from whet.models.hybrid import files as hybrid_files
 from whet.models.hybrid import fresh as hybrid_fresh
-from whet.models.hybrid.serving import open_hybrid
+from whet.models.hybrid.native import NativeDecoder, NativeHybrid
 from whet.models.memory_bank import config as ltm_config
 from whet.models.memory_bank import files as ltm_files
 from whet.models.memory_bank import fresh as ltm_fresh
-from whet.models.memory_bank.reference import load_ltm
-from whet.models.memory_bank.serving import open_ltm
+from whet.models.memory_bank.native import NativeLtm
+from whet.models.memory_bank.rows import RowsOfLtmStates
 from whet.models.options import Dtype, KvBits, ServingOptions, WeightBits
 from whet.models.selective import config as selective_config
 from whet.models.selective import files as selective_files
 from whet.models.selective import fresh as selective_fresh
-from whet.models.selective.reference import load_selective
-from whet.models.selective.serving import open_selective
+from whet.models.selective.native import NativeSelective
+from whet.models.state_rows import ServedInRows
 from whet.models.step import ServedModel
 from whet.models.trainable import Trainable
+
+_log = logging.getLogger("whet.models")
+
+_AS_IS = {"bf16": (Kind.BF16, Kv.BF16), "fp32": (Kind.F32, Kv.F32)}
+_QUANTISED = {"int8": Kind.S8, "int4": Kind.S4}
+_TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # where a model runs in PyTorch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +53,11 @@ class Family:
     Attributes:
         models: The names of its models, for messages.
         load: Loads a directory as a readable module of PyTorch, whose matrices have a given type.
-        open: Loads a directory for an engine, with whet's kernels where they can run it. It raises TargetError if the
-            model cannot be run, and OptionError if an option does not fit the family.
+        native: Makes what runs a config with weights in whet's kernels, given the number formats and max_model_len.
+        in_torch: Makes what runs a readable module where the kernels cannot, given the options.
+        refusal: Returns why the kernels cannot run a config; None where they can.
+        has_kv: Whether there are keys and values to round.
+        torch_rounds_kv: Whether they are rounded in PyTorch too.
         trains: How such models are made, called and written by whet train; None where it leaves them to transformers.
     """
 
@@ -52,24 +65,53 @@ class Family:
     read_config: Callable[[Path | str], Any]
     read_weights: Callable[[Path | str, Any], dict[str, Tensor]]
     load: Callable[[Path | str, torch.dtype], nn.Module]
-    open: Callable[[Path | str, ServingOptions], ServedModel]
+    native: Callable[..., ServedModel]
+    in_torch: Callable[[Any, ServingOptions], ServedModel] = lambda model, options: ServedInRows(
+        model, options.max_model_len
+    )
+    refusal: Callable[[Any], str | None] = lambda config: None
+    has_kv: bool = True
+    torch_rounds_kv: bool = False
     trains: Trainable | None = None
+
+    def open(self, directory: Path | str, options: ServingOptions) -> ServedModel:
+        """Load a directory for an engine: with whet's kernels, or in PyTorch if they cannot run the model.
+
+        Raises:
+            TargetError: The directory holds no model that can be run.
+            OptionError: An option does not fit the family, or needs kernels that cannot run the model.
+        """
+        if options.kv != "as-is" and not self.has_kv:
+            raise OptionError(f"kv={options.kv}: a state-space model has no keys and values; leave kv out")
+        config = self.read_config(directory)
+        kernels = _serving_kernels(options, self.refusal(config), torch_rounds_kv=self.torch_rounds_kv)
+        if kernels is None:
+            return self.in_torch(self.load(directory, _TORCH_DTYPES[options.dtype]), options)
+        kind, kv = _formats(options)
+        weights = self.read_weights(directory, config)
+        return self.native(config, weights, kernels, kind=kind, kv=kv, max_model_len=options.max_model_len)
 
 
 _decoder = partial(
     Family,
     read_config=decoder_config.read_config,
     read_weights=decoder_files.read_weights,
-    load=load_decoder,
-    open=open_decoder,
+    load=decoder_files.load_decoder,
+    native=NativeDecoder,
+    in_torch=lambda model, options: PagedDecoder(
+        model, kv_dtype=torch.int8 if options.kv == "int8" else None, max_model_len=options.max_model_len
+    ),
+    refusal=refusal,
+    torch_rounds_kv=True,
     trains=decoder_fresh.TRAINABLE,
 )
 _selective = partial(
     Family,
     read_config=selective_config.read_config,
     read_weights=selective_files.read_weights,
-    load=load_selective,
-    open=open_selective,
+    load=selective_files.load_selective,
+    native=lambda config, weights, kernels, kv, **given: NativeSelective(config, weights, kernels, **given),
+    has_kv=False,
     trains=selective_fresh.TRAINABLE,
 )
 _hybrid = partial(
@@ -77,7 +119,8 @@ _hybrid = partial(
     read_config=hybrid_config.read_config,
     read_weights=hybrid_files.read_weights,
     load=hybrid_files.load_hybrid,
-    open=open_hybrid,
+    native=NativeHybrid,
+    refusal=lambda config: refusal(config.decoder) if config.layers_with("attention") else None,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -98,8 +141,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             models="long-term memory",
             read_config=ltm_config.read_config,
             read_weights=ltm_files.read_weights,
-            load=load_ltm,
-            open=open_ltm,
+            load=ltm_files.load_ltm,
+            native=NativeLtm,
+            in_torch=lambda model, options: RowsOfLtmStates(model, options.max_model_len),
+            refusal=lambda config: refusal(config.decoder),
             trains=ltm_fresh.TRAINABLE,
         ),
     }
@@ -148,3 +193,31 @@ def open_model(
         path = Path(directory) / FILE
         raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet runs the families {known}")
     return family.open(directory, ServingOptions(dtype, weights, kv, max_model_len))
+
+
+def _serving_kernels(options: ServingOptions, why_not: str | None, *, torch_rounds_kv: bool) -> Library | None:
+    """Return whet's kernels; None, with a warning, if the model runs in PyTorch.
+
+    Args:
+        why_not: Why the kernels cannot run the model, if so.
+        torch_rounds_kv: Whether keys and values can be rounded in PyTorch too.
+
+    Raises:
+        OptionError: Quantised weights, keys or values are asked for, which need the kernels.
+    """
+    try:
+        if why_not is not None:
+            raise KernelsError(why_not)
+        return library()
+    except KernelsError as error:
+        for name, value in (("weights", options.weights), ("kv", "as-is" if torch_rounds_kv else options.kv)):
+            if value != "as-is":
+                raise OptionError(f"{name}={value} needs whet's own kernels: {error}") from error
+        _log.warning("running in torch, several times slower than whet's own kernels: %s", error)
+        return None
+
+
+def _formats(options: ServingOptions) -> tuple[Kind, Kv]:
+    """Return the kernels' number formats of weights, and of keys and values."""
+    kind, kv = _AS_IS[options.dtype]
+    return _QUANTISED.get(options.weights, kind), Kv.S8 if options.kv == "int8" else kv

@@ -4,6 +4,7 @@ Shape suffixes: O outputs, I inputs, V vocabulary, D model width.
 """
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,8 +37,17 @@ class NativeWeights:
         """Copy a tensor in float32, and return its address; None for None."""
         return None if tensor is None else self._copied(tensor.float())
 
-    def put_vocabulary(self, struct: Any, embedding_VD: Tensor, head_VD: Tensor) -> None:
-        """Put the embedding and the head into a model's structure. An embedding in bf16 stays so."""
+    def put_ends(self, struct: Any, weights: Mapping[str, Tensor], embedding: str, norm: str) -> None:
+        """Put the embedding, the final norm and the head into a model's structure. An embedding in bf16 stays so.
+
+        Args:
+            weights: The model's tensors by name; without `lm_head.weight`, the head's weight is the embedding's.
+            embedding: The name of the embedding's weight.
+            norm: The name of the final norm's weight.
+        """
+        struct.final_norm = self.floats(weights[norm])
+        embedding_VD = weights[embedding]
+        head_VD = weights.get("lm_head.weight", embedding_VD)
         struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
         struct.embedding = self._copied(embedding_VD if struct.embedding_is_bf16 else embedding_VD.float())
         struct.head = self.packed(head_VD, None)

@@ -5,6 +5,7 @@ drafts takes one of these, and costs the memory of a state for each draft. Model
 """
 
 from collections.abc import Callable
+from copy import copy
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import InputsError
+from whet.models.options import checked_length
 from whet.models.step import Allocation, StepBatch
 
 
@@ -93,9 +95,12 @@ class ServedInRows(Generic[State]):
     Rounding depends on how many tokens of a sequence a step has.
 
     Args:
-        model: Maps tokens [1, T] and a state, which it replaces, to logits [1, T, V]; `new_state()` is its first one.
-        bytes_per_state: The bytes of a state of the longest sequence.
-        share: Returns a state whose tensors a model may replace without changing those of the one given.
+        model: Maps tokens [1, T] and a state to logits [1, T, V], and replaces the state's parts without changing any;
+            `new_state()` is its first one, and grows by `bytes_per_token`.
+        max_model_len: The most tokens of a sequence. By default, the model's own limit.
+
+    Raises:
+        OptionError: max_model_len is out of range.
     """
 
     can_rewind = True
@@ -103,20 +108,12 @@ class ServedInRows(Generic[State]):
     bytes_to_rewind = 0
     block_size = 16
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        vocab_size: int,
-        max_model_len: int,
-        bytes_per_state: int,
-        share: Callable[[State], State],
-    ) -> None:
+    def __init__(self, model: Any, max_model_len: int | None = None) -> None:
         self.model = model
-        self.vocab_size = vocab_size
-        self.max_model_len = max_model_len
-        self.bytes_per_state = self.bytes_per_draft = bytes_per_state
-        self._share = share
+        self.vocab_size = model.config.vocab_size
+        self.max_model_len = checked_length(max_model_len, getattr(model.config, "max_position_embeddings", None))
+        longest = model.new_state().num_bytes + model.bytes_per_token * self.max_model_len
+        self.bytes_per_state = self.bytes_per_draft = longest
         self._rows: StateRows[State] | None = None
 
     def allocate(self, room: Allocation) -> None:
@@ -149,7 +146,7 @@ class ServedInRows(Generic[State]):
             # The settled tokens in one call, then each draft: the state after it may be the one to go on from.
             ends = [place for place in range(first + 1, end + 1) if begin + place - first >= settled[s]]
             for part_end in ends:
-                state = self._share(state)
+                state = copy(state)
                 logits = self.model(ids[None, first:part_end], state)[0]
                 asked = (logit_rows >= first) & (logit_rows < part_end)
                 found[asked] = logits[logit_rows[asked] - first].float()

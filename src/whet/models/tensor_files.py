@@ -107,16 +107,45 @@ def compare_shapes(weights: Mapping[str, Tensor], directory: Path, shapes: Mappi
         raise TargetError(f"the weights in {directory} do not fit its config.json: {'; '.join(found)}")
 
 
-def drop_tied_head(weights: dict[str, Tensor], directory: Path, embedding: str, says: str) -> None:
-    """Remove the second copy of a head whose weight is the embedding's.
+def read_weights(
+    directory: Path | str,
+    shapes: Mapping[str, Shape],
+    name_of: Callable[[str], str | None],
+    *,
+    tied: bool,
+    embedding: str = "embed_tokens.weight",
+    says: str = "tie_word_embeddings",
+    pickles: str = _BY_TRANSFORMERS,
+) -> dict[str, Tensor]:
+    """Return the tensors of a directory that its config implies, as the views of `stored_tensors`.
 
     Args:
-        directory: The directory, for the message.
+        shapes: The shape of each tensor, by name.
+        name_of: Returns the name of a tensor, given that in the file; None for one that is left out.
+        tied: Whether the head's weight is the embedding's. A second copy of it is left out.
+        embedding: The name of the embedding's weight.
         says: The key of config.json that says so.
+        pickles: What to do where the directory holds pickles alone, for the message.
 
     Raises:
-        TargetError: The two differ.
+        TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another shape.
     """
+    directory = Path(directory)
+    weights: dict[str, Tensor] = {}
+    for stored_name, tensor in stored_tensors(directory, pickles):
+        name = name_of(stored_name)
+        if name in weights:
+            raise TargetError(f"{directory} holds {name} twice")
+        if name is not None:
+            weights[name] = tensor
+    if tied:
+        _drop_tied_head(weights, directory, embedding, says)
+    compare_shapes(weights, directory, shapes)
+    return weights
+
+
+def _drop_tied_head(weights: dict[str, Tensor], directory: Path, embedding: str, says: str) -> None:
+    """Remove the second copy of a head, and raise TargetError where it is not the embedding's weight."""
     name = next((name for name in weights if name.endswith("lm_head.weight")), "")
     head, kept = weights.pop(name, None), weights.get(embedding)
     if head is not None and kept is not None and not torch.equal(head, kept):
@@ -125,20 +154,46 @@ def drop_tied_head(weights: dict[str, Tensor], directory: Path, embedding: str, 
         )
 
 
-def filled(build: Callable[[], Model], weights: Mapping[str, Tensor], embedding: str, *, tied: bool) -> Model:
-    """Return a model whose parameters are tensors that were read, in eval mode.
+def shapes_of(build: Callable[[], nn.Module], *, tied: bool = False) -> dict[str, Shape]:
+    """Return the shape of each tensor of a model, by name; with a tied head, without `lm_head.weight`.
+
+    Args:
+        build: Makes the model. No memory is allocated for its weights.
+    """
+    with torch.device("meta"):
+        shapes = {name: tuple(tensor.shape) for name, tensor in build().state_dict().items()}
+    if tied:
+        del shapes["lm_head.weight"]
+    return shapes
+
+
+def filled(
+    build: Callable[[], Model],
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    *,
+    is_wide: Callable[[str], bool] = lambda name: False,
+    tied: bool = False,
+    embedding: str = "embed_tokens.weight",
+) -> Model:
+    """Return a model whose parameters are copies of tensors that were read, in eval mode.
 
     Args:
         build: Makes the model. No memory is allocated for its own weights.
         weights: The tensors by name; with a tied head, without `lm_head.weight`.
+        dtype: The type of the parameters.
+        is_wide: Returns whether the parameter of a name is of float32 at least.
+        embedding: The name of the embedding's weight.
     """
+    wide = torch.promote_types(dtype, torch.float32)
+    copies = {name: tensor.to(wide if is_wide(name) else dtype, copy=True) for name, tensor in weights.items()}
     if tied:
-        weights = {**weights, "lm_head.weight": weights[f"{embedding}.weight"]}
+        copies["lm_head.weight"] = copies[embedding]
     with torch.device("meta"):
         model = build()
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(copies, assign=True)
     if tied:
-        model.get_submodule("lm_head").weight = model.get_submodule(embedding).weight
+        model.get_submodule("lm_head").weight = model.get_parameter(embedding)
     return model.eval()
 
 

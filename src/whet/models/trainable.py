@@ -44,7 +44,7 @@ class Trainable:
     build: Callable[[Any], nn.Module]
     fresh: Callable[[Any, Generator], nn.Module]
     file_name: Callable[[str], str]
-    config_json: Callable[[Any], dict[str, Any]]
+    config_json: Callable[[Any], dict[str, Any]] = lambda config: config.model_dump(mode="json", exclude_none=True)
     architectures: Mapping[str, str]
     packing: Packing = "none"
     max_tokens: Callable[[Any], int | None] = lambda config: None

@@ -301,7 +301,7 @@ def _departures(parts: Parts, frames: DiffusersFrames, options: ModelOptions, sa
 
 def _size_of(parts: Parts) -> Size:
     """Return the size of frames that the U-Net was trained for, or a usual one."""
-    sample = getattr(parts.unet_config, "sample_size", None)
+    sample = getattr(parts.unet.config, "sample_size", None)
     if parts.autoencoder is None:
         side = sample or _PIXEL_SIDE
     else:

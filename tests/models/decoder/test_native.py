@@ -22,7 +22,8 @@ from whet.kernels.linear.packed import Kind
 from whet.models.decoder import Decoder, load_decoder
 from whet.models.decoder.config import DecoderConfig, read_config
 from whet.models.decoder.files import read_weights, weight_shapes
-from whet.models.decoder.native import NativeDecoder, refusal
+from whet.models.decoder.native_layers import refusal
+from whet.models.hybrid.native import NativeDecoder
 from whet.models.step import Allocation, StepBatch
 from whet.techniques.mechanisms.pruning.decoders import Kept, cut_decoder, shape_of
 from whet.workloads import WEIGHTS, docs_gpt

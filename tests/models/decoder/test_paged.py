@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.errors import OptionError
+from whet.models.decoder import Decoder, DecoderConfig, load_decoder
 from whet.models.decoder.paged import PagedDecoder
 from whet.models.decoder.paged_cache import PagedCache
-from whet.models.decoder.reference import Decoder, DecoderConfig, load_decoder
 from whet.models.step import Allocation, ServedModel, StepBatch
 from whet.workloads import WEIGHTS
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from native_steps import saved_by_transformers
-from whet.models.decoder.reference import Decoder, DecoderConfig, load_decoder, visible
+from whet.models.decoder import Decoder, DecoderConfig, load_decoder
+from whet.models.decoder.reference import visible
 from whet.workloads import WEIGHTS
 
 SMALL = {

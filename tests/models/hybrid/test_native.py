@@ -22,7 +22,7 @@ from whet.models.families import FAMILIES, open_model
 from whet.models.hybrid import Hybrid
 from whet.models.hybrid.files import to_files
 from whet.models.hybrid.native import NativeHybrid
-from whet.models.hybrid.rows import RowsOfHybridStates
+from whet.models.state_rows import ServedInRows
 from whet.models.step import Allocation
 
 NUM_BLOCKS = 38  # of each row
@@ -155,7 +155,7 @@ def test_opened_from_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     try:
         model, ids = write(tmp_path, name), random_ids(30)
         opened: Any = open_model(tmp_path, dtype="fp32", max_model_len=50)
-        assert isinstance(opened, RowsOfHybridStates if off else NativeHybrid)
+        assert isinstance(opened, ServedInRows if off else NativeHybrid)
         assert (opened.max_model_len, opened.can_rewind) == (50, True)
         assert (opened.bytes_per_block > 0) is not off
         opened.allocate(Allocation(num_states=2, num_blocks=2 * NUM_BLOCKS, num_drafts=2))
@@ -185,5 +185,5 @@ def test_heads_that_the_kernels_do_not_take_are_served_in_torch(tmp_path: Path, 
     model = Hybrid(family.read_config(tmp_path))
     save_file(to_files(model.config, {k: v.detach().clone() for k, v in model.state_dict().items()}),
               tmp_path / "model.safetensors")  # fmt: skip
-    assert isinstance(open_model(tmp_path), RowsOfHybridStates)
+    assert isinstance(open_model(tmp_path), ServedInRows)
     assert "head_dim is 24" in caplog.text

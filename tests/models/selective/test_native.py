@@ -20,7 +20,7 @@ from whet.kernels.linear.packed import Kind
 from whet.models.families import open_model
 from whet.models.selective import Selective, SelectiveConfig, SelectiveState
 from whet.models.selective.native import NativeSelective
-from whet.models.selective.rows import RowsOfStates
+from whet.models.state_rows import ServedInRows
 from whet.models.step import Allocation
 from whet.server.sampling_params import SamplingParams
 
@@ -66,7 +66,7 @@ def native(model: Selective, kind: Kind = Kind.F32, isa: Isa | None = None, **ro
     return made
 
 
-def run(model: NativeSelective | RowsOfStates, texts: list[Text]) -> list[Tensor]:
+def run(model: NativeSelective | ServedInRows, texts: list[Text]) -> list[Tensor]:
     """One step of some sequences without drafts."""
     return read(model, [Read(ids[start:end], start, row, end) for ids, start, end, row in texts])
 
@@ -136,7 +136,7 @@ def test_drafts_leave_nothing_behind(name: str, num_drafts: int) -> None:
 @pytest.mark.parametrize("name", ["falcon_mamba", "mamba2"])
 def test_drafts_of_the_readable_model(name: str) -> None:
     """What is read in one call is rounded otherwise than what is read token by token."""
-    model, ids = RowsOfStates(readable(name)), random_ids(30)
+    model, ids = ServedInRows(readable(name)), random_ids(30)
     model.allocate(Allocation(num_states=1, num_snapshots=1, num_drafts=4))
     with torch.no_grad():
         wanted = model.model(ids[None])[0]
@@ -258,7 +258,7 @@ def test_opened_from_a_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPatch,
     try:
         model, ids = write(tmp_path, "mamba2"), random_ids(30)
         opened: Any = open_model(tmp_path, dtype="fp32", max_model_len=50)
-        assert isinstance(opened, RowsOfStates if off else NativeSelective)
+        assert isinstance(opened, ServedInRows if off else NativeSelective)
         assert (opened.max_model_len, opened.bytes_per_block, opened.can_rewind) == (50, 0, True)
         assert opened.bytes_per_state == model.new_state().num_bytes
         opened.allocate(Allocation(num_states=2))

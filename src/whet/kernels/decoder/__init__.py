@@ -1,1 +1,1 @@
-"""Run a whole decoder step in one call."""
+"""Compute attention and MLP in the layers of decoders; whet.models.hybrid.native drives them."""

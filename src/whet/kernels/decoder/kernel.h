@@ -1,5 +1,5 @@
-// One step of a Llama-family decoder, from token ids to logits, in one region of the pool: nothing of Python between
-// layers, and between phases a barrier of a fraction of a microsecond.
+// Attention and MLP of a Llama-family decoder, in one region of the pool: nothing of Python between layers, and between
+// phases a barrier of a fraction of a microsecond. hybrid_model/ and memory_model/ make steps of them.
 //
 // The residual stream, norms, softmax and everything between matrices are float32 whatever the weights are.
 #pragma once
@@ -140,25 +140,6 @@ inline void mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens
   rows = ws.rows_for(layer.down);
   prepare(team, layer.down, ws.gated.data(), stride, d.intermediate, nullptr, 0.0f, num_tokens, rows, same);
   linear(team, layer.down, rows, num_tokens, Store<true>{x, d.hidden, d.mlp_factor});
-}
-
-// logits [R][vocab] of the tokens `logit_rows`.
-inline void decode_step(Team& team, const Decoder& d, const Ragged& batch, const int32_t* token_ids,
-                        const int32_t* logit_rows, int num_logits, Workspace& ws, float* logits) {
-  team.each(batch.num_tokens, [&](int t) {
-    embed(d.embedding, d.embedding_is_bf16, d.hidden, token_ids[t], ws.x.data() + size_t(d.hidden) * t);
-  });
-  for (int i = 0; i < d.num_layers; i++)
-    for (int j = 0; j < ws.num_parts; j++) {
-      Part& part = ws.parts[j];
-      float* x = ws.x.data() + size_t(d.hidden) * part.first;
-      attend(team, d, d.layers[i], part, x, x, ws);
-      mlp(team, d, d.layers[i], part.batch.num_tokens, x, ws);
-    }
-  const Rows rows = ws.rows_for(d.head);
-  prepare(team, d.head, ws.x.data(), d.hidden, d.hidden, d.final_norm, d.eps, num_logits, rows,
-          [&](int i) { return logit_rows[i]; });
-  linear(team, d.head, rows, num_logits, Store<false>{logits, d.vocab});
 }
 
 }  // namespace whet

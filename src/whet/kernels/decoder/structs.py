@@ -27,25 +27,15 @@ class HeadsStruct(ctypes.Structure):
 class CacheStruct(ctypes.Structure):
     """Mirror the C structure of one layer's key-value cache."""
 
-    _fields_ = (
-        ("kind", Int),
-        ("keys", Pointer),
-        ("values", Pointer),
-        ("key_scales", Pointer),
-        ("value_scales", Pointer),
-    )
+    _fields_ = (("kind", Int), *((name, Pointer) for name in ("keys", "values", "key_scales", "value_scales")))
 
 
 class RaggedStruct(ctypes.Structure):
     """Mirror the C structure of a ragged batch."""
 
     _fields_ = (
-        ("num_tokens", Int),
-        ("num_seqs", Int),
-        ("positions", Pointer),
-        ("query_start", Pointer),
-        ("context_len", Pointer),
-        ("block_tables", Pointer),
+        *((name, Int) for name in ("num_tokens", "num_seqs")),
+        *((name, Pointer) for name in ("positions", "query_start", "context_len", "block_tables")),
         ("max_blocks", Int),
     )
 
@@ -60,14 +50,8 @@ class LayerStruct(ctypes.Structure):
     """Mirror the C structure of one decoder layer."""
 
     _fields_ = (
-        ("qkv", WeightsStruct),
-        ("o", WeightsStruct),
-        ("gate_up", WeightsStruct),
-        ("down", WeightsStruct),
-        ("attention_norm", Pointer),
-        ("mlp_norm", Pointer),
-        ("q_norm", Pointer),
-        ("k_norm", Pointer),
+        *((name, WeightsStruct) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, Pointer) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
         ("cache", CacheStruct),
         ("window", Int),
     )
@@ -78,15 +62,8 @@ class DecoderStruct(ctypes.Structure):
 
     _fields_ = (
         ("heads", HeadsStruct),
-        ("hidden", Int),
-        ("intermediate", Int),
-        ("vocab", Int),
-        ("num_layers", Int),
-        ("eps", Float),
-        ("softmax_scale", Float),
-        ("attention_factor", Float),
-        ("gate_factor", Float),
-        ("mlp_factor", Float),
+        *((name, Int) for name in ("hidden", "intermediate", "vocab", "num_layers")),
+        *((name, Float) for name in ("eps", "softmax_scale", "attention_factor", "gate_factor", "mlp_factor")),
         ("rope", RopeStruct),
         ("layers", ctypes.POINTER(LayerStruct)),
         ("final_norm", Pointer),

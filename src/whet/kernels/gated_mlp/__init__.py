@@ -6,6 +6,8 @@ product is computed while both are in registers. Shape suffixes: M rows, K input
 
 import ctypes
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,17 +16,17 @@ from whet.errors import InputsError
 from whet.kernels.build import Library
 from whet.kernels.dispatch import as_floats, as_type, check_floats, kernels_for, pointer
 from whet.kernels.gated_mlp.reference import gated_mlp_reference
-from whet.kernels.linear import check_weights, dequantise, pack_weights
+from whet.kernels.linear import pack_weights
 from whet.kernels.linear.layout import LANES, Kind, interleave
-from whet.kernels.linear.packed import PackedWeights, weights_struct
+from whet.kernels.linear.packed import PackedMatrix
 
 
 @dataclass(frozen=True)
 class PackedMlp:
     """Hold the packed weights of a gated MLP. Both matrices are of one kind."""
 
-    gate_up: PackedWeights
-    down: PackedWeights
+    gate_up: PackedMatrix
+    down: PackedMatrix
 
     @property
     def intermediate(self) -> int:
@@ -88,67 +90,36 @@ def gated_mlp_operator(
     num_outputs: int,
 ) -> Tensor:
     """Implement the operator on the tensors of a PackedMlp."""
-    weights_kind = Kind(kind)
-    both = 2 * (-(-intermediate // LANES) * LANES)
     check_floats(x)
-    check_weights(weights_kind, x.shape[-1], gate_up_B, gate_up_scale, gate_up_bias, both)
-    check_weights(weights_kind, intermediate, down_B, down_scale, down_bias, num_outputs)
-    gate_up = _Matrix(weights_kind, x.shape[-1], both, gate_up_B, gate_up_scale, gate_up_bias)
-    down = _Matrix(weights_kind, intermediate, num_outputs, down_B, down_scale, down_bias)
+    both = 2 * (-(-intermediate // LANES) * LANES)
+    gate_up = PackedMatrix(Kind(kind), both, x.shape[-1], gate_up_B, gate_up_scale, gate_up_bias)
+    down = PackedMatrix(Kind(kind), num_outputs, intermediate, down_B, down_scale, down_bias)
+    gate_up.check()
+    down.check()
     library = kernels_for(x, gate_up_B, gate_up_scale, gate_up_bias, down_B, down_scale, down_bias)
-    floats = as_floats(x)
-    return as_type(
-        _in_torch(floats, gate_up, down) if library is None else _by_kernel(library, floats, gate_up, down), x
-    )
+    compute = _in_torch if library is None else partial(_by_kernel, library)
+    return as_type(compute(as_floats(x), gate_up, down), x)
 
 
 @gated_mlp_operator.register_fake
-def _(
-    x: Tensor,
-    gate_up_B: Tensor,
-    gate_up_scale: Tensor,
-    gate_up_bias: Tensor | None,
-    down_B: Tensor,
-    down_scale: Tensor,
-    down_bias: Tensor | None,
-    kind: int,
-    intermediate: int,
-    num_outputs: int,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], num_outputs))
+def _(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], others[-1]))
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    kind: Kind
-    num_inputs: int
-    num_outputs: int
-    data: Tensor
-    scale: Tensor
-    bias: Tensor | None
-
-
-def _in_torch(x: Tensor, gate_up: _Matrix, down: _Matrix) -> Tensor:
+def _in_torch(x: Tensor, gate_up: PackedMatrix, down: PackedMatrix) -> Tensor:
     def halves(both: Tensor) -> tuple[Tensor, Tensor]:
         parts = both.unflatten(0, (-1, 2, LANES)).transpose(0, 1).flatten(1, 2)[:, : down.num_inputs]
         return parts[0], parts[1]
 
-    def of(matrix: _Matrix) -> Tensor:
-        return dequantise(matrix.kind, matrix.data, matrix.scale, matrix.num_outputs, matrix.num_inputs)
-
-    gate_IK, up_IK = halves(of(gate_up))
+    gate_IK, up_IK = halves(gate_up.dequantised())
     gate_bias_I, up_bias_I = (None, None) if gate_up.bias is None else halves(gate_up.bias)
     down_bias_N = None if down.bias is None else down.bias[: down.num_outputs]
-    return gated_mlp_reference(x, gate_IK, up_IK, of(down), down.kind, gate_bias_I, up_bias_I, down_bias_N)
+    return gated_mlp_reference(x, gate_IK, up_IK, down.dequantised(), down.kind, gate_bias_I, up_bias_I, down_bias_N)
 
 
-def _by_kernel(library: Library, x: Tensor, gate_up: _Matrix, down: _Matrix) -> Tensor:
-    functions = library.functions
-    structs = [
-        ctypes.byref(weights_struct(matrix.kind, matrix.num_inputs, matrix.data, matrix.scale, matrix.bias))
-        for matrix in (gate_up, down)
-    ]
-    K = x.shape[-1]
+def _by_kernel(library: Library, x: Tensor, gate_up: PackedMatrix, down: PackedMatrix) -> Tensor:
+    functions, K = library.functions, gate_up.num_inputs
+    structs = (ctypes.byref(gate_up.struct), ctypes.byref(down.struct))
     M = x.numel() // K
     room = torch.empty(M * functions.whet_gated_mlp_room(*structs), dtype=torch.uint8)
     out = torch.empty((*x.shape[:-1], down.num_outputs))

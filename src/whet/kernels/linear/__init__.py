@@ -14,12 +14,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from whet.errors import InputsError
 from whet.kernels.build import Library
 from whet.kernels.dispatch import as_floats, as_type, check_floats, kernels, kernels_for, pointer
-from whet.kernels.linear import layout
 from whet.kernels.linear.layout import Kind
-from whet.kernels.linear.packed import PackedWeights, WeightsStruct, weights_struct
+from whet.kernels.linear.packed import PackedMatrix, PackedWeights
 from whet.kernels.linear.reference import linear_as_packed
 
 _Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]
@@ -43,47 +41,16 @@ def linear(x: Tensor, weights: PackedWeights) -> Tensor:
     return _OPERATORS[weights.kind](x, weights.data, weights.scale, weights.bias, weights.num_outputs)
 
 
-def dequantise(kind: Kind, packed_B: Tensor, scale_N: Tensor, num_outputs: int, num_inputs: int) -> Tensor:
-    """Return the weights that the kernels multiply with, float32 [N, K]."""
-    return layout.unpack(kind, packed_B, num_outputs, num_inputs) * scale_N[:num_outputs, None]
-
-
-def check_weights(
-    kind: Kind, num_inputs: int, packed_B: Tensor, scale_N: Tensor, bias_N: Tensor | None, num_outputs: int
-) -> None:
-    """Raise InputsError unless tensors are a packed matrix of this kind and size.
-
-    A kernel would read beyond wrong ones.
-    """
-    wanted = layout.packed_bytes(kind, num_outputs, num_inputs)
-    if packed_B.dtype != torch.uint8 or packed_B.numel() != wanted or not packed_B.is_contiguous():
-        raise InputsError(
-            f"weights of kind {kind.name} with {num_outputs} outputs, for {num_inputs} inputs, are {wanted} bytes in "
-            f"uint8; these are {packed_B.numel()} elements in {packed_B.dtype}"
-        )
-    lanes = layout.num_strips(num_outputs) * layout.LANES
-    for name, tensor in (("scale", scale_N), ("bias", bias_N)):
-        if tensor is None:
-            continue
-        if tensor.dtype != torch.float32 or tensor.shape != (lanes,) or not tensor.is_contiguous():
-            raise InputsError(
-                f"the {name} of packed weights with {num_outputs} outputs is float32 [{lanes}], "
-                f"not {tensor.dtype} {list(tensor.shape)}"
-            )
-
-
 def _define(name: str, kind: Kind) -> _Operator:
     def compute(x: Tensor, packed_B: Tensor, scale_N: Tensor, bias_N: Tensor | None, num_outputs: int) -> Tensor:
         check_floats(x)
-        check_weights(kind, x.shape[-1], packed_B, scale_N, bias_N, num_outputs)
+        matrix = PackedMatrix(kind, num_outputs, x.shape[-1], packed_B, scale_N, bias_N)
+        matrix.check()
         library = kernels_for(x, packed_B, scale_N, bias_N)
-        if library is None:
-            weight_NK = dequantise(kind, packed_B, scale_N, num_outputs, x.shape[-1])
-            y = linear_as_packed(as_floats(x), weight_NK, None if bias_N is None else bias_N[:num_outputs], kind)
-        else:
-            struct = weights_struct(kind, x.shape[-1], packed_B, scale_N, bias_N)
-            y = _by_kernel(library, struct, as_floats(x), num_outputs)
-        return as_type(y, x)
+        if library is not None:
+            return as_type(_by_kernel(library, matrix, as_floats(x)), x)
+        bias = None if bias_N is None else bias_N[:num_outputs]
+        return as_type(linear_as_packed(as_floats(x), matrix.dequantised(), bias, kind), x)
 
     operator = torch.library.custom_op(name, compute, mutates_args=())
     operator.register_fake(_shape)
@@ -94,24 +61,14 @@ def _shape(x: Tensor, packed_B: Tensor, scale_N: Tensor, bias_N: Tensor | None, 
     return x.new_empty((*x.shape[:-1], num_outputs))
 
 
-def _by_kernel(library: Library, weights: WeightsStruct, x: Tensor, num_outputs: int) -> Tensor:
-    K = x.shape[-1]
+def _by_kernel(library: Library, weights: PackedMatrix, x: Tensor) -> Tensor:
+    K, N, stride = weights.num_inputs, weights.num_outputs, weights.row_bytes()
     M = x.numel() // K
-    out = torch.empty((*x.shape[:-1], num_outputs))
-    stride = layout.row_bytes(Kind(weights.kind), K)
+    out = torch.empty((*x.shape[:-1], N))
     room = torch.empty(M * (stride + 8), dtype=torch.uint8)  # rows made ready, then their scales and their sums
     rows = room.data_ptr()
-    library.functions.whet_linear(
-        ctypes.byref(weights),
-        pointer(x),
-        M,
-        K,
-        num_outputs,
-        ctypes.c_void_p(rows),
-        ctypes.c_void_p(rows + M * stride),
-        ctypes.c_void_p(rows + M * (stride + 4)),
-        pointer(out),
-    )
+    ready = (rows, rows + M * stride, rows + M * (stride + 4))
+    library.functions.whet_linear(ctypes.byref(weights.struct), pointer(x), M, K, N, *ready, pointer(out))
     return out
 
 

@@ -3,18 +3,19 @@
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from whet.errors import MachineError
+from whet.errors import InputsError, MachineError
 from whet.kernels.build import Library
 from whet.kernels.linear import layout
 from whet.kernels.linear.layout import LANES, PADDING, Kind
 from whet.kernels.linear.quantise import quantise_int4, quantise_int8
 
-__all__ = ["LANES", "Kind", "PackedWeights", "WeightsStruct", "large_pages"]
+__all__ = ["LANES", "Kind", "PackedMatrix", "PackedWeights", "WeightsStruct", "large_pages"]
 
 _ROWS_AT_ONCE = 2048  # quantised and packed together: bounds the memory beside the weights themselves
 _HUGE_PAGE = 2 * 2**20
@@ -34,37 +35,84 @@ class WeightsStruct(ctypes.Structure):
     )
 
 
-class PackedWeights:
-    """Pack a matrix [N outputs, K inputs]. Without a library, torch packs it.
-
-    The torch operators take `data`, `scale` and `bias`. The kernels take `struct`, which is valid as long as this
-    object lives.
+@dataclass(eq=False)
+class PackedMatrix:
+    """Hold a packed matrix, [N outputs, K inputs]. The torch operators take its tensors, and the kernels its `struct`.
 
     Attributes:
         data: The packed weights, uint8 [bytes].
         scale: The outputs' scales, float32 [N padded to 16]; ones unless the kind is S8 or S4.
         bias: The outputs' bias, float32 [N padded to 16], or None.
+    """
+
+    kind: Kind
+    num_outputs: int
+    num_inputs: int
+    data: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    @cached_property
+    def struct(self) -> WeightsStruct:
+        """Return the structure that the kernels take. It points into the tensors."""
+        return WeightsStruct(
+            self.kind,
+            len(self.scale) // LANES,
+            layout.padded_inputs(self.kind, self.num_inputs),
+            self.data.data_ptr(),
+            self.scale.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the packed weights."""
+        return layout.packed_bytes(self.kind, self.num_outputs, self.num_inputs)
+
+    def row_bytes(self) -> int:
+        """Return the bytes of one row of activations, prepared for the matrix."""
+        return layout.row_bytes(self.kind, self.num_inputs)
+
+    def dequantised(self) -> Tensor:
+        """Return the weights that the kernels multiply with, float32 [N, K]."""
+        weight_NK = layout.unpack(self.kind, self.data, self.num_outputs, self.num_inputs)
+        return weight_NK * self.scale[: self.num_outputs, None]
+
+    def check(self) -> None:
+        """Raise InputsError unless the tensors are of this kind and size. A kernel would read beyond wrong ones."""
+        if self.data.dtype != torch.uint8 or self.data.numel() != self.num_bytes or not self.data.is_contiguous():
+            raise InputsError(
+                f"weights of kind {self.kind.name} with {self.num_outputs} outputs, for {self.num_inputs} inputs, are "
+                f"{self.num_bytes} bytes in uint8; these are {self.data.numel()} elements in {self.data.dtype}"
+            )
+        lanes = layout.num_strips(self.num_outputs) * LANES
+        for name, tensor in (("scale", self.scale), ("bias", self.bias)):
+            if tensor is None:
+                continue
+            if tensor.dtype != torch.float32 or tensor.shape != (lanes,) or not tensor.is_contiguous():
+                raise InputsError(
+                    f"the {name} of packed weights with {self.num_outputs} outputs is float32 [{lanes}], "
+                    f"not {tensor.dtype} {list(tensor.shape)}"
+                )
+
+
+class PackedWeights(PackedMatrix):
+    """Pack a matrix [N outputs, K inputs]. Without a library, torch packs it.
 
     Raises:
         MachineError: There is not enough memory.
     """
 
     def __init__(self, library: Library | None, kind: Kind, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
-        self.kind = kind
-        self.num_outputs, self.num_inputs = weight_NK.shape
-        self._library = library
-        strips = layout.num_strips(self.num_outputs)
-        self.scale = torch.ones(strips * LANES)
-        self.bias = None if bias_N is None else torch.zeros(strips * LANES)
-        if self.bias is not None and bias_N is not None:
-            self.bias[: self.num_outputs] = bias_N.float()
-        self.num_bytes = layout.packed_bytes(kind, self.num_outputs, self.num_inputs)
-        self.data = large_pages(self.num_bytes).fill_(PADDING[kind])
-        self.struct = weights_struct(kind, self.num_inputs, self.data, self.scale, self.bias)
-        for first, part_NK in _parts(weight_NK):
-            self._pack(first, part_NK)
+        N, K = weight_NK.shape
+        lanes = layout.num_strips(N) * LANES
+        bias = None if bias_N is None else torch.nn.functional.pad(bias_N.float(), (0, lanes - N))
+        data = large_pages(layout.packed_bytes(kind, N, K)).fill_(PADDING[kind])
+        super().__init__(kind, N, K, data, torch.ones(lanes), bias)
+        for first in range(0, N, _ROWS_AT_ONCE):
+            self._pack(library, first, weight_NK[first : first + _ROWS_AT_ONCE])
 
-    def _pack(self, first: int, part_NK: Tensor) -> None:
+    def _pack(self, library: Library | None, first: int, part_NK: Tensor) -> None:
         ratios = None
         if self.kind is Kind.S8:
             int8 = quantise_int8(part_NK)
@@ -76,35 +124,13 @@ class PackedWeights:
             values, scale_N = part_NK.to(_DTYPE[self.kind]), torch.ones(len(part_NK))
         values = values.contiguous()
         self.scale[first : first + len(part_NK)] = scale_N
-        if self._library is None:
+        if library is None:
             packed = layout.pack(self.kind, values, ratios)
             start = layout.packed_bytes(self.kind, first, self.num_inputs)  # parts begin at whole panels
             self.data[start : start + len(packed)] = packed
             return
-        self._library.functions.whet_pack(
-            ctypes.byref(self.struct),
-            ctypes.c_int32(first),
-            ctypes.c_int32(len(part_NK)),
-            ctypes.c_int32(self.num_inputs),
-            ctypes.c_void_p(values.data_ptr()),
-            ctypes.c_void_p(None if ratios is None else ratios.data_ptr()),
-        )
-
-    def row_bytes(self) -> int:
-        """Return the bytes of one row of activations, prepared for the matrix."""
-        return layout.row_bytes(self.kind, self.num_inputs)
-
-
-def weights_struct(kind: Kind, num_inputs: int, data: Tensor, scale: Tensor, bias: Tensor | None) -> WeightsStruct:
-    """Return the structure that the kernels take. It points into the tensors."""
-    return WeightsStruct(
-        kind,
-        len(scale) // LANES,
-        layout.padded_inputs(kind, num_inputs),
-        data.data_ptr(),
-        scale.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-    )
+        given = (values.data_ptr(), None if ratios is None else ratios.data_ptr())
+        library.functions.whet_pack(ctypes.byref(self.struct), first, len(part_NK), self.num_inputs, *given)
 
 
 def large_pages(num_bytes: int) -> Tensor:
@@ -126,8 +152,3 @@ def large_pages(num_bytes: int) -> Tensor:
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE, start, size)
     return whole[start : start + num_bytes]
-
-
-def _parts(weight_NK: Tensor) -> Iterator[tuple[int, Tensor]]:
-    for first in range(0, len(weight_NK), _ROWS_AT_ONCE):
-        yield first, weight_NK[first : first + _ROWS_AT_ONCE]

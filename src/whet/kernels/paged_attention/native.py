@@ -36,15 +36,9 @@ def paged_attention_native(
         return out_TC
     structs = (CacheStruct * len(caches))(*(cache_struct(cache) for cache in caches))
     failed = library.functions.whet_paged_attention(
-        ctypes.byref(heads),
-        ctypes.c_void_p(qkv_TC.data_ptr()),
-        ctypes.c_float(softmax_scale),
-        ctypes.c_int32(window),
-        structs,
-        ctypes.c_int32(len(caches)),
-        ctypes.byref(ragged_struct(batch)),
-        ctypes.c_void_p(out_TC.data_ptr()),
-    )
+        ctypes.byref(heads), qkv_TC.data_ptr(), softmax_scale, window, structs, len(caches),
+        ctypes.byref(ragged_struct(batch)), out_TC.data_ptr(),
+    )  # fmt: skip
     if failed:
         raise MemoryError(f"no memory for attention of {len(qkv_TC)} tokens")
     return out_TC

@@ -9,6 +9,7 @@ Shape suffixes: B batch, L tokens, D channels, N states, H heads, P channels of 
 
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,9 +124,11 @@ def _scan(*arguments: Any) -> tuple[Tensor, Tensor]:
     return out, last
 
 
-def _limits(delta_min: float, delta_max: float) -> tuple[float, float]:
-    """Return the limits of the step size, infinite where `_scan` has put the largest number for them."""
-    return (-_INF if delta_min == -_LARGEST else delta_min), (_INF if delta_max == _LARGEST else delta_max)
+def _inputs(*arguments: Any) -> ScanInputs:
+    """Return the operator's arguments, with limits that are infinite where `_scan` has put the largest number."""
+    x = ScanInputs(*arguments)
+    least = -_INF if x.delta_min == -_LARGEST else x.delta_min
+    return replace(x, delta_min=least, delta_max=_INF if x.delta_max == _LARGEST else x.delta_max)
 
 
 @torch.library.custom_op("whet::selective_scan", mutates_args=())
@@ -149,7 +152,7 @@ def scan_operator(
     With `save`, the third result is out before the gate (where there is one), and the fourth the states that the
     backward pass starts from; without it they are empty.
     """
-    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, *_limits(delta_min, delta_max))
+    x = _inputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
     _check(x)
     if _runs_in_triton(x):
         from whet.kernels.selective_scan.cuda import scan_in_triton
@@ -166,25 +169,11 @@ def scan_operator(
 
 
 @scan_operator.register_fake
-def _(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    bias: Tensor | None,
-    initial: Tensor | None,
-    softplus: bool,
-    delta_min: float,
-    delta_max: float,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, *_limits(delta_min, delta_max))
-    saved = save and u.dtype is not torch.float64
-    last = u.new_empty((u.shape[0], *u.shape[2:], B.shape[-1]), dtype=x.wide)
-    y = u.new_empty(u.shape if saved and z is not None else (0,), dtype=x.wide)
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = _inputs(*arguments[:-1])
+    u, saved = x.u_BLHP, arguments[-1] and x.u_BLHP.dtype is not torch.float64
+    last = u.new_empty((u.shape[0], *u.shape[2:], x.B_BLGN.shape[-1]), dtype=x.wide)
+    y = u.new_empty(u.shape if saved and x.z_BLHP is not None else (0,), dtype=x.wide)
     return u.new_empty(u.shape), last, y, u.new_empty(_starts_shape(x) if saved else (0,), dtype=x.wide)
 
 
@@ -208,7 +197,7 @@ def scan_backward_operator(
     starts: Tensor,
 ) -> list[Tensor]:
     """Return the gradients of u, delta, A, B, C, D, z, bias and initial; an empty tensor for those that are None."""
-    x = ScanInputs(u, delta, A, B, C, D, z, bias, initial, softplus, *_limits(delta_min, delta_max))
+    x = _inputs(u, delta, A, B, C, D, z, bias, initial, softplus, delta_min, delta_max)
     if _runs_in_triton(x):
         from whet.kernels.selective_scan.cuda import gradients_in_triton
 
@@ -224,26 +213,8 @@ def scan_backward_operator(
 
 
 @scan_backward_operator.register_fake
-def _(
-    gout: Tensor,
-    glast: Tensor | None,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    bias: Tensor | None,
-    initial: Tensor | None,
-    softplus: bool,
-    delta_min: float,
-    delta_max: float,
-    y: Tensor,
-    starts: Tensor,
-) -> list[Tensor]:
-    inputs = (u, delta, A, B, C, D, z, bias, initial)
-    return [u.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs]
+def _(gout: Tensor, glast: Tensor | None, *arguments: Any) -> list[Tensor]:
+    return [gout.new_empty(0) if x is None else x.new_empty(x.shape) for x in arguments[: len(_GRADIENTS)]]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

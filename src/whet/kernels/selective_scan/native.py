@@ -1,7 +1,6 @@
 """Run a selective scan and its gradients by the compiled kernels."""
 
 import ctypes
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,27 +25,20 @@ def saved_shape(x: ScanInputs) -> tuple[int, ...]:
     return (B, -(-L // CHUNK), H * -(-P // LANES), x.B_BLGN.shape[-1], LANES)
 
 
-@dataclass(frozen=True)
-class _Filled:
-    """Hold a problem for the kernels, and the tensors that it points to."""
-
-    struct: Problem
-    kept: tuple[Tensor | None, ...]
-
-
-def _fill(x: ScanInputs) -> _Filled:
+def _fill(x: ScanInputs) -> tuple[Problem, tuple[Tensor | None, ...]]:
+    """Return the structure for the kernels, and the tensors that it points to."""
     u, delta, b, c = (rows(part) for part in (x.u_BLHP, x.delta_BLHq, x.B_BLGN, x.C_BLGN))
     z = None if x.z_BLHP is None else rows(x.z_BLHP)
     floats = [None if part is None else as_floats(part) for part in (x.A_HqM, x.D_Hq, x.bias_Hq, x.initial_BHPN)]
     B, L, H, P = u.shape
     numbers = (B, L, H, P, b.shape[2], b.shape[3], is_per_head(x), x.softplus, x.delta_min, x.delta_max)
     struct = Problem(*numbers, *(view(part) for part in (u, delta, b, c, z)), *(pointer(part) for part in floats))
-    return _Filled(struct, (u, delta, b, c, z, *floats))
+    return struct, (u, delta, b, c, z, *floats)
 
 
 def scan_native(library: Library, x: ScanInputs, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return out, the last states, and if they are to be saved out before the gate and the states before each chunk."""
-    filled = _fill(x)
+    problem, _kept = _fill(x)
     B, _, H, P = x.u_BLHP.shape
     out_dtype = torch.bfloat16 if x.u_BLHP.dtype is torch.bfloat16 else torch.float32
     out = torch.empty(x.u_BLHP.shape, dtype=out_dtype)
@@ -55,7 +47,7 @@ def scan_native(library: Library, x: ScanInputs, save: bool) -> tuple[Tensor, Te
     starts = torch.empty(saved_shape(x) if save else (0,))
     given_y, given_starts = (pointer(part if part.numel() else None) for part in (y, starts))
     results = Results(pointer(out), out_dtype is torch.bfloat16, pointer(last), given_y, given_starts)
-    library.functions.whet_selective_scan(ctypes.byref(filled.struct), ctypes.byref(results))
+    library.functions.whet_selective_scan(ctypes.byref(problem), ctypes.byref(results))
     return out.to(x.u_BLHP.dtype), last, y, starts
 
 
@@ -63,10 +55,10 @@ def gradients_native(
     library: Library, x: ScanInputs, gout_BLHP: Tensor, glast_BHPN: Tensor | None, y: Tensor, starts: Tensor
 ) -> dict[str, Tensor]:
     """Return the gradients in float32, by the names of whet.kernels.selective_scan.reference.scan_gradients."""
-    filled = _fill(x)
+    problem, _kept = _fill(x)
     B, L, H, P = x.u_BLHP.shape
     G, N = x.B_BLGN.shape[2:]
-    bundles = library.functions.whet_selective_scan_bundles(ctypes.byref(filled.struct))
+    bundles = library.functions.whet_selective_scan_bundles(ctypes.byref(problem))
     gout = rows(gout_BLHP)
     glast = None if glast_BHPN is None else as_floats(glast_BHPN)
     found = {name: torch.empty(x.u_BLHP.shape) for name in ("u", *(("z",) if x.z_BLHP is not None else ()))}
@@ -79,7 +71,7 @@ def gradients_native(
     struct = Gradients(view(gout), pointer(glast), pointer(y), pointer(starts))
     for name, tensor in written.items():
         setattr(struct, name, pointer(tensor))
-    library.functions.whet_selective_scan_backward(ctypes.byref(filled.struct), ctypes.byref(struct))
+    library.functions.whet_selective_scan_backward(ctypes.byref(problem), ctypes.byref(struct))
     found["A"] = a.sum(0).sum_to_size(x.A_HqM.shape)
     found["B"], found["C"] = (part.sum(2).transpose(1, 2) for part in (b, c))
     if d is not None and x.D_Hq is not None:

@@ -11,10 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.models.config_file import check_model_type, read_json, validated
-
-Size = Annotated[int, Field(gt=0, lt=2**31)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from whet.models.config_file import Layers, Positive, Size, check_model_type, read_json, set_keys, validated
 
 ModelType = Literal["llama", "mistral", "qwen2", "qwen3"]
 MODEL_TYPES: tuple[str, ...] = get_args(ModelType)
@@ -96,7 +93,7 @@ class DecoderConfig(BaseModel):
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Size
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)]
+    num_hidden_layers: Layers
     num_attention_heads: Size
     num_key_value_heads: Size
     head_dim: Size
@@ -141,17 +138,11 @@ class DecoderConfig(BaseModel):
         if not isinstance(config, dict):
             return config
         family = str(config.get("model_type", "llama"))
-        config = {**_LEFT_OUT.get(family, {}), **config}
-        config = {key: value for key, value in config.items() if value is not None}
-        if "quantization_config" in config:
-            raise ValueError("quantization_config: whet reads only unquantised weights, and quantises them itself")
+        config = set_keys({**_LEFT_OUT.get(family, {}), **config})
         for key, families in _READ_IN.items():
             if family not in families:
                 config.pop(key, None)
-        heads = config.get("num_attention_heads")
-        config.setdefault("num_key_value_heads", heads)
-        if isinstance(heads, int) and heads > 0 and isinstance(config.get("hidden_size"), int):
-            config.setdefault("head_dim", config["hidden_size"] // heads)
+        fill_in_heads(config)
         config["rope_parameters"] = rope_parameters(config)
         return _with_layer_types(config) if family in _READ_IN["layer_types"] else config
 
@@ -178,6 +169,14 @@ def read_config(directory: Path | str) -> DecoderConfig:
     raw = read_json(directory)
     check_model_type(directory, raw, MODEL_TYPES, "whet's decoder runs the families")
     return validated(directory, DecoderConfig, raw)
+
+
+def fill_in_heads(config: dict[str, Any]) -> None:
+    """Fill in, in place, how many key-value heads there are and how wide heads are, where a file leaves it out."""
+    heads = config.get("num_attention_heads")
+    config.setdefault("num_key_value_heads", heads)
+    if isinstance(heads, int) and heads > 0 and isinstance(config.get("hidden_size"), int):
+        config.setdefault("head_dim", config["hidden_size"] // heads)
 
 
 def rope_parameters(config: Mapping[str, Any], *, partly: bool = False) -> object:

@@ -1,6 +1,5 @@
 """Make a decoder of the Llama family with new weights, and say how decoders are trained."""
 
-import json
 import math
 
 import torch
@@ -43,7 +42,6 @@ TRAINABLE = Trainable(
     build=Decoder,
     fresh=fresh_decoder,
     file_name=file_name,
-    config_json=lambda config: json.loads(config.model_dump_json(exclude_none=True)),
     architectures={
         "llama": "LlamaForCausalLM",
         "mistral": "MistralForCausalLM",

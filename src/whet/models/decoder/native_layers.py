@@ -10,20 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.kernels.decoder.structs import CacheStruct, DecoderStruct, Kv, LayerStruct, RaggedStruct
+from whet.kernels.decoder.structs import DecoderStruct, Kv, LayerStruct, RaggedStruct
 from whet.kernels.linear.layout import interleave
-from whet.kernels.linear.packed import large_pages
-from whet.kernels.paged_attention.cache import KvCache
+from whet.kernels.linear.packed import LANES, large_pages
+from whet.kernels.paged_attention.cache import Batch, KvCache
+from whet.kernels.paged_attention.native import cache_struct, ragged_struct
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.rope import inverse_frequencies, rotary_scale
 from whet.models.native_weights import NativeWeights
-from whet.models.step import Ints, StepBatch
+from whet.models.step import StepBatch
 
 BLOCK_SIZE = 16  # tokens; the same number as in paged_attention/cache.h
 _KV_DTYPES = {Kv.F32: torch.float32, Kv.BF16: torch.bfloat16, Kv.S8: torch.int8}
 
 Tensors = Callable[[str], Tensor | None]
 """Returns a tensor of a layer by name, or None."""
+
+
+def refusal(config: DecoderConfig) -> str | None:
+    """Return why the kernels cannot run a decoder's attention, or None if they can."""
+    if config.head_dim % LANES or config.head_dim > 256:
+        return f"head_dim is {config.head_dim}, not a multiple of {LANES} up to 256"
+    return None
 
 
 def fill_attention(
@@ -53,18 +61,18 @@ def fill_attention(
         setattr(layer, name, packed.floats(None if of_heads is None else _rotated_first(config, of_heads)))
 
 
-def fill_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors) -> None:
-    """Pack the weights of a layer's MLP, and fill in its structure. See fill_attention."""
-    gate, up = _joined(of, "mlp.gate_proj"), _joined(of, "mlp.up_proj")
-    bias = None if gate[1] is None or up[1] is None else interleave(gate[1], up[1])
-    layer.gate_up = packed.packed(interleave(gate[0], up[0]), bias)
-    layer.down = packed.packed(*_joined(of, "mlp.down_proj"))
-    layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
+def fill_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors, *, gated: bool = True) -> None:
+    """Pack the weights of a layer's MLP, and fill in its structure. See fill_attention.
 
-
-def fill_squared_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors) -> None:
-    """Pack the weights of an MLP that squares a ReLU and has no gate. See fill_attention."""
-    layer.gate_up = packed.packed(*_joined(of, "mlp.up_proj"))
+    Args:
+        gated: Whether it has a gate; else it squares a ReLU.
+    """
+    weight, bias = _joined(of, "mlp.up_proj")
+    if gated:
+        gate, gate_bias = _joined(of, "mlp.gate_proj")
+        bias = None if gate_bias is None or bias is None else interleave(gate_bias, bias)
+        weight = interleave(gate, weight)
+    layer.gate_up = packed.packed(weight, bias)
     layer.down = packed.packed(*_joined(of, "mlp.down_proj"))
     layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
 
@@ -101,44 +109,30 @@ def decoder_struct(
 
 def cache_bytes(config: DecoderConfig, kv: Kv) -> int:
     """Return the bytes of a block of keys and values in one layer."""
-    return 2 * (_tile_bytes(config, kv) + _scale_bytes(config, kv))
+    of_head = config.head_dim * _KV_DTYPES[kv].itemsize + (4 if kv is Kv.S8 else 0)  # its numbers, and their scale
+    return 2 * BLOCK_SIZE * config.num_key_value_heads * of_head
 
 
-def place_caches(layers: Sequence[LayerStruct], num_blocks: int, config: DecoderConfig, kv: Kv) -> Tensor:
-    """Allocate the blocks of some layers, write their addresses into the structures, and return the memory."""
-    tile, scales = num_blocks * _tile_bytes(config, kv), num_blocks * _scale_bytes(config, kv)
-    cache = large_pages(len(layers) * 2 * (tile + scales))  # zeros; pages take memory only once they are used
+def place_caches(layers: Sequence[LayerStruct], num_blocks: int, config: DecoderConfig, kv: Kv) -> list[KvCache]:
+    """Allocate the blocks of some layers, write their addresses into the structures, and return them to be kept."""
+    size = num_blocks * cache_bytes(config, kv)
+    memory = large_pages(len(layers) * size)  # zeros; pages take memory only once they are used
+    caches = []
     for index, layer in enumerate(layers):
-        start = cache.data_ptr() + index * 2 * (tile + scales)
-        layer.cache = CacheStruct(kv, start, start + tile, None, None)
-        if scales:
-            layer.cache.key_scales = start + 2 * tile
-            layer.cache.value_scales = start + 2 * tile + scales
-    return cache
+        like = KvCache.empty(0, config.num_key_value_heads, config.head_dim, _KV_DTYPES[kv])
+        tensors = [x for x in (like.keys, like.values, like.key_scales, like.value_scales) if x is not None]
+        sizes = [num_blocks * math.prod(x.shape[1:]) * x.itemsize for x in tensors]
+        parts = zip(memory[index * size :][:size].split(sizes), tensors, strict=True)
+        caches.append(KvCache(*(part.view(x.dtype).view(num_blocks, *x.shape[1:]) for part, x in parts)))
+        layer.cache = cache_struct(caches[-1])
+    return caches
 
 
-def views_of_cache(cache: Tensor, layer: int, num_blocks: int, config: DecoderConfig, kv: Kv) -> KvCache:
-    """Return the blocks of a layer in what `place_caches` returned, as tensors."""
-    like = KvCache.empty(0, config.num_key_value_heads, config.head_dim, _KV_DTYPES[kv])
-    tensors = [x for x in (like.keys, like.values, like.key_scales, like.value_scales) if x is not None]
-    sizes = [num_blocks * math.prod(x.shape[1:]) * x.itemsize for x in tensors]
-    parts = cache[layer * sum(sizes) :][: sum(sizes)].split(sizes)
-    return KvCache(*(part.view(x.dtype).view(num_blocks, *x.shape[1:]) for part, x in zip(parts, tensors, strict=True)))
-
-
-def ragged_struct(batch: StepBatch) -> tuple[RaggedStruct, Ints]:
-    """Return the structure of a step, and an array to keep: it points into this one and those of the batch."""
-    block_tables = np.ascontiguousarray(batch.block_tables)
-    struct = RaggedStruct(
-        len(batch.token_ids),
-        len(batch.context_len),
-        _pointer(batch.positions),
-        _pointer(batch.query_start),
-        _pointer(batch.context_len),
-        _pointer(block_tables),
-        block_tables.shape[1],
-    )
-    return struct, block_tables
+def ragged(batch: StepBatch) -> tuple[RaggedStruct, Batch]:
+    """Return the structure of a step, and the arrays that it points into, to be kept."""
+    arrays = (batch.positions, batch.query_start, batch.context_len, np.ascontiguousarray(batch.block_tables))
+    kept = Batch(*map(torch.from_numpy, arrays))
+    return ragged_struct(kept), kept
 
 
 def _joined(of: Tensors, name: str) -> tuple[Tensor, Tensor | None]:
@@ -161,15 +155,3 @@ def _rotated_first(config: DecoderConfig, rows: Tensor) -> Tensor:
     order = torch.cat((first, rest_first, second, rest_second))
     ordered: Tensor = rows.unflatten(0, (-1, H))[:, order].flatten(0, 1)
     return ordered
-
-
-def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:
-    return BLOCK_SIZE * config.num_key_value_heads * config.head_dim * _KV_DTYPES[kv].itemsize
-
-
-def _scale_bytes(config: DecoderConfig, kv: Kv) -> int:
-    return BLOCK_SIZE * config.num_key_value_heads * 4 if kv is Kv.S8 else 0
-
-
-def _pointer(ints: Ints) -> int:
-    return int(ints.ctypes.data)

@@ -7,18 +7,14 @@ gives them, so that its weights can be loaded without renaming.
 Shape suffixes: B batch, T tokens, D model width, N query heads, K key-value heads, H head width, V vocabulary.
 """
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.models.decoder.config import DecoderConfig, Rope, read_config
-from whet.models.decoder.files import read_weights
+from whet.models.decoder.config import DecoderConfig, Rope
 from whet.models.decoder.rope import cosines_and_sines, inverse_frequencies, rotary_scale, rotate
-from whet.models.tensor_files import filled
 
-__all__ = ["Decoder", "DecoderConfig", "Rope", "inverse_frequencies", "load_decoder"]
+__all__ = ["Decoder", "DecoderConfig", "Rope", "inverse_frequencies"]
 
 
 class Attention(nn.Module):
@@ -56,22 +52,31 @@ class Attention(nn.Module):
             mask_TT: True where a token (row) attends to another one, [T, T] or [B, 1, T, T]. None: it attends to itself
                 and all before it.
         """
-        B, T, _ = x_BTD.shape
         q_BNTH, k_BKTH, v_BKTH = self.project(x_BTD, cos_TH, sin_TH)
-        group = self.num_heads // self.num_kv_heads
-        k_BNTH = k_BKTH.repeat_interleave(group, dim=1)
-        v_BNTH = v_BKTH.repeat_interleave(group, dim=1)
-        mixed_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, mask_TT, is_causal=mask_TT is None)
-        mixed_BTD = mixed_BNTH.transpose(1, 2).reshape(B, T, self.num_heads * self.head_dim)
-        output_BTD: Tensor = self.o_proj(mixed_BTD)
+        return self.mixed(q_BNTH, k_BKTH, v_BKTH, mask_TT, is_causal=mask_TT is None)
+
+    def mixed(
+        self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask_TS: Tensor | None, *, is_causal: bool
+    ) -> Tensor:
+        """Return what tokens take from the S keys and values that they attend to, [B, T, D]."""
+        B, N, T, H = q_BNTH.shape
+        k_BNSH, v_BNSH = (x.repeat_interleave(N // self.num_kv_heads, dim=1) for x in (k_BKSH, v_BKSH))
+        mixed_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, mask_TS, is_causal=is_causal)
+        output_BTD: Tensor = self.o_proj(mixed_BNTH.transpose(1, 2).reshape(B, T, N * H))
         return output_BTD
 
 
-class GatedMLP(nn.Module):
-    """Apply SwiGLU (Shazeer, 2020, arXiv:2002.05202): [B, T, D] -> [B, T, D]."""
+def times(x: Tensor, factor: float) -> Tensor:
+    """Multiply by a factor. One of 1 costs nothing."""
+    return x if factor == 1.0 else x * factor
 
-    def __init__(self, config: DecoderConfig) -> None:
+
+class GatedMLP(nn.Module):
+    """Apply SwiGLU (Shazeer, 2020, arXiv:2002.05202), whose gate may have a factor: [B, T, D] -> [B, T, D]."""
+
+    def __init__(self, config: DecoderConfig, gate_factor: float = 1.0) -> None:
         super().__init__()
+        self.gate_factor = gate_factor
         D, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = nn.Linear(D, wide, bias=bias)
         self.up_proj = nn.Linear(D, wide, bias=bias)
@@ -79,7 +84,8 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map [B, T, D] to [B, T, D]."""
-        output_BTD: Tensor = self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        gate = F.silu(times(self.gate_proj(x_BTD), self.gate_factor))
+        output_BTD: Tensor = self.down_proj(gate * self.up_proj(x_BTD))
         return output_BTD
 
 
@@ -157,16 +163,3 @@ def visible(query_positions_T: Tensor, key_positions_S: Tensor, window: int | No
     """Return which tokens a token attends to, bool [T, S]: itself and those before it, within the window."""
     ago_TS = query_positions_T[:, None] - key_positions_S
     return ago_TS >= 0 if window is None else (ago_TS >= 0) & (ago_TS < window)
-
-
-def load_decoder(directory: Path | str, dtype: torch.dtype = torch.float32) -> Decoder:
-    """Load the decoder in a Hugging Face directory (config.json and safetensors), in eval mode.
-
-    Its weights are copies: they do not depend on the files.
-
-    Raises:
-        TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
-    """
-    config = read_config(directory)
-    weights = {name: tensor.to(dtype, copy=True) for name, tensor in read_weights(directory, config).items()}
-    return filled(lambda: Decoder(config), weights, "embed_tokens", tied=config.tie_word_embeddings)

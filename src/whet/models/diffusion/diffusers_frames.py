@@ -37,8 +37,7 @@ class DiffusersFrames:
 
     def __init__(self, parts: Parts, prompt: Prompt | None, size: tuple[int, int]) -> None:
         self.schedule, self.prediction = parts.scheduler.schedule(), parts.scheduler.prediction
-        self._unet: Any = parts.unet
-        self._autoencoder: Any = parts.autoencoder
+        self._unet, self._autoencoder = parts.unet, parts.autoencoder
         self._takes_prompt = hasattr(parts.unet.config, "cross_attention_dim")
         self.channels = _channels(parts)
         self._check_prompt(parts, prompt)
@@ -173,15 +172,15 @@ def _call_modules(unet: Any, autoencoder: Any) -> dict[str, nn.Module]:
 
 def _channels(parts: Parts) -> int:
     """Return the channels of the frames, after a check that the models fit together."""
-    unet, autoencoder = parts.unet_config, parts.autoencoder_config
-    taken, made = unet.in_channels, unet.out_channels
-    if autoencoder is None:
+    taken, made = parts.unet.config.in_channels, parts.unet.config.out_channels
+    if parts.autoencoder is None:
         if taken != made or taken not in (1, 3):
             raise TargetError(
                 f"the U-Net of {parts.directory} takes {taken} channels and returns {made}; without a folder vae it "
                 "must take and return pixels of 1 or 3 channels"
             )
         return int(taken)
+    autoencoder = parts.autoencoder.config
     if taken != made or taken != autoencoder.latent_channels:
         raise TargetError(
             f"the U-Net of {parts.directory} takes {taken} channels and returns {made}; its autoencoder has "
@@ -208,7 +207,7 @@ def _scales(parts: Parts, size: tuple[int, int]) -> tuple[float, ...]:
 
 def _multiple(parts: Parts) -> int:
     """Return the number that divides height and width, as the U-Net and the autoencoder halve them."""
-    halvings = len(parts.unet_config.block_out_channels) - 1 + parts.num_latent_halvings
+    halvings = len(parts.unet.config.block_out_channels) - 1 + parts.num_latent_halvings
     return int(2**halvings)
 
 

@@ -91,21 +91,11 @@ class Parts:
     """
 
     directory: Path
-    unet: nn.Module
-    autoencoder: nn.Module | None
+    unet: Any
+    autoencoder: Any
     scheduler: SchedulerConfig
     unread: Mapping[str, Any]
     text_folders: tuple[Path, Path] | None
-
-    @property
-    def unet_config(self) -> Any:
-        """Return the U-Net's settings, as diffusers holds them."""
-        return self.unet.config
-
-    @property
-    def autoencoder_config(self) -> Any:
-        """Return the autoencoder's settings, as diffusers holds them; None without an autoencoder."""
-        return None if self.autoencoder is None else self.autoencoder.config
 
     @property
     def num_latent_halvings(self) -> int:
@@ -113,8 +103,9 @@ class Parts:
 
         A tiny autoencoder halves in all blocks but one, as a KL autoencoder does.
         """
-        if (config := self.autoencoder_config) is None:
+        if self.autoencoder is None:
             return 0
+        config = self.autoencoder.config
         return len(getattr(config, "encoder_block_out_channels", None) or config.block_out_channels) - 1
 
 

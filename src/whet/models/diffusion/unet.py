@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from whet.errors import OptionError
 from whet.models.config_file import check_model_type, read_json, unusable
 from whet.models.diffusion.names import FRAME_UNET
-from whet.models.tensor_files import compare_shapes, stored_tensors
+from whet.models.tensor_files import filled, read_weights, shapes_of
 
 MODEL_TYPE = FRAME_UNET
 
@@ -248,11 +248,7 @@ def load_unet(directory: Path | str) -> FrameUNet:
     Raises:
         TargetError: A file is missing or damaged, or the weights do not fit the configuration.
     """
-    directory = Path(directory)
     config = config_from_json(directory, read_json(directory))
-    weights = {name: tensor.float() for name, tensor in stored_tensors(directory, _NO_PICKLES)}
-    with torch.device("meta"):
-        model = FrameUNet(config)
-    compare_shapes(weights, directory, {name: tuple(x.shape) for name, x in model.state_dict().items()})
-    model.load_state_dict(weights, assign=True)
-    return model.eval()
+    shapes = shapes_of(lambda: FrameUNet(config))
+    weights = read_weights(directory, shapes, str, tied=False, pickles=_NO_PICKLES)
+    return filled(lambda: FrameUNet(config), weights, torch.float32)

@@ -12,24 +12,24 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.models.config_file import check_model_type, read_json, validated
+from whet.models.config_file import Layers, Positive, Size, check_model_type, read_json, validated
 from whet.models.hybrid.config import GateOrder, HybridConfig, Multipliers
-from whet.models.hybrid.file_types import Factor, HybridFile, MambaFile, Positive, Size, mixers_of
+from whet.models.hybrid.file_types import Factor, HybridFile, MambaFile, mixers_of
 
 
 class Lfm2File(HybridFile):
     """Hold what a config.json of LFM2 says. Source: transformers, models/lfm2."""
 
     rope_theta: ClassVar[float] = 1_000_000.0
+    unread: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
+    names: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+    )
 
     vocab_size: Size = 65536
     hidden_size: Size = 2560
     intermediate_size: Size = 12288
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 32
-    num_attention_heads: Size = 32
-    num_key_value_heads: Size = 8
     max_position_embeddings: Size = 128_000
-    rms_norm_eps: Positive = 1e-5
     tie_word_embeddings: bool = True
     conv_bias: bool = False
     conv_L_cache: Annotated[int, Field(gt=1, le=64)] = 3
@@ -38,19 +38,6 @@ class Lfm2File(HybridFile):
     block_auto_adjust_ff_dim: bool = True
     full_attn_idxs: tuple[int, ...] | None = None
     layer_types: tuple[str, ...] | None = None
-
-    @classmethod
-    def rename(cls, config: dict[str, Any]) -> None:
-        """Give fields that a family's files name otherwise the names here, in place."""
-        for old, new in (
-            ("norm_eps", "rms_norm_eps"),
-            ("tie_embedding", "tie_word_embeddings"),
-            ("block_ff_dim", "intermediate_size"),
-        ):
-            if old in config:
-                config[new] = config[old]
-        config.pop("attention_bias", None)  # transformers reads neither
-        config.pop("mlp_bias", None)
 
     def keys(self) -> dict[str, Any]:
         """Return the keys of a config.json, as transformers writes them."""
@@ -72,12 +59,9 @@ class Lfm2File(HybridFile):
         if types is None:
             full = range(self.num_hidden_layers) if self.full_attn_idxs is None else self.full_attn_idxs
             types = tuple("full_attention" if i in full else "conv" for i in range(self.num_hidden_layers))
-        return HybridConfig(
-            model_type=self.model_type,
-            keys=self.keys(),
-            mixers=mixers_of(types, self.num_hidden_layers, ("attention", "conv")),
+        return self.planned(
+            mixers_of(types, self.num_hidden_layers, ("attention", "conv")),
             decoder=self.decoder("qwen3", intermediate_size=self.mlp_width),
-            multipliers=Multipliers(scores=self.head_dim**-0.5),
             conv_taps=self.conv_L_cache,
             conv_bias=self.conv_bias,
         )
@@ -86,15 +70,13 @@ class Lfm2File(HybridFile):
 class GraniteFile(MambaFile):
     """Hold what a config.json of Granite 4 says. Source: transformers, models/granitemoehybrid."""
 
+    unread: ClassVar[tuple[str, ...]] = ("mlp_bias",)
+
     vocab_size: Size = 32000
-    hidden_size: Size = 4096
     intermediate_size: Size = 11008
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 32
-    num_attention_heads: Size = 32
     num_key_value_heads: Size = 32
     max_position_embeddings: Size = 2048
     rms_norm_eps: Positive = 1e-6
-    tie_word_embeddings: bool = False
     embedding_multiplier: Factor = 1.0
     logits_scaling: Positive = 1.0
     residual_multiplier: Factor = 1.0
@@ -111,7 +93,6 @@ class GraniteFile(MambaFile):
         config.setdefault("num_key_value_heads", None)  # as many as there are heads
         if "layers_block_type" in config:
             config.setdefault("layer_types", config["layers_block_type"])
-        config.pop("mlp_bias", None)  # transformers does not read it
 
     def plan(self) -> HybridConfig:
         """Return what the file describes."""
@@ -123,14 +104,10 @@ class GraniteFile(MambaFile):
         if self.position_embedding_type not in (None, "nope", "rope"):
             raise ValueError(f"position_embedding_type {self.position_embedding_type!r} is neither nope nor rope")
         added = self.residual_multiplier
-        return HybridConfig(
-            model_type=self.model_type,
-            keys=self.keys(),
-            mixers=mixers_of(self.layer_types, self.num_hidden_layers, ("attention", "mamba")),
+        return self.planned(
+            mixers_of(self.layer_types, self.num_hidden_layers, ("attention", "mamba")),
             decoder=self.decoder(intermediate_size=self.shared_intermediate_size),
             has_rotary=self.position_embedding_type == "rope",
-            mamba=self.mamba(),
-            mamba_out_bias=self.mamba_proj_bias,
             multipliers=Multipliers(
                 scores=self.attention_multiplier,
                 embedding=self.embedding_multiplier,
@@ -145,15 +122,7 @@ class GraniteFile(MambaFile):
 class BambaFile(MambaFile):
     """Hold what a config.json of Bamba says. Source: transformers, models/bamba."""
 
-    vocab_size: Size = 128_000
-    hidden_size: Size = 4096
-    intermediate_size: Size = 14336
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 32
-    num_attention_heads: Size = 32
-    num_key_value_heads: Size = 8
     max_position_embeddings: Size = 262_144
-    rms_norm_eps: Positive = 1e-5
-    tie_word_embeddings: bool = False
     attn_layer_indices: tuple[int, ...] = ()
     rotates_partly: ClassVar[bool] = True
 
@@ -167,29 +136,13 @@ class BambaFile(MambaFile):
         """Return what the file describes."""
         full = self.attn_layer_indices
         types = tuple("full_attention" if i in full else "mamba" for i in range(self.num_hidden_layers))
-        return HybridConfig(
-            model_type=self.model_type,
-            keys=self.keys(),
-            mixers=mixers_of(types, self.num_hidden_layers, ("attention", "mamba")),
-            decoder=self.decoder(),
-            mamba=self.mamba(),
-            mamba_out_bias=self.mamba_proj_bias,
-            multipliers=Multipliers(scores=self.head_dim**-0.5),
-        )
+        return self.planned(mixers_of(types, self.num_hidden_layers, ("attention", "mamba")))
 
 
 class FalconH1File(MambaFile):
     """Hold what a config.json of Falcon-H1 says. Source: transformers, models/falcon_h1."""
 
-    vocab_size: Size = 128_000
-    hidden_size: Size = 4096
-    intermediate_size: Size = 14336
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 32
-    num_attention_heads: Size = 32
-    num_key_value_heads: Size = 8
     max_position_embeddings: Size = 8192
-    rms_norm_eps: Positive = 1e-5
-    tie_word_embeddings: bool = False
     mamba_d_ssm: Size = 1024
     mamba_norm_before_gate: bool = True
     mamba_rms_norm: bool = False
@@ -217,11 +170,8 @@ class FalconH1File(MambaFile):
     def plan(self) -> HybridConfig:
         """Return what the file describes."""
         order: GateOrder = "norm, then gate" if self.mamba_norm_before_gate else "gate, then norm"
-        return HybridConfig(
-            model_type=self.model_type,
-            keys=self.keys(),
-            mixers=(("attention", "mamba"),) * self.num_hidden_layers,
-            decoder=self.decoder(),
+        return self.planned(
+            (("attention", "mamba"),) * self.num_hidden_layers,
             mamba=self.mamba(self.mamba_d_ssm),
             gate_order=order if self.mamba_rms_norm else "gate",
             mamba_out_bias=self.projectors_bias,
@@ -248,15 +198,10 @@ class NemotronHFile(MambaFile):
     """
 
     vocab_size: Size = 131_072
-    hidden_size: Size = 4096
     intermediate_size: Size = 21504
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 4
-    num_attention_heads: Size = 32
-    num_key_value_heads: Size = 8
+    num_hidden_layers: Layers = 4
     head_dim: Size = 128
     max_position_embeddings: Size = 4096
-    rms_norm_eps: Positive = 1e-5
-    tie_word_embeddings: bool = False
     mamba_d_head: Size | Literal["auto"] = 64
     mamba_n_groups: Size = 8
     mamba_d_state: Size = 128
@@ -264,6 +209,7 @@ class NemotronHFile(MambaFile):
     mamba_hidden_act: Literal["silu"] = "silu"
     layer_types: tuple[str, ...] = ("mamba", "moe", "attention", "mlp")
 
+    unread: ClassVar[tuple[str, ...]] = ("attention_bias", "mamba_proj_bias")
     names: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "layer_norm_epsilon": "rms_norm_eps",
@@ -282,12 +228,7 @@ class NemotronHFile(MambaFile):
     def rename(cls, config: dict[str, Any]) -> None:
         """Give fields that a family's files name otherwise the names here, in place."""
         super().rename(config)
-        config.pop("attention_bias", None)  # transformers reads neither
-        config.pop("mamba_proj_bias", None)
         config.setdefault("head_dim", 128)
-        for theirs, ours in cls.names.items():
-            if config.get(theirs) is not None:
-                config[ours] = config[theirs]
         pattern = config.get("hybrid_override_pattern")
         if config.get("layer_types") is None and isinstance(pattern, str):
             config["layer_types"] = [_OF_PATTERN.get(letter, letter) for letter in pattern]
@@ -310,17 +251,12 @@ class NemotronHFile(MambaFile):
         mixers = mixers_of(types, self.num_hidden_layers, ("attention", "mamba"))
         if self.mamba_d_head == "auto":
             raise ValueError("mamba_head_dim is not a number")
-        return HybridConfig(
-            model_type=self.model_type,
-            keys=self.keys(),
-            mixers=tuple(() if mlp else found for mlp, found in zip(is_mlp, mixers, strict=True)),
+        return self.planned(
+            tuple(() if mlp else found for mlp, found in zip(is_mlp, mixers, strict=True)),
             mlp="squared relu",
             mlp_layers=frozenset(index for index, mlp in enumerate(is_mlp) if mlp),
-            decoder=self.decoder(),
             has_rotary=False,
             mamba=self.mamba(self.mamba_n_heads * self.mamba_d_head),
-            mamba_out_bias=self.mamba_proj_bias,
-            multipliers=Multipliers(scores=self.head_dim**-0.5),
         )
 
 

@@ -11,12 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from whet.models.decoder.config import DecoderConfig, Rope, rope_parameters
-from whet.models.hybrid.config import HybridConfig, Mixer
+from whet.models.config_file import Layers, Positive, Size, set_keys
+from whet.models.decoder.config import DecoderConfig, Rope, fill_in_heads, rope_parameters
+from whet.models.hybrid.config import HybridConfig, Mixer, Multipliers
 from whet.models.selective.config import SelectiveConfig, number_of, written_number
 
-Size = Annotated[int, Field(gt=0, lt=2**31)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Factor = Annotated[float, Field(allow_inf_nan=False)]
 
 _MIXERS: Mapping[str, Mixer] = MappingProxyType(
@@ -31,24 +30,26 @@ _MIXERS: Mapping[str, Mixer] = MappingProxyType(
 
 
 class HybridFile(BaseModel):
-    """Hold what the files of all families say. Other keys are ignored."""
+    """Hold what the files of all families say. Other keys are ignored. The defaults are those of most families."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     rope_theta: ClassVar[float] = 10_000.0  # where the file names none
     rotates_partly: ClassVar[bool] = False
+    unread: ClassVar[tuple[str, ...]] = ()  # what transformers does not read in the family's files
+    names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of fields that they name otherwise, and as named here
 
     model_type: str
     hidden_act: Literal["silu"] = "silu"
-    vocab_size: Size
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)]
-    num_attention_heads: Size
-    num_key_value_heads: Size
+    vocab_size: Size = 128_000
+    hidden_size: Size = 4096
+    intermediate_size: Size = 14336
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size = 8
     head_dim: Size
     max_position_embeddings: Size
-    rms_norm_eps: Positive
-    tie_word_embeddings: bool
+    rms_norm_eps: Positive = 1e-5
+    tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
     rope_parameters: Rope
@@ -64,14 +65,10 @@ class HybridFile(BaseModel):
             config["num_key_value_heads"] = config.get(
                 "num_attention_heads", cls.model_fields["num_attention_heads"].default
             )
-        config = {key: value for key, value in config.items() if value is not None}
-        if "quantization_config" in config:
-            raise ValueError("quantization_config: whet reads only unquantised weights, and quantises them itself")
-        for name in ("hidden_size", "num_attention_heads"):
+        config = set_keys(config)
+        for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
             config.setdefault(name, cls.model_fields[name].default)
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        if isinstance(heads, int) and heads > 0 and isinstance(hidden, int):
-            config.setdefault("head_dim", hidden // heads)
+        fill_in_heads(config)
         config["rope_parameters"] = rope_parameters(config, partly=cls.rotates_partly)
         if isinstance(config["rope_parameters"], dict):
             config["rope_parameters"].setdefault("rope_theta", cls.rope_theta)
@@ -80,6 +77,11 @@ class HybridFile(BaseModel):
     @classmethod
     def rename(cls, config: dict[str, Any]) -> None:
         """Give fields that a family's files name otherwise the names here, in place."""
+        for name in cls.unread:
+            config.pop(name, None)
+        for theirs, ours in cls.names.items():
+            if config.get(theirs) is not None:
+                config[ours] = config[theirs]
 
     def decoder(self, model_type: Literal["llama", "qwen3"] = "llama", **changes: Any) -> DecoderConfig:
         """Return the decoder whose attention and MLP the layers have. Of model_type qwen3, heads are normalised."""
@@ -89,6 +91,11 @@ class HybridFile(BaseModel):
     def keys(self) -> dict[str, Any]:
         """Return the keys of a config.json, as transformers writes them."""
         return self.model_dump(mode="json", exclude_none=True)
+
+    def planned(self, mixers: tuple[tuple[Mixer, ...], ...], **changes: Any) -> HybridConfig:
+        """Return a model with the sizes of the file and these mixers. `changes` are other fields of a HybridConfig."""
+        fields: dict[str, Any] = {"decoder": self.decoder(), "multipliers": Multipliers(scores=self.head_dim**-0.5)}
+        return HybridConfig(model_type=self.model_type, keys=self.keys(), mixers=mixers, **(fields | changes))
 
     def plan(self) -> HybridConfig:
         """Return what the file describes.
@@ -123,12 +130,20 @@ class MambaFile(HybridFile):
     @classmethod
     def rename(cls, config: dict[str, Any]) -> None:
         """Give fields that a family's files name otherwise the names here, in place."""
+        super().rename(config)
         if isinstance(limits := config.get("time_step_limit"), list):
             config["time_step_limit"] = tuple(number_of(limit) for limit in limits)
 
     def keys(self) -> dict[str, Any]:
         """Return the keys of a config.json, as transformers writes them."""
         return {**super().keys(), "time_step_limit": [written_number(limit) for limit in self.time_step_limit]}
+
+    def planned(
+        self, mixers: tuple[tuple[Mixer, ...], ...], *, mamba: SelectiveConfig | None = None, **changes: Any
+    ) -> HybridConfig:
+        """Return a model with the sizes of the file and these mixers. `changes` are other fields of a HybridConfig."""
+        changes = {"mamba_out_bias": self.mamba_proj_bias, **changes}
+        return super().planned(mixers, mamba=mamba or self.mamba(), **changes)
 
     def mamba(self, inner: int | None = None) -> SelectiveConfig:
         """Return the model whose mixers the layers have. `inner` is their inner width, by default as expanded."""

@@ -12,10 +12,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from whet.models import tensor_files
 from whet.models.hybrid.config import HybridConfig
 from whet.models.hybrid.config_files import read_config
 from whet.models.hybrid.reference import Hybrid
-from whet.models.tensor_files import Shape, compare_shapes, drop_tied_head, filled, stored_tensors
+from whet.models.tensor_files import Shape
 
 _OF_BAMBA = {
     "norm.": "final_layernorm.",
@@ -54,8 +55,10 @@ _RENAMED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 # Parameters that stay in float32 whatever the matrices are: rounding them changes what is remembered for how long.
-_KEPT_WIDE = ("A_log", ".D", "dt_bias", "conv1d.weight", "conv1d.bias", "conv.conv.weight", "conv.conv.bias")
-_NORMS = ("layernorm.weight", "mamba.norm.weight")
+_KEPT_WIDE = (
+    *("A_log", ".D", "dt_bias", "conv1d.weight", "conv1d.bias", "conv.conv.weight", "conv.conv.bias"),
+    *("layernorm.weight", "mamba.norm.weight"),
+)
 
 
 def file_name(model_type: str, name: str) -> str:
@@ -77,11 +80,7 @@ def weight_shapes(config: HybridConfig) -> dict[str, Shape]:
 
     With tied embeddings there is no lm_head.weight: embed_tokens.weight is used for both.
     """
-    with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in Hybrid(config).state_dict().items()}
-    if config.tie_word_embeddings:
-        del shapes["lm_head.weight"]
-    return shapes
+    return tensor_files.shapes_of(lambda: Hybrid(config), tied=config.tie_word_embeddings)
 
 
 def to_files(config: HybridConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -100,24 +99,25 @@ def read_weights(directory: Path | str, config: HybridConfig) -> dict[str, Tenso
     Raises:
         TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another shape.
     """
-    directory = Path(directory)
-    shapes, stored = weight_shapes(config), dict(stored_tensors(directory))
-    if config.model_type == "nemotron_h":  # some files have the prefix of the other families
-        for name in [name for name in stored if name.startswith("model.")]:
-            stored[f"backbone.{name.removeprefix('model.')}"] = stored.pop(name)
-    for name in [name for name in stored if name.endswith(".rotary_emb.inv_freq")]:
-        del stored[name]  # old files hold the rotary angles, which are computed
-    if config.tie_word_embeddings:
-        embedding = file_name(config.model_type, "embed_tokens.weight")
-        drop_tied_head(stored, directory, embedding, "tie_word_embeddings")
     in_files: dict[str, Shape] = {}
-    for name, shape in shapes.items():
-        known = in_files.get(file_name(config.model_type, name))
-        in_files[file_name(config.model_type, name)] = shape if known is None else (known[0] + shape[0], *shape[1:])
-    compare_shapes(stored, directory, in_files)
+    shapes = {name: (file_name(config.model_type, name), shape) for name, shape in weight_shapes(config).items()}
+    for where, shape in shapes.values():
+        known = in_files.get(where)
+        in_files[where] = shape if known is None else (known[0] + shape[0], *shape[1:])
+
+    def name_of(stored: str) -> str | None:
+        if stored.endswith(".rotary_emb.inv_freq"):
+            return None  # old files hold the rotary angles, which are computed
+        if config.model_type == "nemotron_h" and stored.startswith("model."):
+            return f"backbone.{stored.removeprefix('model.')}"  # some files have the prefix of the other families
+        return stored
+
+    embedding = file_name(config.model_type, "embed_tokens.weight")
+    stored = tensor_files.read_weights(
+        directory, in_files, name_of, tied=config.tie_word_embeddings, embedding=embedding
+    )
     weights, used = {}, dict.fromkeys(in_files, 0)
-    for name, shape in shapes.items():
-        where = file_name(config.model_type, name)
+    for name, (where, shape) in shapes.items():
         first = used[where]
         weights[name] = stored[where][first : first + shape[0]]
         used[where] = first + shape[0]
@@ -133,10 +133,10 @@ def load_hybrid(directory: Path | str, dtype: torch.dtype = torch.float32) -> Hy
     Raises:
         TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
     """
+
+    def is_wide(name: str) -> bool:
+        return name.endswith(_KEPT_WIDE) or name == "norm.weight"
+
     config = read_config(directory)
-    wide = torch.promote_types(dtype, torch.float32)
-    weights = {
-        name: tensor.to(wide if name.endswith((*_KEPT_WIDE, *_NORMS)) or name == "norm.weight" else dtype, copy=True)
-        for name, tensor in read_weights(directory, config).items()
-    }
-    return filled(lambda: Hybrid(config), weights, "embed_tokens", tied=config.tie_word_embeddings)
+    weights, tied = read_weights(directory, config), config.tie_word_embeddings
+    return tensor_files.filled(lambda: Hybrid(config), weights, dtype, is_wide=is_wide, tied=tied)

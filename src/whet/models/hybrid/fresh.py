@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,20 +47,17 @@ class _TrainableHybrid(Trainable):
 
 
 def _trainable(model_type: str) -> Trainable:
-    def config_json(config: HybridConfig) -> dict[str, Any]:
-        return dict(config.keys)
-
     return _TrainableHybrid(
         config=FILES[model_type],
         also_known=frozenset(_ALSO_KNOWN | _ALSO_KNOWN_IN.get(model_type, set())),
         build=lambda file: Hybrid(file.plan()),
         fresh=fresh_hybrid,
         file_name=partial(file_name, model_type),
-        config_json=config_json,
+        config_json=lambda config: dict(config.keys),
         architectures=_ARCHITECTURES,
         packing="documents",
         max_tokens=lambda config: int(config.max_position_embeddings),
-        dropped=("AttentionWithPast", "ScaledMamba", "ShortConv", "ScaledMLP", "SquaredMLP"),
+        dropped=("AttentionWithPast", "ScaledMamba", "ShortConv", "GatedMLP", "SquaredMLP"),
         not_adapted=_NOT_ADAPTED.get(model_type, {}),
         size_keys=("hidden_size", "intermediate_size", "num_hidden_layers"),
     )

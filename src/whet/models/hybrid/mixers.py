@@ -10,17 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.models.decoder.reference import Attention, GatedMLP, visible
+from whet.models.decoder.reference import Attention, visible
 from whet.models.hybrid.config import HybridConfig
 from whet.models.hybrid.state import HybridLayerState
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.mixer import Convolution, GatedNorm, Mamba2Mixer, initialise_linear, unweighted_norm
 from whet.models.selective.state import LayerState
-
-
-def times(x: Tensor, factor: float) -> Tensor:
-    """Multiply by a factor. One of 1 costs nothing."""
-    return x if factor == 1.0 else x * factor
 
 
 class AttentionWithPast(Attention):
@@ -147,18 +142,4 @@ class SquaredMLP(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map [B, T, D] to [B, T, D]."""
         output_BTD: Tensor = self.down_proj(F.relu(self.up_proj(x_BTD)).square())
-        return output_BTD
-
-
-class ScaledMLP(GatedMLP):
-    """Apply SwiGLU whose gate has a factor: [B, T, D] -> [B, T, D]."""
-
-    def __init__(self, config: HybridConfig) -> None:
-        super().__init__(config.decoder)
-        self.gate_factor = config.multipliers.mlp_gate
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Map [B, T, D] to [B, T, D]."""
-        gate = F.silu(times(self.gate_proj(x_BTD), self.gate_factor))
-        output_BTD: Tensor = self.down_proj(gate * self.up_proj(x_BTD))
         return output_BTD

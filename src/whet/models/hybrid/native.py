@@ -21,20 +21,19 @@ from whet.kernels.hybrid_model.structs import ConvLayerStruct, HybridStruct, Mix
 from whet.kernels.linear.packed import Kind
 from whet.kernels.selective_model.structs import LayerStruct as MambaLayerStruct
 from whet.kernels.selective_model.structs import SegmentStruct, TokensStruct
+from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.native_layers import (
-    BLOCK_SIZE,
     Tensors,
     cache_bytes,
     decoder_struct,
     fill_attention,
     fill_mlp,
-    fill_squared_mlp,
     place_caches,
-    ragged_struct,
+    ragged,
 )
-from whet.models.hybrid.config import HybridConfig
+from whet.models.hybrid.config import HybridConfig, Multipliers
 from whet.models.hybrid.mixers import parts_scale
-from whet.models.native_calls import NativeCalls
+from whet.models.native_model import NativeModel
 from whet.models.native_weights import NativeWeights
 from whet.models.options import checked_length
 from whet.models.selective.config import SelectiveConfig
@@ -46,7 +45,7 @@ _FLAGS = {"attention": MixerFlag.ATTENTION, "mamba": MixerFlag.MAMBA, "conv": Mi
 _NUM_COLUMNS = len(SegmentStruct._fields_)
 
 
-class NativeHybrid:
+class NativeHybrid(NativeModel):
     """Run a hybrid model as a ServedModel.
 
     Args:
@@ -58,10 +57,6 @@ class NativeHybrid:
         OptionError: max_model_len is out of range.
     """
 
-    can_rewind = True
-    bytes_to_rewind = 0
-    block_size = BLOCK_SIZE
-
     def __init__(
         self,
         config: HybridConfig,
@@ -72,12 +67,11 @@ class NativeHybrid:
         kv: Kv,
         max_model_len: int | None = None,
     ) -> None:
+        super().__init__(library, "hybrid", config.vocab_size, kind)
         self.config = config
-        self.vocab_size = config.vocab_size
         self.max_model_len = checked_length(max_model_len, config.max_position_embeddings)
-        self.kind, self.kv = kind, kv
+        self.kv = kv
         self.bytes_per_block = len(config.layers_with("attention")) * cache_bytes(config.decoder, kv)
-        self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
         self._states = _states(config)
         self.bytes_per_state = 0 if self._states is None else self._states.bytes_per_state
         self.bytes_per_draft = 0 if self._states is None else self._states.bytes_per_draft
@@ -88,24 +82,18 @@ class NativeHybrid:
         for index in range(num_layers):
             self._fill_layer(index, partial(lambda index, name: weights.get(f"layers.{index}.{name}"), index))
         self._struct = self._whole(weights)
-        self._calls = NativeCalls(library, "hybrid", config.vocab_size)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
-        return self._weights.num_bytes
 
     def allocate(self, room: Allocation) -> None:
         """Allocate the blocks, and the rows of states."""
         with_attention = [self._decoder_layers[index] for index in self.config.layers_with("attention")]
-        self._cache = place_caches(with_attention, room.num_blocks, self.config.decoder, self.kv)
+        self._caches = place_caches(with_attention, room.num_blocks, self.config.decoder, self.kv)
         for layer in self._decoder_layers:
             layer.cache.kind = self.kv
         if self._states is not None:
             of_mamba = [self._mamba_layers[index] for index in self.config.layers_with("mamba")]
             self._states.allocate(room, of_mamba or [self._convs[index] for index in self.config.layers_with("conv")])
         self._struct.num_drafts = self._struct.mamba.num_drafts = room.num_drafts
-        self._calls.open(self._struct)
+        self._open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
         """Copy the settled states of a row to another one. Keys and values stay in their blocks."""
@@ -116,19 +104,19 @@ class NativeHybrid:
         """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
         no_segments = np.zeros((0, _NUM_COLUMNS), np.int32)
         segments = no_segments if self._states is None else self._states.segments(batch)
-        ragged, _kept = ragged_struct(batch)
+        step, _kept = ragged(batch)
         tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
-        return self._calls.step(batch, ctypes.byref(ragged), ctypes.byref(tokens))
+        return self._run(batch, ctypes.byref(step), ctypes.byref(tokens))
 
     def _fill_layer(self, index: int, of: Tensors) -> None:
         config, mixers = self.config, self.config.mixers[index]
         decoder_layer, mamba_layer, conv = self._decoder_layers[index], self._mamba_layers[index], self._convs[index]
         if config.has_mlp(index):
-            fill = fill_mlp if config.mlp == "silu gate" else fill_squared_mlp
-            fill(decoder_layer, self._weights, of)
+            fill_mlp(decoder_layer, self._weights, of, gated=config.mlp == "silu gate")
         if "attention" in mixers:
             factor = config.multipliers.attention_in
             fill_attention(decoder_layer, self._weights, config.decoder, of, factor=factor)
+            decoder_layer.window = config.decoder.window_of(index) or 0
         norm = of("input_layernorm.weight")
         if norm is None:
             return
@@ -153,9 +141,7 @@ class NativeHybrid:
         decoder.attention_factor, decoder.gate_factor = factors.attention_out, factors.mlp_gate
         decoder.mlp_factor = factors.mlp_out
         decoder.layers = self._decoder_layers
-        decoder.final_norm = self._weights.floats(weights["norm.weight"])
-        embedding_VD = weights["embed_tokens.weight"]
-        self._weights.put_vocabulary(decoder, embedding_VD, weights.get("lm_head.weight", embedding_VD))
+        self._weights.put_ends(decoder, weights, "embed_tokens.weight", "norm.weight")
         struct.decoder = decoder
         if config.mamba is not None:
             struct.mamba = selective_struct(config.mamba)
@@ -197,3 +183,35 @@ def _fill_conv(layer: ConvLayerStruct, packed: NativeWeights, of: Tensors) -> No
         assert weight is not None
         setattr(layer, name, packed.packed(weight, of(f"conv.{name}.bias")))
     layer.conv_weight, layer.conv_bias = packed.floats(convolution[:, 0].T), packed.floats(of("conv.conv.bias"))
+
+
+class NativeDecoder(NativeHybrid):
+    """Run a decoder of the Llama family as a ServedModel: a hybrid whose layers all have attention.
+
+    Args:
+        weights: The tensors by name, from whet.models.decoder.files.read_weights. They are copied.
+        kind: The format of all matrices, including the head.
+        max_model_len: The most tokens of a sequence. By default, the model's own limit.
+
+    Raises:
+        OptionError: max_model_len is out of range.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        library: Library,
+        *,
+        kind: Kind,
+        kv: Kv,
+        max_model_len: int | None = None,
+    ) -> None:
+        whole = HybridConfig(
+            model_type=config.model_type,
+            keys={},
+            mixers=(("attention",),) * config.num_hidden_layers,
+            decoder=config,
+            multipliers=Multipliers(scores=config.head_dim**-0.5),
+        )
+        super().__init__(whole, weights, library, kind=kind, kv=kv, max_model_len=max_model_len)

@@ -8,11 +8,12 @@ Shape suffixes: B batch, T tokens, D model width, H head width, V vocabulary.
 import torch
 from torch import Tensor, nn
 
-from whet.errors import InputsError
+from whet.models.decoder.reference import GatedMLP, times
 from whet.models.decoder.rope import cosines_and_sines, inverse_frequencies, rotary_scale
 from whet.models.hybrid.config import HybridConfig
-from whet.models.hybrid.mixers import AttentionWithPast, ScaledMamba, ScaledMLP, ShortConv, SquaredMLP, times
+from whet.models.hybrid.mixers import AttentionWithPast, ScaledMamba, ShortConv, SquaredMLP
 from whet.models.hybrid.state import HybridLayerState, HybridState, check_state, new_state
+from whet.models.recurrent import Recurrent
 from whet.models.selective.documents import DocumentRows
 
 
@@ -25,13 +26,14 @@ class HybridLayer(nn.Module):
         self.multipliers = config.multipliers
         self.input_layernorm = nn.RMSNorm(D, eps=eps) if mixers else None
         self.self_attn = AttentionWithPast(config) if "attention" in mixers else None
-        has_mamba = "mamba" in mixers and config.mamba is not None
-        self.mamba = ScaledMamba(config, config.mamba) if has_mamba and config.mamba is not None else None
+        self.mamba = ScaledMamba(config, config.mamba) if "mamba" in mixers and config.mamba is not None else None
         self.conv = ShortConv(config) if "conv" in mixers else None
         has_mlp = config.has_mlp(index)
         self.post_attention_layernorm = nn.RMSNorm(D, eps=eps) if has_mlp else None
-        kind = ScaledMLP if config.mlp == "silu gate" else SquaredMLP
-        self.mlp = kind(config) if has_mlp else None
+        self.mlp: GatedMLP | SquaredMLP | None = None
+        if has_mlp:
+            is_gated = config.mlp == "silu gate"
+            self.mlp = GatedMLP(config.decoder, self.multipliers.mlp_gate) if is_gated else SquaredMLP(config)
 
     def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, state: HybridLayerState | None = None) -> Tensor:
         """Map [B, T, D] to [B, T, D]. The residual is in the wider type of norms. A state is read and replaced."""
@@ -59,7 +61,7 @@ class HybridLayer(nn.Module):
         return x_BTD
 
 
-class Hybrid(nn.Module):
+class Hybrid(Recurrent[HybridState]):
     """Predict the next token after each token."""
 
     inv_freq: Tensor
@@ -80,45 +82,21 @@ class Hybrid(nn.Module):
         if not empty.is_meta:
             initialise(self)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Return the bytes by which the state of a sequence grows with each token: keys and values."""
+        numbers = 2 * self.config.decoder.num_key_value_heads * self.config.decoder.head_dim
+        return len(self.config.layers_with("attention")) * numbers * self.lm_head.weight.itemsize
+
     def new_state(self, batch_size: int = 1) -> HybridState:
         """Return the state before the first token of so many sequences."""
         weight = self.embed_tokens.weight
         return new_state(self.config, batch_size, weight.dtype, weight.device)
 
-    def forward(
-        self, input_ids_BT: Tensor, state: HybridState | None = None, documents_BT: Tensor | None = None
-    ) -> Tensor:
-        """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V].
-
-        Args:
-            state: What has been read before. It is replaced by what has been read after the tokens. None: the tokens
-                begin sequences.
-            documents_BT: The number of each token's document, for rows that hold several. Each of them begins a
-                sequence. None: a row is one.
-
-        Raises:
-            InputsError: The state does not fit the model or the number of sequences, or comes with documents.
-        """
-        if documents_BT is None:
-            return self._logits(self._read(input_ids_BT, state))
-        if state is not None:
-            raise InputsError("documents begin without a state; leave one of state and documents_BT out")
-        documents = DocumentRows.of(documents_BT)
-        return self._logits(documents.each(lambda ids_RL: self._read(ids_RL, None), input_ids_BT))
-
-    @torch.no_grad()
-    def step(self, tokens_BT: Tensor, state: HybridState) -> Tensor:
-        """Read tokens, one or many of each sequence, and return the logits after the last one [B, V].
-
-        The tokens follow those that the state has read. It is replaced by what has been read after them.
-
-        Raises:
-            InputsError: The state does not fit the model or the number of sequences.
-        """
-        return self._logits(self._read(tokens_BT, state)[:, -1])
-
-    def _read(self, input_ids_BT: Tensor, state: HybridState | None) -> Tensor:
+    def _read(self, input_ids_BT: Tensor, state: HybridState | None, documents_BT: Tensor | None) -> Tensor:
         """Return the normalised output of the last layer [B, T, D]."""
+        if documents_BT is not None:
+            return DocumentRows.of(documents_BT).each(lambda ids_RL: self._read(ids_RL, None, None), input_ids_BT)
         if state is not None:
             check_state(state, self.config, len(input_ids_BT))
         embedded_BTD = self.embed_tokens(input_ids_BT)
@@ -140,8 +118,7 @@ class Hybrid(nn.Module):
         return cosines_and_sines(frequencies, self.rotary_scale if self.config.has_rotary else 1.0, positions_T, dtype)
 
     def _logits(self, normed: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(normed)
-        return times(logits, self.config.multipliers.logits)
+        return times(super()._logits(normed), self.config.multipliers.logits)
 
 
 def initialise(model: Hybrid, generator: torch.Generator | None = None) -> None:

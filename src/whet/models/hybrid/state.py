@@ -4,7 +4,7 @@ Shape suffixes: B batch, S = taps - 1 inputs, C convolved channels, K key-value 
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,9 +12,7 @@ from torch import Tensor
 from whet.errors import InputsError
 from whet.models.hybrid.config import HybridConfig
 from whet.models.selective.state import LayerState
-from whet.models.state_files import load_layers, save_layers
-
-_FORMAT = "whet hybrid state 1"
+from whet.models.state_files import SavedState
 
 
 @dataclass
@@ -36,54 +34,36 @@ class HybridLayerState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name."""
-        recurrent = self.recurrent
-        known = {
-            "conv": None if recurrent is None else recurrent.conv_BSC,
-            "scan": None if recurrent is None else recurrent.scan,
-            "keys": self.keys_BKTH,
-            "values": self.values_BKTH,
-        }
-        return {name: tensor for name, tensor in known.items() if tensor is not None}
+        known = {"keys": self.keys_BKTH, "values": self.values_BKTH}
+        recurrent = {} if self.recurrent is None else self.recurrent.tensors()
+        return recurrent | {name: tensor for name, tensor in known.items() if tensor is not None}
 
 
 @dataclass
-class HybridState:
+class HybridState(SavedState):
     """Hold the state of B sequences, one HybridLayerState for each layer.
 
     A model replaces the layers' tensors as it reads tokens.
     """
 
+    FORMAT: ClassVar[str] = "whet hybrid state 1"
+    NUMBERS: ClassVar[tuple[str, ...]] = ("batch_size", "num_tokens")
+
     layers: list[HybridLayerState]
     batch_size: int
     num_tokens: int = 0
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of all tensors. Those of keys and values grow with the tokens."""
-        return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors().values())
+    @classmethod
+    def layer_of(cls, tensors: dict[str, Tensor]) -> HybridLayerState:
+        """See SavedState."""
+        recurrent = LayerState(tensors["conv"], tensors["scan"]) if {"conv", "scan"} & tensors.keys() else None
+        if not {"keys", "values"} & tensors.keys():
+            return HybridLayerState(recurrent)
+        return HybridLayerState(recurrent, tensors["keys"], tensors["values"])
 
     def copy(self) -> "HybridState":
         """Return a state to go on from here twice. Tensors are replaced and never changed, so that they are shared."""
         return replace(self, layers=[layer.copy() for layer in self.layers])
-
-    def save(self, path: Path | str) -> None:
-        """Write the state to a safetensors file, which appears whole or not at all.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
-        layers = (layer.tensors() for layer in self.layers)
-        save_layers(path, _FORMAT, layers, batch_size=self.batch_size, num_tokens=self.num_tokens)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "HybridState":
-        """Read a state that `save` wrote. The model checks that it fits when it reads tokens.
-
-        Raises:
-            TargetError: The file is missing or damaged, or holds something else.
-        """
-        layers, numbers, _ = load_layers(path, _FORMAT, _layer_state, "batch_size", "num_tokens")
-        return cls(layers, *numbers)
 
 
 def new_state(config: HybridConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> HybridState:
@@ -106,18 +86,6 @@ def new_state(config: HybridConfig, batch_size: int, dtype: torch.dtype, device:
             layer.keys_BKTH = layer.values_BKTH = torch.zeros(none, dtype=dtype, device=device)
         layers.append(layer)
     return HybridState(layers, batch_size)
-
-
-def _layer_state(tensors: dict[str, Tensor]) -> HybridLayerState:
-    """Return a layer's state from its tensors by name.
-
-    Raises:
-        KeyError: Only one of two that belong together is there.
-    """
-    recurrent = LayerState(tensors["conv"], tensors["scan"]) if {"conv", "scan"} & tensors.keys() else None
-    if not {"keys", "values"} & tensors.keys():
-        return HybridLayerState(recurrent)
-    return HybridLayerState(recurrent, tensors["keys"], tensors["values"])
 
 
 def check_state(state: HybridState, config: HybridConfig, batch_size: int) -> None:

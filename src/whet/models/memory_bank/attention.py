@@ -7,7 +7,6 @@ N query heads, K key-value heads, H head width.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from whet.models.decoder.reference import Attention
@@ -42,19 +41,11 @@ class SegmentAttention(Attention):
         """
         q_BNTH, k_BKTH, v_BKTH = self.project(x_BTD, cos_TH, sin_TH)
         keys, values = torch.cat((state.keys_BKPH, k_BKTH), 2), torch.cat((state.values_BKPH, v_BKTH), 2)
-        B, T, _ = x_BTD.shape
-        num_past, group = state.keys_BKPH.shape[2], self.num_heads // self.num_kv_heads
+        T, num_past = x_BTD.shape[1], state.keys_BKPH.shape[2]
         mask = None
         if num_past and T > 1:
             mask = torch.ones(T, num_past + T, dtype=torch.bool, device=x_BTD.device).tril(num_past)
-        mixed_BNTH = F.scaled_dot_product_attention(
-            q_BNTH,
-            keys.repeat_interleave(group, dim=1),
-            values.repeat_interleave(group, dim=1),
-            mask,
-            is_causal=not num_past and T > 1,
-        )
-        output_BTD: Tensor = self.o_proj(mixed_BNTH.transpose(1, 2).reshape(B, T, self.num_heads * self.head_dim))
+        output_BTD = self.mixed(q_BNTH, keys, values, mask, is_causal=not num_past and T > 1)
         if ends:
             keys, values = keys[:, :, :0], values[:, :, :0]
         return output_BTD, SegmentState(keys, values)

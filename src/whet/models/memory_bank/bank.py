@@ -87,14 +87,6 @@ def new_bank(config: LtmConfig, batch_size: int, slots: int, dtype: torch.dtype,
     )
 
 
-@dataclass(frozen=True)
-class _Written:
-    """Hold what spans write: the pooled rows [B, m, S, R], with weight 1, and the gates [B, m, S]."""
-
-    rows: Tensor
-    gates: Tensor
-
-
 class MemoryBank(nn.Module):
     """Read and write a bank of slots."""
 
@@ -170,16 +162,16 @@ class MemoryBank(nn.Module):
             after.top_BS, after.total_BS, after.pooled_BSC = (part[:, 0] for part in pooled)
             after.mass_BS = state.mass_BS + mass[:, 0] if track else state.mass_BS
             return out, after
-        written = self._written(*pooled[1:], state)
+        rows, gates = self._written(*pooled[1:], state)
         before = [state.rows_BSR]
         for index in range(q_BmtC.shape[1]):
-            before.append(torch.lerp(before[-1], written.rows[:, index], written.gates[:, index, :, None]))
+            before.append(torch.lerp(before[-1], rows[:, index], gates[:, index, :, None]))
         out, mass = self._read(q_BmtC, torch.stack(before[:-1], 1))
         after = BankState(**vars(state) | {"rows_BSR": before[-1]})
         after.top_BS, after.total_BS = torch.full_like(state.top_BS, NEVER), torch.zeros_like(state.total_BS)
         after.pooled_BSC = torch.zeros_like(state.pooled_BSC)
         if track:
-            _track(after, mass, written.gates, [rows[..., -2] for rows in before], self.span)
+            _track(after, mass, gates, [slots[..., -2] for slots in before], self.span)
         return out, after
 
     def _pool(self, keys_BmtC: Tensor, values: Tensor, state: BankState, offset: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,14 +191,15 @@ class MemoryBank(nn.Module):
         pooled = weights @ values + kept[..., None] * state.pooled_BSC[:, None]
         return top, total, pooled
 
-    def _written(self, total: Tensor, pooled: Tensor, state: BankState) -> _Written:
+    def _written(self, total: Tensor, pooled: Tensor, state: BankState) -> tuple[Tensor, Tensor]:
+        """Return what spans write: the pooled rows [B, m, S, R], with weight 1, and the gates [B, m, S]."""
         found = pooled / total.clamp(min=_LEAST_WEIGHT)[..., None]
         gates_S = self.slot_gates.to(found.dtype)[state.ids_BS.clamp(min=0)]
         gates = torch.sigmoid(GATE_SPEED * (found[..., -1] + gates_S[:, None]))
         is_there = (state.ids_BS >= 0)[:, None] & (total > 0)
         one = torch.ones_like(found[..., -1:])
         rows = torch.cat((found[..., :-1], one, torch.zeros_like(one)), -1)
-        return _Written(rows, gates * is_there)
+        return rows, gates * is_there
 
     def _read(self, q_BmtC: Tensor, rows_BmSR: Tensor) -> tuple[Tensor, Tensor]:
         """Return what tokens read [B, m, t, C], and how much of it was read from each slot [B, m, S]."""

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.models.config_file import check_model_type, read_json, validated
-from whet.models.decoder.config import DecoderConfig, Positive, Size
+from whet.models.config_file import Layers, Positive, Size, check_model_type, read_json, validated
+from whet.models.decoder.config import DecoderConfig, fill_in_heads
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Granularity = Literal["none", "layer", "block"]
@@ -61,7 +61,7 @@ class LtmConfig(BaseModel):
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Count
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)]
+    num_hidden_layers: Layers
     num_attention_heads: Size
     num_key_value_heads: Size
     head_dim: Size
@@ -125,10 +125,7 @@ class LtmConfig(BaseModel):
         for key, harmless in _REFUSED.items():
             if key in config and config[key] not in harmless:
                 raise ValueError(f"{key}: an ltm model does not compute it; leave it out")
-        heads = config.get("num_attention_heads")
-        config.setdefault("num_key_value_heads", heads)
-        if isinstance(heads, int) and heads > 0 and isinstance(config.get("hidden_size"), int):
-            config.setdefault("head_dim", config["hidden_size"] // heads)
+        fill_in_heads(config)
         slots = config.get("memory_slots", 64)
         if isinstance(slots, int):
             config.setdefault("min_memory_slots", min(slots, 1))

@@ -1,7 +1,5 @@
 """Make a long-term-memory decoder with new weights, and say how such models are trained."""
 
-import json
-
 import torch
 
 from whet.models.memory_bank.config import LtmConfig
@@ -21,7 +19,6 @@ TRAINABLE = Trainable(
     build=Ltm,
     fresh=fresh_ltm,
     file_name=str,
-    config_json=lambda config: json.loads(config.model_dump_json(exclude_none=True)),
     architectures={"ltm": "LtmForCausalLM"},
     dropped=("AddedToStream", "GatedMLP"),
     size_keys=("hidden_size", "intermediate_size", "num_hidden_layers"),

@@ -28,7 +28,7 @@ from whet.models.memory_bank.native_states import NativeStates
 from whet.models.memory_bank.served_memory import ServedMemory, digest_of
 from whet.models.memory_bank.spans import in_spans
 from whet.models.memory_bank.state import LtmState
-from whet.models.native_calls import NativeCalls
+from whet.models.native_model import NativeModel
 from whet.models.native_weights import NativeWeights
 from whet.models.options import checked_length
 from whet.models.step import Allocation, StepBatch
@@ -36,7 +36,7 @@ from whet.models.step import Allocation, StepBatch
 Tensors = Mapping[str, Tensor]
 
 
-class NativeLtm(ServedMemory):
+class NativeLtm(NativeModel, ServedMemory):
     """Run a decoder with long-term memory as a ServedModel.
 
     Args:
@@ -48,7 +48,6 @@ class NativeLtm(ServedMemory):
     """
 
     bytes_per_block = 0
-    block_size = 16
 
     def __init__(
         self,
@@ -60,14 +59,12 @@ class NativeLtm(ServedMemory):
         kv: Kv,
         max_model_len: int | None = None,
     ) -> None:
+        super().__init__(library, "memory", config.vocab_size, kind)
         self.config = self.memory_config = config
         self.digest = digest_of(config, weights)
-        self.vocab_size = config.vocab_size
         self.max_model_len = checked_length(max_model_len)
         self.can_rewind = not config.use_adaptive_compression  # slots that are gone do not come back
-        self.kind, self.kv = kind, kv
-        self._library = library
-        self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
+        self.kv = kv
         self._states = NativeStates(config, kv)
         self.bytes_per_state, self.bytes_per_draft = self._states.bytes_per_state, self._states.bytes_per_draft
         self.bytes_to_rewind = self._states.bytes_to_rewind
@@ -83,18 +80,12 @@ class NativeLtm(ServedMemory):
                 own = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)}
                 _fill_memories(layer, self._weights, config, own)
         self._struct = self._whole(weights)
-        self._calls = NativeCalls(library, "memory", config.vocab_size)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
-        return self._weights.num_bytes
 
     def allocate(self, room: Allocation) -> None:
         """Allocate the rows of states. There are no blocks that the engine hands out."""
         self._states.allocate(room, list(self._layers), list(self._decoder_layers))
         self._struct.num_drafts = room.num_drafts
-        self._calls.open(self._struct)
+        self._open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
         """Copy the settled states of a row to another one."""
@@ -109,12 +100,12 @@ class NativeLtm(ServedMemory):
             logits_RV[torch.from_numpy(part.logit_places).long()] = self._read(part.batch)
             for row in part.ended_rows:
                 self._states.adapt(row)
-                self._library.functions.whet_memory_derive(self._calls.handle, row)
+                self._library.functions.whet_memory_derive(self._handle, row)
         return logits_RV
 
     def _read(self, batch: StepBatch) -> Tensor:
         segments = np.ascontiguousarray(np.stack(self._states.places.take(batch), axis=1), dtype=np.int32)
-        return self._calls.step(batch, segments.ctypes.data, len(segments), len(batch.token_ids))
+        return self._run(batch, segments.ctypes.data, len(segments), len(batch.token_ids))
 
     def read_state(self, row: int, num_tokens: int | None = None) -> LtmState:
         """See ServedMemory."""
@@ -123,7 +114,7 @@ class NativeLtm(ServedMemory):
     def write_state(self, row: int, state: LtmState) -> None:
         """See ServedMemory."""
         self._states.write(row, state)
-        self._library.functions.whet_memory_derive(self._calls.handle, row)
+        self._library.functions.whet_memory_derive(self._handle, row)
 
     def _whole(self, weights: Tensors) -> MemoryModelStruct:
         config, layout = self.config, self._states.layout
@@ -131,10 +122,7 @@ class NativeLtm(ServedMemory):
         struct.decoder = decoder_struct(config.decoder, self._weights, config.attention_block_size)
         struct.decoder.intermediate = config.intermediate_size
         struct.decoder.layers = self._decoder_layers
-        struct.decoder.final_norm = self._weights.floats(weights["norm.weight"])
-        embedding_VD = weights["embed_tokens.weight"]
-        head_VD = weights.get("lm_head.weight", embedding_VD)
-        self._weights.put_vocabulary(struct.decoder, embedding_VD, head_VD)
+        self._weights.put_ends(struct.decoder, weights, "embed_tokens.weight", "norm.weight")
         struct.sizes = SizesStruct(
             slots=config.max_memory_slots,
             first_slots=config.memory_slots,

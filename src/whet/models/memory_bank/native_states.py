@@ -19,7 +19,7 @@ from whet.kernels.decoder.structs import LayerStruct as DecoderLayerStruct
 from whet.kernels.linear.packed import large_pages
 from whet.kernels.memory_model.structs import MemoryLayerStruct
 from whet.kernels.paged_attention.cache import Batch
-from whet.models.decoder.native_layers import BLOCK_SIZE, cache_bytes, place_caches, views_of_cache
+from whet.models.decoder.native_layers import BLOCK_SIZE, cache_bytes, place_caches
 from whet.models.memory_bank.attention import SegmentState
 from whet.models.memory_bank.config import LtmConfig
 from whet.models.memory_bank.native_layout import RowLayout
@@ -68,9 +68,7 @@ class NativeStates:
             if room.num_drafts:
                 layers[index].beyond, layers[index].drafts = at + 4 * rows * size, at + 4 * (rows * size + beyond)
         num_blocks = rows * self.sets * self._blocks
-        self._cache = place_caches(decoder_layers, num_blocks, self._config.decoder, self._kv)
-        sizes = (num_blocks, self._config.decoder, self._kv)
-        self._caches = [views_of_cache(self._cache, index, *sizes) for index in range(len(decoder_layers))]
+        self._caches = place_caches(decoder_layers, num_blocks, self._config.decoder, self._kv)
         self._sizes = [part.numel() for part in self._parts(0, 0)] if rows else []  # of the parts of a snapshot
         self._snapshots = large_pages(room.num_snapshots * self._snapshot).view(room.num_snapshots, self._snapshot)
 

@@ -16,7 +16,6 @@ the MLPs out. See LtmConfig for what training adds: recomputation of blocks of s
 Shape suffixes: B batch, T tokens, D model width, V vocabulary, H head width.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +24,11 @@ from torch.utils.checkpoint import checkpoint
 
 from whet.errors import OptionError
 from whet.models.decoder.reference import GatedMLP
-from whet.models.decoder.rope import inverse_frequencies
+from whet.models.decoder.rope import cosines_and_sines, inverse_frequencies
 from whet.models.memory_bank.attention import SegmentAttention, SegmentState
 from whet.models.memory_bank.bank import MemoryBank, new_bank
 from whet.models.memory_bank.blocks import Piece, pieces
-from whet.models.memory_bank.config import Granularity, LtmConfig, read_config
-from whet.models.memory_bank.files import read_weights
+from whet.models.memory_bank.config import Granularity, LtmConfig
 from whet.models.memory_bank.inference_learning import TestTimeMemory
 from whet.models.memory_bank.served_memory import digest_of
 from whet.models.memory_bank.slots import (
@@ -44,11 +42,8 @@ from whet.models.memory_bank.slots import (
     memory_stats,
 )
 from whet.models.memory_bank.state import LayerState, LtmState, check_state
-from whet.models.tensor_files import filled
 
 Angles = tuple[Tensor, Tensor]
-
-_KEPT_WIDE = ("bank.slot_", "test_time.weights", "test_time.norm")  # the states' own type
 
 
 class AddedToStream(nn.Identity):
@@ -104,6 +99,7 @@ class LtmLayer(nn.Module):
 class Ltm(nn.Module):
     """Predict the next token after each token."""
 
+    bytes_per_token = 0  # of a state, beyond those of a segment
     inv_freq: Tensor
 
     def __init__(self, config: LtmConfig) -> None:
@@ -223,9 +219,8 @@ class Ltm(nn.Module):
         segment = self.config.attention_block_size
         first = piece.begin % segment
         last = segment if piece.spans else first + piece.end - piece.begin
-        angles_TH = torch.arange(first, last, device=x_BTD.device).float()[:, None] * self.inv_freq
-        angles_TH = torch.cat((angles_TH, angles_TH), -1)
-        return angles_TH.cos().to(x_BTD.dtype), angles_TH.sin().to(x_BTD.dtype)
+        positions_T = torch.arange(first, last, device=x_BTD.device)
+        return cosines_and_sines(self.inv_freq, 1.0, positions_T, x_BTD.dtype)
 
     def gradient_checkpointing_enable(self, granularity: Granularity = "block") -> None:
         """Have backward compute again what it needs: of each layer, or of blocks of segments.
@@ -317,21 +312,3 @@ def initialise(model: Ltm, generator: torch.Generator | None = None) -> None:
     for module in model.modules():
         if isinstance(module, memories):
             module.initialise(generator)
-
-
-def load_ltm(directory: Path | str, dtype: torch.dtype = torch.float32) -> Ltm:
-    """Load the model in a directory (config.json and safetensors), in eval mode.
-
-    Its weights are copies: they do not depend on the files. `dtype` is the type of the matrices: what the
-    memories start from stays in float32.
-
-    Raises:
-        TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
-    """
-    config = read_config(directory)
-    wide = torch.promote_types(dtype, torch.float32)
-    weights = {
-        name: tensor.to(wide if any(part in name for part in _KEPT_WIDE) else dtype, copy=True)
-        for name, tensor in read_weights(directory, config).items()
-    }
-    return filled(lambda: Ltm(config), weights, "embed_tokens", tied=config.tie_word_embeddings)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from whet.models.memory_bank.reference import Ltm
 from whet.models.memory_bank.served_memory import ServedMemory, digest_of
 from whet.models.memory_bank.state import LtmState, layer_state
-from whet.models.options import checked_length
 from whet.models.state_rows import ServedInRows
 
 
@@ -21,13 +20,9 @@ class RowsOfLtmStates(ServedInRows[LtmState], ServedMemory):
         self.digest = digest_of(config, model.state_dict())
         of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
         of_segment = of_token * config.attention_block_size * model.lm_head.weight.itemsize
-        super().__init__(
-            model,
-            vocab_size=config.vocab_size,
-            max_model_len=checked_length(max_model_len),
-            bytes_per_state=model.new_state(slots=config.max_memory_slots or None).num_bytes + of_segment,
-            share=lambda state: LtmState(state.layers, state.num_tokens),
-        )
+        super().__init__(model, max_model_len)
+        largest = model.new_state(slots=config.max_memory_slots or None)
+        self.bytes_per_state = self.bytes_per_draft = largest.num_bytes + of_segment
 
     def read_state(self, row: int, num_tokens: int | None = None) -> LtmState:
         """See ServedMemory."""

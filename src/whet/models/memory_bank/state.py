@@ -5,8 +5,7 @@ Shape suffixes: B batch, K key-value heads, P tokens of the segment so far, H he
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,9 +15,8 @@ from whet.models.memory_bank.attention import SegmentState
 from whet.models.memory_bank.bank import BankState
 from whet.models.memory_bank.config import LtmConfig
 from whet.models.memory_bank.inference_learning import TestTimeState
-from whet.models.state_files import load_layers, save_layers
+from whet.models.state_files import SavedState
 
-_FORMAT = "whet ltm state 1"
 _PARTS: dict[str, type[Any]] = {"segment": SegmentState, "bank": BankState, "test_time": TestTimeState}
 
 
@@ -62,7 +60,7 @@ def layer_state(tensors: dict[str, Tensor]) -> LayerState:
 
 
 @dataclass
-class LtmState:
+class LtmState(SavedState):
     """Hold the state of B sequences, one LayerState for each layer.
 
     Attributes:
@@ -70,9 +68,17 @@ class LtmState:
         model: A digest of the model that began to read, in `step` or in an engine; empty where it is not known.
     """
 
+    FORMAT: ClassVar[str] = "whet ltm state 1"
+    WORDS: ClassVar[tuple[str, ...]] = ("model",)
+
     layers: list[LayerState]
     num_tokens: int = 0
     model: str = ""
+
+    @classmethod
+    def layer_of(cls, tensors: dict[str, Tensor]) -> LayerState:
+        """See SavedState."""
+        return layer_state(tensors)
 
     @property
     def batch_size(self) -> int:
@@ -80,18 +86,9 @@ class LtmState:
         return self.layers[0].segment.keys_BKPH.shape[0]
 
     @property
-    def num_bytes(self) -> int:
-        """Return the bytes of all tensors. It varies with the tokens of the segment, and with the slots."""
-        return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors().values())
-
-    @property
     def banks(self) -> list[BankState]:
         """Return the banks of the layers that have one."""
         return [layer.bank for layer in self.layers if layer.bank is not None]
-
-    def clone(self) -> "LtmState":
-        """Return a copy that shares no memory, to go on from here twice."""
-        return self.changed(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
 
     def rows(self, indices: list[int]) -> "LtmState":
         """Return a copy that holds some of the sequences, in this order."""
@@ -100,29 +97,6 @@ class LtmState:
     def detach(self) -> "LtmState":
         """Return a state through which no gradient flows back."""
         return self.changed(Tensor.detach)
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "LtmState":
-        """Return a state whose tensors are made from these."""
-        return LtmState([layer.changed(change) for layer in self.layers], self.num_tokens, self.model)
-
-    def save(self, path: Path | str) -> None:
-        """Write the state to a safetensors file, which appears whole or not at all.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
-        layers = (layer.tensors() for layer in self.layers)
-        save_layers(path, _FORMAT, layers, model=self.model, num_tokens=self.num_tokens)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "LtmState":
-        """Read a state that `save` wrote. The model checks that it fits when it reads tokens.
-
-        Raises:
-            TargetError: The file is missing or damaged, or holds something else.
-        """
-        layers, numbers, model = load_layers(path, _FORMAT, layer_state, "num_tokens")
-        return cls(layers, numbers[0], model)
 
 
 def check_state(state: LtmState, config: LtmConfig, batch_size: int) -> None:

@@ -47,17 +47,12 @@ def lcm(
     scaled = point.timesteps.to(torch.float64) * timestep_scaling
     next_a, next_b = torch.ones_like(scaled), torch.zeros_like(scaled)
     next_a[:-1], next_b[:-1] = point.signal[1:], point.noise[1:]
-    rows = Rows(
-        timesteps=point.timesteps,
-        signal=point.signal,
-        noise=point.noise,
-        clean_sample=used(point.clean_sample),
-        clean_output=point.clean_output,
+    rows = point.rows(
+        clip,
         boundary_clean=scaled / (scaled**2 + sigma_data**2).sqrt(),
         boundary_sample=sigma_data**2 / (scaled**2 + sigma_data**2),
         next_clean=next_a,
         next_noise=used(next_b),
-        clip=clip,
     )
     return Steps("lcm", prediction, rows)
 
@@ -94,17 +89,12 @@ def tcd(
     next_alpha, lower_alpha = schedule.alphas_cumprod[targets], schedule.alphas_cumprod[lower]
     ratio = next_alpha / lower_alpha
     direction = (ratio * (1.0 - lower_alpha)).sqrt()
-    rows = Rows(
-        timesteps=point.timesteps,
-        signal=point.signal,
-        noise=point.noise,
-        clean_sample=used(point.clean_sample),
-        clean_output=point.clean_output,
+    rows = point.rows(
+        clip,
         next_clean=next_alpha.sqrt(),
         next_sample=used(direction * point.noise_sample),
         next_output=direction * point.noise_output,
         next_noise=used((1.0 - ratio).sqrt()),
-        clip=clip,
     )
     return Steps("tcd", prediction, rows)
 

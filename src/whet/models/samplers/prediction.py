@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whet.errors import OptionError
 from whet.models.samplers.schedule import Schedule
+from whet.models.samplers.steps import Rows
 
 PREDICTIONS = ("epsilon", "v", "sample")
 """What a model of a variance-preserving process may predict: the noise, v (Salimans and Ho, 2022), the clean sample."""
@@ -39,6 +40,18 @@ class Point:
     clean_output: Tensor
     noise_sample: Tensor
     noise_output: Tensor
+
+    def rows(self, clip: float | None, **coefficients: Tensor | None) -> Rows:
+        """Return the coefficients of steps that estimate the clean sample here, with those of what comes then."""
+        return Rows(
+            timesteps=self.timesteps,
+            signal=self.signal,
+            noise=self.noise,
+            clean_sample=used(self.clean_sample),
+            clean_output=self.clean_output,
+            clip=clip,
+            **coefficients,
+        )
 
 
 def visited(

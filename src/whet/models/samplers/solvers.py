@@ -47,17 +47,12 @@ def ddim(
     next_a, next_b = _after(a, b, schedule, to_clean)
     fresh = eta * (next_b / b) * (1.0 - (a / next_a) ** 2).clamp(min=0.0).sqrt()
     direction = (next_b**2 - fresh**2).clamp(min=0.0).sqrt()
-    rows = Rows(
-        timesteps=point.timesteps,
-        signal=a,
-        noise=b,
-        clean_sample=used(point.clean_sample),
-        clean_output=point.clean_output,
+    rows = point.rows(
+        clip,
         next_clean=next_a,
         next_sample=used(direction * point.noise_sample),
         next_output=used(direction * point.noise_output),
         next_noise=used(fresh),
-        clip=clip,
     )
     return Steps("ddim", prediction, rows)
 
@@ -98,16 +93,11 @@ def dpm_solver_2m(
     history[1:] = change[1:] / (2.0 * change[:-1])
     if to_clean:
         history[-1] = 0.0
-    rows = Rows(
-        timesteps=point.timesteps,
-        signal=a,
-        noise=b,
-        clean_sample=used(point.clean_sample),
-        clean_output=point.clean_output,
+    rows = point.rows(
+        clip,
         next_clean=next_a - next_b / b * a,
         next_sample=used(next_b / b),
         next_history=used(history),
-        clip=clip,
     )
     return Steps("dpm_solver_2m", prediction, rows)
 

@@ -11,10 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.models.config_file import check_model_type, read_json, unusable, validated
-
-Size = Annotated[int, Field(gt=0, lt=2**31)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from whet.models.config_file import Layers, Positive, Size, check_model_type, read_json, set_keys, unusable, validated
 
 ModelType = Literal["mamba", "mamba2", "falcon_mamba"]
 MODEL_TYPES: tuple[str, ...] = get_args(ModelType)
@@ -43,7 +40,7 @@ class SelectiveConfig(BaseModel):
     vocab_size: Size = 50280
     hidden_size: Size = 768
     state_size: Size = 16
-    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 32
+    num_hidden_layers: Layers = 32
     intermediate_size: Size = 1536
     conv_kernel: Annotated[int, Field(gt=0, le=64)] = 4
     layer_norm_epsilon: Positive = 1e-5
@@ -84,9 +81,7 @@ class SelectiveConfig(BaseModel):
         if not isinstance(config, dict):
             return config
         family = str(config.get("model_type", "mamba"))
-        config = {**_LEFT_OUT.get(family, {}), **{key: value for key, value in config.items() if value is not None}}
-        if "quantization_config" in config:
-            raise ValueError("quantization_config: whet reads only unquantised weights, and quantises them itself")
+        config = {**_LEFT_OUT.get(family, {}), **set_keys(config)}
         hidden, expand = config.get("hidden_size", 768), config.pop("expand", 2)
         if isinstance(hidden, int) and isinstance(expand, int | float):
             config.setdefault("intermediate_size", int(expand * hidden))

@@ -1,14 +1,16 @@
 """Read the weights of a selective state-space model, by transformers' names or by those of the original code."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from whet.errors import TargetError
-from whet.models.selective.config import SelectiveConfig
-from whet.models.tensor_files import Shape, compare_shapes, drop_tied_head, stored_tensors
+from whet.models import tensor_files
+from whet.models.selective.config import SelectiveConfig, read_config
+from whet.models.selective.reference import Selective, is_kept_wide
+from whet.models.tensor_files import Shape
 
+_EMBEDDING = "embeddings.weight"
 _PICKLES = (
     "save its tensors as safetensors, safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     "'model.safetensors'), after making copies of tensors that share memory"
@@ -20,32 +22,7 @@ def weight_shapes(config: SelectiveConfig) -> dict[str, Shape]:
 
     With tied embeddings there is no lm_head.weight: embeddings.weight is used for both.
     """
-    D = config.hidden_size
-    shapes: dict[str, Shape] = {"embeddings.weight": (config.vocab_size, D), "norm_f.weight": (D,)}
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, D)
-    in_layer = {"norm.weight": (D,)} | {f"mixer.{name}": shape for name, shape in _shapes_of_a_mixer(config)}
-    for layer in range(config.num_hidden_layers):
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in in_layer.items()}
-    return shapes
-
-
-def _shapes_of_a_mixer(config: SelectiveConfig) -> Iterator[tuple[str, Shape]]:
-    D, E, N, C = config.hidden_size, config.intermediate_size, config.state_size, config.conv_size
-    wide = E + C + config.num_heads if config.has_heads else 2 * E
-    for name, shape in (("in_proj", (wide, D)), ("out_proj", (D, E))):
-        yield f"{name}.weight", shape
-        if config.use_bias:
-            yield f"{name}.bias", shape[:1]
-    yield "conv1d.weight", (C, 1, config.conv_kernel)
-    if config.use_conv_bias:
-        yield "conv1d.bias", (C,)
-    if config.has_heads:
-        yield from ((name, (config.num_heads,)) for name in ("A_log", "D", "dt_bias"))
-        yield "norm.weight", (E,)
-        return
-    yield from (("A_log", (E, N)), ("D", (E,)), ("x_proj.weight", (config.time_step_rank + 2 * N, E)))
-    yield from (("dt_proj.weight", (E, config.time_step_rank)), ("dt_proj.bias", (E,)))
+    return tensor_files.shapes_of(lambda: Selective(config), tied=config.tie_word_embeddings)
 
 
 def read_weights(directory: Path | str, config: SelectiveConfig) -> dict[str, Tensor]:
@@ -56,15 +33,36 @@ def read_weights(directory: Path | str, config: SelectiveConfig) -> dict[str, Te
     Raises:
         TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another shape.
     """
-    directory = Path(directory)
-    weights: dict[str, Tensor] = {}
-    for stored_name, tensor in stored_tensors(directory, _PICKLES):
-        name = stored_name.removeprefix("backbone.")
-        name = "embeddings.weight" if name == "embedding.weight" else name
-        if name in weights:
-            raise TargetError(f"{directory} holds {name} twice")
-        weights[name] = tensor
-    if config.tie_word_embeddings:
-        drop_tied_head(weights, directory, "embeddings.weight", "tie_word_embeddings (tie_embeddings)")
-    compare_shapes(weights, directory, weight_shapes(config))
-    return weights
+
+    def name_of(stored: str) -> str:
+        name = stored.removeprefix("backbone.")
+        return _EMBEDDING if name == "embedding.weight" else name
+
+    return tensor_files.read_weights(
+        directory,
+        weight_shapes(config),
+        name_of,
+        tied=config.tie_word_embeddings,
+        embedding=_EMBEDDING,
+        says="tie_word_embeddings (tie_embeddings)",
+        pickles=_PICKLES,
+    )
+
+
+def load_selective(directory: Path | str, dtype: torch.dtype = torch.float32) -> Selective:
+    """Load the model in a directory (config.json and safetensors), in eval mode.
+
+    Its weights are copies: they do not depend on the files. Rates, step biases, convolutions and norms stay in float32.
+
+    Args:
+        directory: A directory of transformers, or of the original code with its weights as safetensors.
+        dtype: The type of the matrices.
+
+    Raises:
+        TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
+    """
+    config = read_config(directory)
+    weights, tied = read_weights(directory, config), config.tie_word_embeddings
+    return tensor_files.filled(
+        lambda: Selective(config), weights, dtype, is_wide=is_kept_wide, tied=tied, embedding=_EMBEDDING
+    )

@@ -17,7 +17,7 @@ from torch import Tensor
 from whet.kernels.build import Library
 from whet.kernels.linear.packed import LANES, Kind
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
-from whet.models.native_calls import NativeCalls
+from whet.models.native_model import NativeModel
 from whet.models.native_weights import NativeWeights
 from whet.models.options import checked_length
 from whet.models.selective.config import SelectiveConfig
@@ -29,7 +29,7 @@ Tensors = Callable[[str], Tensor | None]
 """Returns a tensor of a layer by name, or None."""
 
 
-class NativeSelective:
+class NativeSelective(NativeModel):
     """Run a selective state-space model as a ServedModel.
 
     Args:
@@ -40,10 +40,7 @@ class NativeSelective:
         OptionError: max_model_len is out of range.
     """
 
-    can_rewind = True
     bytes_per_block = 0
-    bytes_to_rewind = 0
-    block_size = 16
 
     def __init__(
         self,
@@ -54,11 +51,9 @@ class NativeSelective:
         kind: Kind,
         max_model_len: int | None = None,
     ) -> None:
+        super().__init__(library, "selective", config.vocab_size, kind)
         self.config = config
-        self.vocab_size = config.vocab_size
         self.max_model_len = checked_length(max_model_len)
-        self.kind = kind
-        self._weights = NativeWeights(library, kind)  # the memory that the structures below point to
         self._states = NativeStates(config)
         self.bytes_per_state, self.bytes_per_draft = self._states.bytes_per_state, self._states.bytes_per_draft
         self._layers = (LayerStruct * config.num_hidden_layers)()
@@ -66,19 +61,17 @@ class NativeSelective:
             of = partial(lambda index, name: weights.get(f"layers.{index}.mixer.{name}"), index)
             fill_mixer(layer, self._weights, config, of)
             layer.norm = self._weights.floats(weights[f"layers.{index}.norm.weight"])
-        self._struct = self._whole(weights)
-        self._calls = NativeCalls(library, "selective", config.vocab_size)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
-        return self._weights.num_bytes
+        self._struct = selective_struct(config)
+        self._struct.vocab = config.vocab_size
+        self._struct.layers = self._layers
+        self._struct.ones = self._weights.floats(torch.ones(max(config.time_step_rank, config.state_size)))
+        self._weights.put_ends(self._struct, weights, "embeddings.weight", "norm_f.weight")
 
     def allocate(self, room: Allocation) -> None:
         """Allocate the rows of states. There are no blocks."""
         self._states.allocate(room, self._layers)
         self._struct.num_drafts = room.num_drafts
-        self._calls.open(self._struct)
+        self._open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
         """Copy the settled states of a row to another one."""
@@ -88,7 +81,7 @@ class NativeSelective:
         """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
         segments = self._states.segments(batch)
         tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
-        return self._calls.step(batch, ctypes.byref(tokens))
+        return self._run(batch, ctypes.byref(tokens))
 
     def read_state(self, row: int, num_tokens: int) -> SelectiveState:
         """Return a copy of a row's state, as the readable model has it, to be saved or to go on from.
@@ -105,16 +98,6 @@ class NativeSelective:
             InputsError: The state does not fit the model.
         """
         self._states.write(row, state)
-
-    def _whole(self, weights: Mapping[str, Tensor]) -> ModelStruct:
-        config, struct = self.config, selective_struct(self.config)
-        struct.vocab = config.vocab_size
-        struct.layers = self._layers
-        struct.final_norm = self._weights.floats(weights["norm_f.weight"])
-        struct.ones = self._weights.floats(torch.ones(max(config.time_step_rank, config.state_size)))
-        embedding_VD = weights["embeddings.weight"]
-        self._weights.put_vocabulary(struct, embedding_VD, weights.get("lm_head.weight", embedding_VD))
-        return struct
 
 
 def fill_mixer(layer: LayerStruct, packed: NativeWeights, config: SelectiveConfig, of: Tensors) -> None:

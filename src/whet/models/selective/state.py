@@ -4,16 +4,14 @@ Shape suffixes: B batch, S = conv_kernel - 1 inputs, C convolved channels, H hea
 """
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from whet.errors import InputsError
 from whet.models.selective.config import SelectiveConfig
-from whet.models.state_files import load_layers, save_layers
-
-_FORMAT = "whet selective state 1"
+from whet.models.state_files import SavedState
 
 
 @dataclass
@@ -28,59 +26,36 @@ class LayerState:
     conv_BSC: Tensor
     scan: Tensor
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return both tensors by name."""
+        return {"conv": self.conv_BSC, "scan": self.scan}
+
 
 @dataclass
-class SelectiveState:
+class SelectiveState(SavedState):
     """Hold the state of B sequences, one LayerState for each layer.
 
     A model replaces the layers' states as it reads tokens.
     """
 
+    FORMAT: ClassVar[str] = "whet selective state 1"
+
     layers: list[LayerState]
     num_tokens: int = 0
+
+    @classmethod
+    def layer_of(cls, tensors: dict[str, Tensor]) -> LayerState:
+        """See SavedState."""
+        return LayerState(tensors["conv"], tensors["scan"])
 
     @property
     def batch_size(self) -> int:
         """Return the number of sequences."""
         return self.layers[0].scan.shape[0]
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of all tensors."""
-        return sum(layer.conv_BSC.nbytes + layer.scan.nbytes for layer in self.layers)
-
-    def clone(self) -> "SelectiveState":
-        """Return a copy that shares no memory, to go on from here twice."""
-        layers = [LayerState(layer.conv_BSC.clone(), layer.scan.clone()) for layer in self.layers]
-        return SelectiveState(layers, self.num_tokens)
-
     def rows(self, indices: list[int]) -> "SelectiveState":
         """Return a copy that holds some of the sequences, in this order."""
-        layers = [LayerState(layer.conv_BSC[indices], layer.scan[indices]) for layer in self.layers]
-        return SelectiveState(layers, self.num_tokens)
-
-    def save(self, path: Path | str) -> None:
-        """Write the state to a safetensors file, which appears whole or not at all.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
-        layers = ({"conv": layer.conv_BSC, "scan": layer.scan} for layer in self.layers)
-        save_layers(path, _FORMAT, layers, num_tokens=self.num_tokens)
-
-    @classmethod
-    def load(cls, path: Path | str) -> "SelectiveState":
-        """Read a state that `save` wrote. The model checks that it fits when it reads tokens.
-
-        Raises:
-            TargetError: The file is missing or damaged, or holds something else.
-        """
-        layers, numbers, _ = load_layers(path, _FORMAT, _layer_state, "num_tokens")
-        return cls(layers, *numbers)
-
-
-def _layer_state(tensors: dict[str, Tensor]) -> LayerState:
-    return LayerState(tensors["conv"], tensors["scan"])
+        return self.changed(lambda tensor: tensor[indices])
 
 
 def new_state(config: SelectiveConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> SelectiveState:

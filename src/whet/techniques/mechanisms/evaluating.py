@@ -8,10 +8,11 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Have a model in evaluation mode in the block; afterwards it is in the mode that it was in."""
-    was_training = model.training
+    """Have a model in evaluation mode in the block; afterwards each of its modules is in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module, is_training in modes.items():
+            module.training = is_training

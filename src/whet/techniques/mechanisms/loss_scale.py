@@ -21,6 +21,7 @@ from whet.errors import RecipeError
 from whet.techniques.mechanisms.deferred_logits import DeferredLogits
 from whet.techniques.mechanisms.kept_gradients import are_kept
 from whet.techniques.mechanisms.module_class import AddedForward, extend
+from whet.techniques.mechanisms.optimizers import replace_step
 from whet.techniques.mechanisms.parts import num_processes
 
 _SAVED = "whet_loss_scale"
@@ -119,9 +120,7 @@ class LossScale:
 
     def attach(self, optimizer: Optimizer) -> None:
         """Have an optimiser skip steps without finite gradients, and save the scale with its state."""
-        step = partial(self._step, optimizer, optimizer.step)
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
-        optimizer.step = step  # type: ignore[method-assign]
+        replace_step(optimizer, partial(self._step, optimizer.step))
         optimizer.register_state_dict_post_hook(self._save)
         self._watch_first_step()
         optimizer.register_load_state_dict_pre_hook(self._load)
@@ -149,12 +148,8 @@ class LossScale:
         self._unwatch = unwatch
         torch.autograd.backward = backward
 
-    def _step(self, optimizer: Optimizer, step: Callable[[], Any], closure: Callable[[], Any] | None = None) -> Any:
+    def _step(self, step: Callable[[], Any]) -> None:
         """Make a step of the optimiser, or skip it, and change the scale by what was found."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         if self._has_gradients:
             if not (self._has_stepped or self._has_seen_loss):
                 raise RecipeError(f"the loop takes gradients by another call than loss.backward(); {_OMIT}")
@@ -170,10 +165,8 @@ class LossScale:
             self._has_gradients = False
             if is_skipped:
                 self.num_skipped += 1
-                optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules step as often as before
-                return loss
+                return
         step()
-        return loss
 
     def _save(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         state[_SAVED] = {"scale": self.scale.item(), "growth_tracker": self._growth_tracker.item()}

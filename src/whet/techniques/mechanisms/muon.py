@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from whet.techniques.mechanisms.optimizers import loss_of
+
 
 class MuonWithAdamW(Optimizer):
     """Update matrices with PyTorch's Muon and all other parameters with its AdamW, from one set of groups.
@@ -30,10 +32,7 @@ class MuonWithAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update all parameters, and return the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             common = {name: group[name] for name in ("lr", "weight_decay")}
             matrices = [p for p in group["params"] if id(p) in self._matrices]

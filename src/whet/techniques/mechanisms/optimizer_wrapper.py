@@ -7,7 +7,6 @@ state for these. It needs no change, as long as it updates each parameter by its
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.techniques.mechanisms.cpu_offloaded_gradients import numbers_of
+from whet.techniques.mechanisms.optimizers import replace_step
 
 _CHUNK_BYTES = 64 * 2**20  # of gradients that are exchanged at a time
 
@@ -26,9 +26,7 @@ class ExchangedUpdates(ABC):
         """Take the places of the optimiser's step and of its load_state_dict."""
         self._optimizer = optimizer
         self._update, self._load = optimizer.step, optimizer.load_state_dict
-        step = partial(self._step)
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
-        optimizer.step = step  # type: ignore[method-assign]
+        replace_step(optimizer, self._step)
         optimizer.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
         optimizer.register_state_dict_post_hook(self._add_own_state)
 
@@ -58,12 +56,8 @@ class ExchangedUpdates(ABC):
     def _add_own_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state_dict.update(self.own_state())
 
-    def _step(self, closure: Any = None) -> Any:
+    def _step(self) -> None:
         """Update all parameters, some at a time, so that few gradients are in memory twice."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         optimizer = self._optimizer
         groups = optimizer.param_groups
         try:
@@ -74,8 +68,6 @@ class ExchangedUpdates(ABC):
                         self._update()
         finally:
             optimizer.param_groups = groups
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        return loss
 
     def _load_state_dict(self, state_dict: Any) -> None:
         """Load the optimiser's state, which is cast and moved to the parameters' dtype and device."""

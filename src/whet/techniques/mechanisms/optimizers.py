@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -42,6 +43,31 @@ def needs_closure(optimizer: Optimizer) -> bool:
     """Return whether an optimiser's step computes the loss anew by itself, as that of LBFGS does."""
     given = inspect.signature(type(optimizer).step).parameters.get("closure")
     return given is not None and given.default is inspect.Parameter.empty
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """Return what the closure of a step returns, which may go backward; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def replace_step(optimizer: Optimizer, make: Callable[[], object]) -> None:
+    """Have an optimiser's step do something else, after its closure. Schedules take it as it is, and see each step.
+
+    Args:
+        make: What the step does.
+    """
+
+    def step(closure: Callable[[], Any] | None = None) -> Any:
+        loss = loss_of(closure)
+        make()
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        return loss
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step  # type: ignore[method-assign]
 
 
 def why_not_replaced(optimizer: Optimizer, *kinds: type[Optimizer]) -> str:

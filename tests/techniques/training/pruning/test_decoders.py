@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.core.workload import TrainingWorkload
+from whet.models.decoder import Decoder, load_decoder
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.fresh import TRAINABLE, fresh_decoder
-from whet.models.decoder.reference import Decoder, load_decoder
 from whet.techniques.mechanisms.pruning.cost import cost_of
 from whet.techniques.mechanisms.pruning.decoders import Kept, changed_config, cut_decoder, refusal, shape_of
 from whet.techniques.mechanisms.pruning.importance import Amounts, cut_to_share, decoder_scores, kept_by

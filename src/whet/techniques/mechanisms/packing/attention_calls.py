@@ -4,24 +4,35 @@ Shape suffixes: R rows of a mask, B rows, H heads, T queries, S keys.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 FUSED = F.scaled_dot_product_attention  # as PyTorch calls it, whatever takes its place in torch.nn.functional later
 
 
-def passed_on(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function that a TorchFunctionMode leaves as it is.
+class InPlaceOfFused(TorchFunctionMode):
+    """Answer scaled_dot_product_attention by another function of its arguments, and leave all else as it is."""
 
-    torch.compile cannot trace `Tensor.unflatten` as a function, since that calls super(). So it is called as a method.
-    """
-    if function is Tensor.unflatten and torch.compiler.is_compiling():
-        return args[0].unflatten(*args[1:], **kwargs)
-    return function(*args, **kwargs)
+    def __init__(self, answer: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """See TorchFunctionMode."""
+        kwargs = kwargs or {}
+        if function is FUSED:
+            return self._answer(*args, **kwargs)
+        if function is Tensor.unflatten and torch.compiler.is_compiling():
+            # torch.compile cannot trace it as a function, since that calls super(). So it is called as a method.
+            return args[0].unflatten(*args[1:], **kwargs)
+        return function(*args, **kwargs)
 
 
 def in_autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

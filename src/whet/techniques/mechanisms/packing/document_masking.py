@@ -3,15 +3,14 @@
 Only calls whose mask does nothing but keep the documents of packed rows apart are answered. All others stay PyTorch's.
 """
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from whet.techniques.mechanisms.module_class import AddedForward
-from whet.techniques.mechanisms.packing.attention_calls import FUSED, in_autocast, passed_on
+from whet.techniques.mechanisms.packing.attention_calls import FUSED, InPlaceOfFused, in_autocast
 from whet.techniques.mechanisms.packing.packed_attention import FLEX_BLOCK, Documents, flex_attention
 from whet.techniques.mechanisms.packing.packed_masks import KNOWN, SEEN, may_be_packed
 from whet.techniques.mechanisms.packing.packed_operator import (
@@ -28,22 +27,6 @@ class _Way(NamedTuple):
     products: bool  # in bfloat16 on a CPU, as products and a softmax
     keep: bool  # whether their probabilities are kept for backward
     block_size: int  # of FlexAttention, on a GPU
-
-
-class _InPlaceOfMasked(TorchFunctionMode):
-    """Answer scaled_dot_product_attention document by document, where its mask is one of packed rows."""
-
-    def __init__(self, way: _Way) -> None:
-        super().__init__()
-        self._way = way
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function is FUSED:
-            return _attended(self._way, *args, **kwargs)
-        return passed_on(function, args, kwargs)
 
 
 def _attended(
@@ -130,7 +113,7 @@ class AttentionWithinDocuments(AddedForward):
         """Return what forward returns."""
         products = isinstance(self, AttentionByProducts)
         keep = isinstance(self, AttentionByProducts) and self.keeps_probabilities
-        with _InPlaceOfMasked(_Way(products, keep, self.block_size)):
+        with InPlaceOfFused(partial(_attended, _Way(products, keep, self.block_size))):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 

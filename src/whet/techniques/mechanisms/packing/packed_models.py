@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import OptionError
+from whet.techniques.mechanisms.evaluating import evaluating
 from whet.techniques.mechanisms.packing.packed_attention import PADDING, Documents
 from whet.techniques.mechanisms.packing.packed_masks import SEEN
 
@@ -135,18 +136,12 @@ def keeps_apart(model: nn.Module, call: Callable[[Tensor, Tensor, Tensor], Tenso
         with torch.autocast(device.type, enabled=False):
             return call(*(x.to(device) for x in _row(documents, width)))[0].float()
 
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        # A compiled model would be compiled for these sizes, and again for those of the training.
-        with SEEN.uncounted(), torch.compiler.set_stance("force_eager"):
-            begin = len(first)
-            both = outputs(first, second)[begin : begin + len(second)]
-            other = outputs((first + 1 - least) % (vocab_size - least) + least, second)[begin : begin + len(second)]
-            alone, padded = outputs(second, width=len(second)), outputs(second)[: len(second)]
-    finally:
-        for module, is_training in modes.items():
-            module.training = is_training
+    # A compiled model would be compiled for these sizes, and again for those of the training.
+    with evaluating(model), SEEN.uncounted(), torch.compiler.set_stance("force_eager"):
+        begin = len(first)
+        both = outputs(first, second)[begin : begin + len(second)]
+        other = outputs((first + 1 - least) % (vocab_size - least) + least, second)[begin : begin + len(second)]
+        alone, padded = outputs(second, width=len(second)), outputs(second)[: len(second)]
     size, rounding = float(alone.abs().max()), _gap(alone, padded)
     if not 0 < size < math.inf:
         return False  # nothing can be seen

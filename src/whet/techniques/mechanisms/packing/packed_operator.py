@@ -196,17 +196,8 @@ def attention_within_documents_backward(
 
 
 @attention_within_documents.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    numbers: Tensor,
-    kind: Tensor,
-    scale: float,
-    products: bool,
-    keep: bool,
-) -> Any:
+def _(q: Tensor, *others: Any) -> Any:
+    *_, products, keep = others
     # How many probabilities there are is known only when the documents are.
     num = torch.library.get_ctx().new_dynamic_size() if products and keep else 0
     return _like(q), _sums(q, products=products), q.new_empty(num)

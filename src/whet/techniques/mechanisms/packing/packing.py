@@ -6,7 +6,7 @@ document: see packed_attention.py. Models of transformers see where positions be
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -179,22 +179,19 @@ def _joined(rows: Sequence[Sequence[ArrayLike]]) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *(np.asarray(one, np.int64) for row in rows for one in row)])
 
 
+@dataclass(eq=False, repr=False)
 class _Documents:
     """Go through documents in windows, in an order that may be drawn anew for each pass."""
 
-    def __init__(
-        self,
-        documents: Sequence[Sequence[int] | Tensor],
-        *,
-        window: int,
-        padding_id: int,
-        shuffle: bool,
-        generator: torch.Generator | None,
-    ) -> None:
-        if window < 1:
-            raise OptionError(f"window must be 1 or more documents; got {window}")
-        self.documents, self.window, self.padding_id = documents, window, padding_id
-        self.shuffle, self.generator = shuffle, generator
+    documents: Sequence[Sequence[int] | Tensor]
+    window: int = field(default=1024, kw_only=True)
+    padding_id: int = field(default=0, kw_only=True)
+    shuffle: bool = field(default=False, kw_only=True)
+    generator: torch.Generator | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise OptionError(f"window must be 1 or more documents; got {self.window}")
 
     def _windows(self) -> Iterator[list[int]]:
         """Yield the indices of the documents that have tokens, some at a time."""
@@ -205,38 +202,30 @@ class _Documents:
             yield kept[begin : begin + self.window]
 
 
+@dataclass(eq=False, repr=False)
 class PackedBatches(_Documents):
-    """Give batches of packed rows. Rows are packed among the documents of a window, by first-fit decreasing."""
+    """Give batches of packed rows. Rows are packed among the documents of a window, by first-fit decreasing.
 
-    def __init__(
-        self,
-        documents: Sequence[Sequence[int] | Tensor],
-        row_length: int,
-        num_rows: int,
-        *,
-        window: int = 1024,
-        padding_id: int = 0,
-        shuffle: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        """Pack documents.
+    Args:
+        documents: The tokens of each document. Those without tokens are left out.
+        row_length: The tokens of a row; no document may be longer.
+        num_rows: The rows of a batch. The last batch of a pass may have fewer.
+        window: Documents among which rows are packed. More of them leave less padding.
+        padding_id: The token where a row ends early.
+        shuffle: Whether each pass has an order of its own.
+        generator: What the order is drawn from; None is PyTorch's own generator.
 
-        Args:
-            documents: The tokens of each document. Those without tokens are left out.
-            row_length: The tokens of a row; no document may be longer.
-            num_rows: The rows of a batch. The last batch of a pass may have fewer.
-            window: Documents among which rows are packed. More of them leave less padding.
-            padding_id: The token where a row ends early.
-            shuffle: Whether each pass has an order of its own.
-            generator: What the order is drawn from; None is PyTorch's own generator.
+    Raises:
+        OptionError: A size is below 1.
+    """
 
-        Raises:
-            OptionError: A size is below 1.
-        """
-        super().__init__(documents, window=window, padding_id=padding_id, shuffle=shuffle, generator=generator)
-        if row_length < 1 or num_rows < 1:
-            raise OptionError(f"row_length and num_rows must be 1 or more; got {row_length} and {num_rows}")
-        self.row_length, self.num_rows = row_length, num_rows
+    row_length: int
+    num_rows: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.row_length < 1 or self.num_rows < 1:
+            raise OptionError(f"row_length and num_rows must be 1 or more; got {self.row_length} and {self.num_rows}")
 
     def __iter__(self) -> Iterator[TokenBatch]:
         """Return one pass.
@@ -255,39 +244,31 @@ class PackedBatches(_Documents):
             yield token_batch(waiting, self.row_length, self.padding_id)
 
 
+@dataclass(eq=False, repr=False)
 class LengthBatches(_Documents):
-    """Give batches of one document a row, sorted by length within a window, so that little is padded."""
+    """Give batches of one document a row, sorted by length within a window, so that little is padded.
 
-    def __init__(
-        self,
-        documents: Sequence[Sequence[int] | Tensor],
-        *,
-        max_tokens: int | None = None,
-        batch_size: int | None = None,
-        window: int = 1024,
-        padding_id: int = 0,
-        shuffle: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        """Sort documents into batches.
+    Args:
+        documents: The tokens of each document. Those without tokens are left out.
+        max_tokens: The most tokens of a batch, padding included: rows times the longest row.
+        batch_size: The most rows of a batch.
+        window: Documents that are sorted together.
+        padding_id: The token behind short documents.
+        shuffle: Whether each pass has an order of its own, of documents and of the batches of a window.
+        generator: What the order is drawn from; None is PyTorch's own generator.
 
-        Args:
-            documents: The tokens of each document. Those without tokens are left out.
-            max_tokens: The most tokens of a batch, padding included: rows times the longest row.
-            batch_size: The most rows of a batch.
-            window: Documents that are sorted together.
-            padding_id: The token behind short documents.
-            shuffle: Whether each pass has an order of its own, of documents and of the batches of a window.
-            generator: What the order is drawn from; None is PyTorch's own generator.
+    Raises:
+        OptionError: Neither max_tokens nor batch_size is given, or one is below 1.
+    """
 
-        Raises:
-            OptionError: Neither max_tokens nor batch_size is given, or one is below 1.
-        """
-        super().__init__(documents, window=window, padding_id=padding_id, shuffle=shuffle, generator=generator)
-        limits = [limit for limit in (max_tokens, batch_size) if limit is not None]
+    max_tokens: int | None = field(default=None, kw_only=True)
+    batch_size: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limits = [limit for limit in (self.max_tokens, self.batch_size) if limit is not None]
         if not limits or min(limits) < 1:
             raise OptionError("give max_tokens or batch_size, 1 or more")
-        self.max_tokens, self.batch_size = max_tokens, batch_size
 
     def __iter__(self) -> Iterator[TokenBatch]:
         """Return one pass.

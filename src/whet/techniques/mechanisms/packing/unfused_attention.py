@@ -12,15 +12,15 @@ Shape suffixes: B batch, H heads, T queries, S keys, D width, N = B H, C some of
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from whet.techniques.mechanisms.module_class import AddedForward
-from whet.techniques.mechanisms.packing.attention_calls import FUSED, bias_of, in_autocast, passed_on
+from whet.techniques.mechanisms.packing.attention_calls import FUSED, InPlaceOfFused, bias_of, in_autocast
 
 BLOCK = 256  # queries of a block of causal attention
 _CHUNK_BYTES = 2**20  # of scores
@@ -166,9 +166,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, sca
 
 
 @product_attention_backward.register_fake
-def _(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kept: Tensor, is_causal: bool, scale: float
-) -> Any:
+def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Any:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -185,22 +183,6 @@ def _backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
 
 
 product_attention.register_autograd(_backward, setup_context=_save)
-
-
-class _InPlaceOfFused(TorchFunctionMode):
-    """Answer scaled_dot_product_attention by products, where its arguments are what product_attention takes."""
-
-    def __init__(self, *, keep: bool) -> None:
-        super().__init__()
-        self._keep = keep
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function is FUSED:
-            return _attended(self._keep, *args, **kwargs)
-        return passed_on(function, args, kwargs)
 
 
 def _attended(
@@ -244,7 +226,7 @@ class AttentionByProducts(AddedForward):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what forward returns."""
-        with _InPlaceOfFused(keep=self.keeps_probabilities):
+        with InPlaceOfFused(partial(_attended, self.keeps_probabilities)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
