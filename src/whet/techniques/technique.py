@@ -65,6 +65,11 @@ Applicability = Applies | NotApplicable
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """Hold the options of a technique that has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnyTechnique:
     """Hold what a search needs to know of a technique, for inference or for training.
 
@@ -72,7 +77,7 @@ class AnyTechnique:
         name: The technique's name in recipes and tables, and the name of its file.
         order: Its place among the techniques of its stage. The lowest comes first.
         card: What it does, when it helps and hurts, its numerics and its source, for people.
-        options: A frozen dataclass of its options.
+        options: A frozen dataclass of its options. There are none by default.
         check: Returns whether it applies to a subject on a machine with these options.
         space: For each option, the values that are worth trying. The default comes first.
         groups: What it claims for itself. Two techniques that claim the same group exclude each other.
@@ -87,7 +92,7 @@ class AnyTechnique:
     stage: StrEnum
     order: int
     card: str | None
-    options: type[Any]
+    options: type[Any] = NoOptions
     check: Callable[..., Applicability]
     space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
@@ -218,7 +223,7 @@ class Technique(AnyTechnique):
     """Describe one optimisation. Each technique's file ends with such a record under the name TECHNIQUE.
 
     Attributes:
-        predict: Returns the highest speedup that the profile and the machine's limits allow; 1.0 is none.
+        predict: Returns the highest speedup that the profile and the machine's limits allow; 1.0, the default, is none.
         apply: Returns a new candidate. The one given stays as it was.
         runs_python: Whether the model's own code runs in every call, so that effects which a graph would leave out
             still happen.
@@ -233,7 +238,7 @@ class Technique(AnyTechnique):
 
     stage: Stage
     check: Callable[[ExaminedWorkload, Machine, Any], Applicability]
-    predict: Callable[[Profile, Limits, Any], float]
+    predict: Callable[[Profile, Limits, Any], float] = lambda profile, limits, options: 1.0
     apply: Callable[[Candidate, Any], Candidate]
     runs_python: bool = False
     instead: str = ""

@@ -40,7 +40,8 @@ class TrainingTechnique(AnyTechnique):
     """Describe one optimisation of a training loop. Each technique's file ends with such a record: TECHNIQUE.
 
     Attributes:
-        predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none.
+        predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none, and
+            the default.
         check_profile: Returns why the profile of a step shows that it would change nothing; "" where it may.
         exactness_of: Returns which proof it owes with these options, where that depends on them.
         predict_memory: Returns the least bytes that a step takes with it, from what a step takes as it is; None where
@@ -55,7 +56,7 @@ class TrainingTechnique(AnyTechnique):
     stage: TrainingStage
     exactness: Exactness
     check: Callable[[Parts, Machine, Any], Applicability]
-    predict: Callable[[StepProfile, Limits, Any], float]
+    predict: Callable[[StepProfile, Limits, Any], float] = lambda profile, limits, options: 1.0
     apply: Callable[[Parts, Any], Parts]
     check_profile: Callable[[StepProfile], str] | None = None
     exactness_of: Callable[[Any], Exactness] | None = None

@@ -14,7 +14,6 @@ Source          openvino.convert_model, nncf.quantize (OpenVINO and NNCF documen
 """
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -44,13 +43,6 @@ from whet.techniques.technique import (
     Stage,
     Technique,
 )
-
-_SPACE: Mapping[str, tuple[Any, ...]] = {
-    "precision": ("int8", "bf16", "f32"),
-    "preset": ("performance", "mixed"),
-    "smooth_quant": (False, True),
-    "keep": (0, 4, 12),
-}
 
 _DTYPES = {"int8": "int8", "bf16": "bfloat16", "f32": "float32"}
 _BYTES = {"int8": 1, "bf16": 2, "f32": 4}
@@ -254,7 +246,12 @@ TECHNIQUE = Technique(
     check=check,
     predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={
+        "precision": ("int8", "bf16", "f32"),
+        "preset": ("performance", "mixed"),
+        "smooth_quant": (False, True),
+        "keep": (0, 4, 12),
+    },
     groups=frozenset({PRECISION, BACKEND}),
     dtype_of=dtype_of,
 )

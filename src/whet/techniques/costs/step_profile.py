@@ -89,15 +89,18 @@ class StepProfile(BaseModel):
         now_s = self.products_s + self.attention_s
         return min(1 / gain, self.flops / peak / now_s) if self.flops and peak and now_s else 1 / gain
 
-    def bound_in_bfloat16(self, limits: Limits) -> float:
-        """Return the highest speedup in bfloat16: products and attention by the limits, all else by half the bytes."""
-        share = self.share_left(limits, "bfloat16")
+    def bound_in_fewer_bits(self, share: float) -> float:
+        """Return the highest speedup where products and attention take a share of their time, and all else half."""
         return self.bound(
             products_s=self.products_s * share,
             attention_s=self.attention_s * share,
             loss_s=self.loss_s / 2,
             other_s=self.other_s / 2,
         )
+
+    def reaching_limit_s(self, limits: Limits) -> float:
+        """Return the seconds of products that reach the machine's limit in the model's dtype, or those now if less."""
+        return min(self.products_s, self.flops / limits.gemm.get(self.dtype, limits.gemm.get("float32", 1e12)))
 
     def least_optimizer_s(self, limits: Limits, *, bytes_per_parameter: float = 28.0) -> float:
         """Return the least seconds of an update that memory allows.
