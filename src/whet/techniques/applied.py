@@ -11,17 +11,6 @@ from whet.techniques.technique import NotApplicable, named, options_of
 from whet.techniques.training_technique import TrainingTechnique
 
 
-def refusals(
-    parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique], machine: Machine
-) -> list[tuple[Step, str]]:
-    """Return the steps that do not apply to these parts on this machine, each with its reason.
-
-    Raises:
-        RecipeError: The table has no such technique, or a technique no such option.
-    """
-    return [(step, verdict.reason) for step, verdict in unfit(parts, steps, table, machine)]
-
-
 def unfit(
     parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique], machine: Machine
 ) -> list[tuple[Step, NotApplicable]]:

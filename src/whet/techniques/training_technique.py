@@ -67,11 +67,6 @@ class TrainingTechnique(AnyTechnique):
     environment: Callable[[Any], Mapping[str, str]] | None = None
 
     @property
-    def bears(self) -> tuple[Use, ...]:
-        """Return what a loop may do beside this technique."""
-        return tuple(use for use in Use if use not in self.refuses)
-
-    @property
     def updates_early(self) -> bool:
         """Return whether it updates before all gradients of a step are there, so that none can be clipped or added."""
         return Use.CLIPPING in self.refuses and Use.ACCUMULATION in self.refuses

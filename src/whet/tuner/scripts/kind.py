@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from whet.comparison.run import Run
 from whet.core.recipe import Recipe
@@ -25,7 +25,6 @@ from whet.tuner.scripts.losses import loss_pair
 from whet.tuner.scripts.proof import first_not_finite, judge
 from whet.tuner.scripts.runs import ScriptRuns, ScriptSide, timed_run
 from whet.tuner.search import SearchTime
-from whet.tuner.training.report import write_training_report
 from whet.tuner.training.trained_kind import TrainedKind, within_limits
 from whet.tuner.training.trial import exactness_of
 from whet.tuner.training.words import run_command
@@ -49,6 +48,7 @@ class ScriptKind(TrainedKind):
     def __init__(self, asked: Asked, command: ScriptCommand, num_steps: int = SCRIPT_STEPS) -> None:
         super().__init__(asked)
         self._command = command
+        self.target, self.words = shlex.join(command.words), command.words
         self._num_steps = num_steps
 
     @contextlib.contextmanager
@@ -154,20 +154,6 @@ class ScriptKind(TrainedKind):
     def _has_time_for_pair(self, left_s: float) -> bool:
         return left_s > 2 * self.runs.longest_s
 
-    def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
-        """Return nothing: a script has no fields of its own."""
-        return {}
-
-    @property
-    def target(self) -> str:
-        """Return the command."""
-        return shlex.join(self._command.words)
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Return the words of the command."""
-        return self._command.words
-
     @property
     def options(self) -> dict[str, str]:
         """Return the number of steps, where it is not the default."""
@@ -176,10 +162,6 @@ class ScriptKind(TrainedKind):
     def save(self, result: Result, directory: Path) -> None:
         """Say how to use the recipe."""
         result.unsaved = f"a training recipe changes the loop: {run_command(result)}"
-
-    def report(self, result: Result, directory: Path) -> None:
-        """Write the report."""
-        write_training_report(result, directory / "report.html")
 
 
 def _without_record(record: TrialRecord, found: ScriptOutcome, seconds: float, left_s: float) -> TrialRecord:
