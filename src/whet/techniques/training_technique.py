@@ -71,6 +71,12 @@ class TrainingTechnique(AnyTechnique):
         """Return whether it updates before all gradients of a step are there, so that none can be clipped or added."""
         return Use.CLIPPING in self.refuses and Use.ACCUMULATION in self.refuses
 
+    def shrink(self, memory: StepMemory, options: Any) -> float:
+        """Return how many times smaller it may make the memory of a step; 1.0 where it saves none or none is known."""
+        if self.predict_memory is None or not memory.peak_bytes:
+            return 1.0
+        return max(1.0, memory.peak_bytes / max(self.predict_memory(memory, options), 1.0))
+
     def promise(self, options: Any) -> Exactness:
         """Return which proof the technique owes with these options."""
         return self.exactness if self.exactness_of is None else self.exactness_of(options)

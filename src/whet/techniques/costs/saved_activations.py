@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,15 +14,13 @@ from whet.techniques.costs.step_profile import kind_of
 from whet.techniques.mechanisms.blocks import repeated_blocks
 
 
-class SavedActivations(BaseModel):
+class SavedActivations(BaseModel, frozen=True):
     """Hold what one forward saves for backward, in bytes. Tensors that share their memory count once.
 
     Attributes:
         blocks: What each repeated block saves, in their order, without parameters and what blocks are given.
         products: The results of each block's products, convolutions and attention.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     blocks: tuple[int, ...]
     products: tuple[int, ...]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -29,7 +29,7 @@ _PARTS = {
 }
 
 
-class StepProfile(BaseModel):
+class StepProfile(BaseModel, frozen=True):
     """Hold where the time of one optimiser step goes. Times are in seconds.
 
     Attributes:
@@ -47,8 +47,6 @@ class StepProfile(BaseModel):
         num_parameters: How many numbers they are.
         dtype: The dtype of most parameters.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     total_s: float
     data_s: float = 0.0
@@ -68,6 +66,13 @@ class StepProfile(BaseModel):
     def parts(self) -> dict[str, tuple[str, float]]:
         """Return the parts of a step in the order of the loop: field -> (the part in words, seconds)."""
         return {name: (words, getattr(self, name)) for name, words in _PARTS.items()}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the share that each part has of a step, by the part in words."""
+        seconds = dict(self.parts.values())
+        total_s = sum(seconds.values()) or 1.0
+        return {name: part_s / total_s for name, part_s in seconds.items()}
 
     def bound(self, **left_s: float) -> float:
         """Return the highest speedup where some parts take only so many seconds any more.

@@ -43,7 +43,7 @@ from whet.tuner.streams.report import render
 from whet.tuner.streams.settings import Bench, Setting
 from whet.tuner.streams.sides import FRAMES, side
 from whet.tuner.streams.techniques import STREAM_TABLE, setting_of
-from whet.tuner.streams.unseen import UnseenJudge, figures_of
+from whet.tuner.streams.unseen import UnseenJudge
 from whet.tuner.untried import TIME_UP
 from whet.ui.figures import digits, duration, percent
 
@@ -197,7 +197,7 @@ class StreamKind(Kind):
                 "busy": busy,
                 "quality": figures.ssim,
                 "drop": moved.drop,
-                "stream": figures_of(figures, is_same=moved.is_same),
+                "stream": figures.summary(is_same=moved.is_same),
                 "seconds": time.monotonic() - began,
             }
         )
@@ -244,7 +244,7 @@ class StreamKind(Kind):
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
         """Return the point of the stream as it is. A call is so many frames."""
         own = self.unseen.own()
-        known: dict[str, Any] = {"quality": own.ssim, "stream": figures_of(own)}
+        known: dict[str, Any] = {"quality": own.ssim, "stream": own.summary()}
         if not runs:
             return MeasuredVariant(
                 latency_ms=self._own_s * 1e3, throughput_per_s=1 / self._own_s, peak_bytes=0, size_bytes=0, **known

@@ -38,7 +38,7 @@ def render(result: Result, toml: str) -> str:
         memory=_memory(points),
         memory_names=tuple(PARTS.values()),
         shares=_shares(result),
-        any_energy=any(_joules(one) != DASH for one in (*points, *result.trials)),
+        any_energy=any(_joules(p) != DASH for p in points) or any(_joules(trial) != DASH for trial in result.trials),
         plots={
             "time_memory": figure_of("Time and memory of a step", plots.time_memory, result),
             "predicted": figure_of("Predicted against measured", plots.predicted_measured, result),
