@@ -128,7 +128,7 @@ def test_where_no_graph_is_the_model_every_technique_says_so(target, reason, tmp
     limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
     monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: limits)
     model, x = getattr(targets, target)()
-    monkeypatch.setattr(target_examination, "open_target", lambda name: Workload(model=model, inputs=[x]))
+    monkeypatch.setattr(target_examination, "open_any", lambda name: Workload(model=model, inputs=[x]))
     facts = examine_any(ExaminationRequest(target=target, directory=tmp_path)).facts
     assert facts is not None
     assert re.search(reason, facts.no_graph)
@@ -146,7 +146,7 @@ def test_autocast_is_tried_only_where_no_graph_can_stand_for_the_model(monkeypat
     limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
     monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: limits)
     model, inputs = targets.conv()
-    monkeypatch.setattr(target_examination, "open_target", lambda name: Workload(model=model, inputs=inputs))
+    monkeypatch.setattr(target_examination, "open_any", lambda name: Workload(model=model, inputs=inputs))
     facts = examine_any(ExaminationRequest(target="conv", directory=tmp_path)).facts
     assert facts is not None
     reasons = {entry.technique: entry.reason for entry in facts.refused}

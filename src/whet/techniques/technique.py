@@ -1,7 +1,7 @@
 """Describe what an optimisation technique is, and the candidate that it works on."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -107,6 +107,18 @@ class AnyTechnique:
         """Return the position in the order of recipes: the stage's index, then the order within the stage."""
         return list(type(self.stage)).index(self.stage), self.order
 
+    def options_of(self, step: Step) -> Any:
+        """Return the options of a step.
+
+        Raises:
+            RecipeError: There is no such option.
+        """
+        try:
+            return self.options(**step.options)
+        except TypeError as error:
+            known = ", ".join(self.space) or "none"
+            raise RecipeError(f"{self.name} does not take {dict(step.options)}; its options are: {known}") from error
+
 
 Known = TypeVar("Known", bound=AnyTechnique)
 
@@ -120,23 +132,6 @@ def named(step: Step, table: Mapping[str, Known]) -> Known:
     if step.technique not in table:
         raise RecipeError(f"there is no technique {step.technique!r}; there are: {', '.join(table)}")
     return table[step.technique]
-
-
-def options_of(step: Step, options: type[Any], space: Iterable[str]) -> Any:
-    """Return the options of a step.
-
-    Args:
-        options: The technique's class of options.
-        space: The names of the options that can be chosen.
-
-    Raises:
-        RecipeError: There is no such option.
-    """
-    try:
-        return options(**step.options)
-    except TypeError as error:
-        known = ", ".join(space) or "none"
-        raise RecipeError(f"{step.technique} does not take {dict(step.options)}; its options are: {known}") from error
 
 
 @dataclass(frozen=True)

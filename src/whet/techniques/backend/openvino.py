@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from whet.core.artefact.openvino import OpenVINORuntime, Settings, import_openvino, openvino_type, said
 from whet.core.workload import ExaminedWorkload
@@ -132,7 +132,8 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         TargetError: OpenVINO cannot convert or quantise the model.
     """
     exported = torch_semantics.export(candidate.module, candidate.examined, OpenVINORuntime.NAME)
-    conditions = conditions_for_int32(cleaned(exported), _all_batches(candidate.examined), "OpenVINO")
+    batches = [*candidate.examined.flat_inputs, *candidate.examined.flat_calibration]
+    conditions = conditions_for_int32(cleaned(exported), batches, "OpenVINO")
     model = convert(candidate, exported)
     notes: list[str] = []
     precision = _float_precision(options, candidate.examined)
@@ -150,10 +151,6 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         halve_weights(model)
     settings = Settings(precision=precision, shapes=_tuned_shapes(candidate.examined))
     return candidate.with_runtime(OpenVINORuntime(model, settings, conditions), *notes)
-
-
-def _all_batches(examined: ExaminedWorkload) -> list[tuple[Tensor, ...]]:
-    return [*examined.flat_inputs, *examined.flat_calibration]
 
 
 def _tuned_shapes(examined: ExaminedWorkload) -> tuple[tuple[int, ...], ...] | None:

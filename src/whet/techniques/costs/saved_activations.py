@@ -39,7 +39,11 @@ def saved_activations(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]
         )
     ]
     try:
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(seen.save, _as_it_is), _Products(seen):
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(seen.save, lambda tensor: tensor),
+            _Products(seen),
+        ):
             kept = loss(model, batch)  # while it lives, no two saved tensors have one address
         found = seen.counted()
         del kept
@@ -113,7 +117,3 @@ def _storages(tensors: Iterable[Any]) -> Iterator[tuple[int, int]]:
             storage = tensor.untyped_storage()
             if storage.nbytes():
                 yield storage.data_ptr(), storage.nbytes()
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor

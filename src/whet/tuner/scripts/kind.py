@@ -12,6 +12,7 @@ from whet.comparison.run import Run
 from whet.core.recipe import Recipe
 from whet.scripts.injection.command import ScriptOutcome
 from whet.scripts.injection.script_command import ScriptCommand
+from whet.techniques.proof.loss_proof import LossPair
 from whet.tuner.asked import Asked
 from whet.tuner.goal import SCRIPT_STEPS
 from whet.tuner.kind import Work
@@ -141,18 +142,17 @@ class ScriptKind(TrainedKind):
 
     def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
         """Train pairs of runs with other seeds until their training losses tell, as long as the budget lasts."""
-        budget = self.work.budget
+
+        def run_pair(seed: int) -> LossPair | None:
+            has_time = self.work.budget.left_at_most_s > 2 * self.runs.longest_s
+            return loss_pair(self.runs, point.steps, seed) if has_time else None
+
         point.losses = prove_in_pairs(
-            lambda seed: (
-                loss_pair(self.runs, point.steps, seed) if self._has_time_for_pair(budget.left_at_most_s) else None
-            ),
+            run_pair,
             allowed=self.goal.max_drop,
             score=self.facts.quality_name,
             report=self.work.listener.proved,
         )
-
-    def _has_time_for_pair(self, left_s: float) -> bool:
-        return left_s > 2 * self.runs.longest_s
 
     @property
     def options(self) -> dict[str, str]:
