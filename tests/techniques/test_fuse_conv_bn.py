@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from whet.techniques.rewriting.graph import relative_error
 from whet.techniques.structure import fuse_conv_bn
-from whet.techniques.technique import Applies, Candidate, NotApplicable
+from whet.techniques.technique import Applies, Candidate, NoOptions, NotApplicable
 
-OPTIONS = fuse_conv_bn.Options()
+OPTIONS = NoOptions()
 
 
 def _with_statistics(model: nn.Module) -> nn.Module:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from whet.techniques.rewriting.graph import relative_error
 from whet.techniques.structure import fuse_qkv, sdpa_attention
-from whet.techniques.technique import Applies, Candidate, NotApplicable
+from whet.techniques.technique import Applies, Candidate, NoOptions, NotApplicable
 
-OPTIONS = fuse_qkv.Options()
+OPTIONS = NoOptions()
 
 
 class Projections(nn.Module):
@@ -128,7 +128,7 @@ def test_after_another_rewrite(examined_of) -> None:
     config = models.EncoderConfig(vocab_size=20, max_tokens=8, width=16, num_layers=1, num_heads=2, mlp_width=32)
     ids = torch.randint(0, 20, (2, 6))
     examined = examined_of(models.Encoder(config), ids)
-    fused = fuse_qkv.apply(sdpa_attention.apply(Candidate.original(examined), sdpa_attention.Options()), OPTIONS)
+    fused = fuse_qkv.apply(sdpa_attention.apply(Candidate.original(examined), NoOptions()), OPTIONS)
     linears = [m for m in fused.module.modules() if isinstance(m, nn.Linear)]
     assert len(linears) == 1 + 1 + 2 + 1
     assert relative_error(fused.call(ids), examined.outputs[0]) < 1e-5

@@ -13,7 +13,7 @@ from whet.techniques.precision import autocast, bf16, fp16
 from whet.techniques.rewriting import low_precision as half
 from whet.techniques.rewriting.graph import relative_error
 from whet.techniques.structure import fuse_qkv, sdpa_attention
-from whet.techniques.technique import Applies, Candidate, NotApplicable
+from whet.techniques.technique import Applies, Candidate, NoOptions, NotApplicable
 
 
 @pytest.mark.parametrize("technique", [bf16.TECHNIQUE, autocast.TECHNIQUE], ids=lambda t: t.name)
@@ -29,12 +29,12 @@ def test_close_and_float32_at_the_borders(technique, name) -> None:
 
 
 def test_what_stays_float32() -> None:
-    conv = bf16.apply(Candidate.original(EXAMINED["conv_net"]()), bf16.Options()).module
+    conv = bf16.apply(Candidate.original(EXAMINED["conv_net"]()), NoOptions()).module
     dtypes = {name.removeprefix("module.model."): x.dtype for name, x in conv.state_dict().items()}
     assert dtypes["conv1.weight"] == dtypes["head.bias"] == torch.bfloat16
     assert {dtypes[f"bn1.{x}"] for x in ("weight", "bias", "running_mean", "running_var")} == {torch.float32}
     assert dtypes["bn1.num_batches_tracked"] == torch.int64
-    rotary = bf16.apply(Candidate.original(EXAMINED["hugging_face_like"]()), bf16.Options()).module
+    rotary = bf16.apply(Candidate.original(EXAMINED["hugging_face_like"]()), NoOptions()).module
     assert dict(rotary.named_buffers())["module.model.inv_freq"].dtype == torch.float32
 
 
@@ -42,8 +42,8 @@ def test_what_stays_float32() -> None:
 def test_after_graph_rewrites(name) -> None:
     """A traced graph pins float32 (a mask's minimum, an upcast softmax): it is repaired, not refused."""
     examined = EXAMINED[name]()
-    fused = fuse_qkv.apply(Candidate.original(examined), fuse_qkv.Options())
-    tuned = bf16.apply(fused, bf16.Options())
+    fused = fuse_qkv.apply(Candidate.original(examined), NoOptions())
+    tuned = bf16.apply(fused, NoOptions())
     with torch.no_grad():
         outputs = tuned.call(*examined.flat_inputs[0])
     assert 1e-4 < relative_error(outputs, examined.outputs[0]) < 3e-2
@@ -70,7 +70,7 @@ def test_repairs_a_model_that_pins_float32(examined_of) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 4, 8), torch.ones(4, 4, dtype=torch.bool).tril()
     examined = examined_of(Pinned(), x)
-    tuned = bf16.apply(Candidate.original(examined), bf16.Options())
+    tuned = bf16.apply(Candidate.original(examined), NoOptions())
     assert len(tuned.notes) == 1
     assert "pins float32" in tuned.notes[0]
     assert relative_error(tuned.call(*x), examined.outputs[0]) < 3e-2
@@ -88,7 +88,7 @@ def test_refused_without_native_bfloat16(technique, examined_of, machine) -> Non
 
 def test_refused_for_a_bfloat16_model(examined_of, machine) -> None:
     examined = examined_of(nn.Linear(2, 2).bfloat16(), torch.randn(1, 2).bfloat16())
-    assert bf16.check(examined, machine, bf16.Options()) == NotApplicable("the model's weights are bfloat16 already")
+    assert bf16.check(examined, machine, NoOptions()) == NotApplicable("the model's weights are bfloat16 already")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_refused_on_older_gpus(gpu, reason, examined_of, machine, monkeypatch) -
 @pytest.mark.parametrize(("ratio", "applies"), [(0.5, False), (1.4, False), (1.6, True)])
 def test_fp16_needs_a_fast_product(ratio, applies, examined_of, machine, monkeypatch) -> None:
     monkeypatch.setattr(fp16, "float16_speedup", lambda device: ratio)
-    verdict = fp16.check(examined_of(nn.Linear(2, 2), torch.randn(1, 2)), machine, fp16.Options())
+    verdict = fp16.check(examined_of(nn.Linear(2, 2), torch.randn(1, 2)), machine, NoOptions())
     assert isinstance(verdict, Applies if applies else NotApplicable)
     assert f"{ratio:.2g} times" in (verdict.detail if isinstance(verdict, Applies) else verdict.reason)
 
@@ -116,7 +116,7 @@ def test_fp16_that_is_emulated_is_told_in_the_same_words_each_time(examined_of, 
     reasons = set()
     for ratio in (0.17, 0.0094, 0.021):  # as three processes of one machine measured it
         monkeypatch.setattr(fp16, "float16_speedup", lambda device, ratio=ratio: ratio)
-        verdict = fp16.check(examined, machine, fp16.Options())
+        verdict = fp16.check(examined, machine, NoOptions())
         assert isinstance(verdict, NotApplicable)
         reasons.add(verdict.reason)
     assert len(reasons) == 1
@@ -131,11 +131,11 @@ def test_fp16_close_and_overflow_refused(examined_of) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(8, 8), torch.randn(4, 8)
     examined = examined_of(model, x)
-    outputs = fp16.apply(Candidate.original(examined), fp16.Options()).call(x)
+    outputs = fp16.apply(Candidate.original(examined), NoOptions()).call(x)
     assert 1e-6 < relative_error(outputs, examined.outputs[0]) < 3e-3
     nn.init.constant_(model.bias, 1e5)
     with pytest.raises(TargetError, match="overflow"):
-        fp16.apply(Candidate.original(examined_of(model, x)), fp16.Options())
+        fp16.apply(Candidate.original(examined_of(model, x)), NoOptions())
 
 
 def test_sdpa_then_bf16_on_hugging_face_bert(examined_of) -> None:
@@ -152,7 +152,7 @@ def test_sdpa_then_bf16_on_hugging_face_bert(examined_of) -> None:
     examined = examined_of(transformers.BertModel(config), batch)
     candidate = Candidate.original(examined)
     for technique in (sdpa_attention, fuse_qkv, bf16):
-        candidate = technique.apply(candidate, technique.Options())
+        candidate = technique.apply(candidate, technique.TECHNIQUE.options())
     with torch.no_grad():
         outputs = candidate.call(*examined.flat_inputs[0])
     assert relative_error(outputs, examined.outputs[0]) < 5e-2

@@ -24,7 +24,7 @@ from whet.techniques.backend import onnxruntime
 from whet.techniques.backend.onnxruntime import Options
 from whet.techniques.rewriting import onnx_graph
 from whet.techniques.structure import fuse_conv_bn
-from whet.techniques.technique import Applies, Candidate, NotApplicable
+from whet.techniques.technique import Applies, Candidate, NoOptions, NotApplicable
 
 
 def cosine(found: Tensor, wanted: Tensor) -> float:
@@ -111,7 +111,7 @@ def test_large_weights_get_a_file_of_their_own(subjects, options, monkeypatch, t
 
 def test_after_structure_techniques(subjects) -> None:
     examined = subjects["conv_net"]
-    fused = fuse_conv_bn.apply(Candidate.original(examined), fuse_conv_bn.Options())
+    fused = fuse_conv_bn.apply(Candidate.original(examined), NoOptions())
     (y,) = onnxruntime.apply(fused, Options(precision="f32")).call(*examined.flat_inputs[0])
     assert relative(y, examined.outputs[0][0]) < 1e-4
 

@@ -22,7 +22,7 @@ from whet.profiling.model import LayerCost, Profile
 from whet.techniques.backend import openvino
 from whet.techniques.backend.openvino import Options
 from whet.techniques.structure import fuse_conv_bn
-from whet.techniques.technique import Applies, Candidate, NotApplicable
+from whet.techniques.technique import Applies, Candidate, NoOptions, NotApplicable
 
 
 def cosine(found: Tensor, wanted: Tensor) -> float:
@@ -96,7 +96,7 @@ def test_sizes_it_was_not_shown(subjects, converted) -> None:
 
 def test_after_structure_techniques(subjects) -> None:
     examined = subjects["conv_net"]
-    fused = fuse_conv_bn.apply(Candidate.original(examined), fuse_conv_bn.Options())
+    fused = fuse_conv_bn.apply(Candidate.original(examined), NoOptions())
     (y,) = openvino.apply(fused, Options(precision="f32")).call(*examined.flat_inputs[0])
     assert relative(y, examined.outputs[0][0]) < 1e-4
 

@@ -16,10 +16,10 @@ from whet.profiling.model.layers import LayerCost
 from whet.techniques.rewriting.attention_pattern import count_fused, find_attention
 from whet.techniques.rewriting.graph import relative_error, trace, trace_original
 from whet.techniques.structure import sdpa_attention
-from whet.techniques.technique import Applies, Candidate, NotApplicable
+from whet.techniques.technique import Applies, Candidate, NoOptions, NotApplicable
 
 B, N, T, S, H = 2, 3, 5, 7, 8
-OPTIONS = sdpa_attention.Options()
+OPTIONS = NoOptions()
 
 
 def _bool_mask() -> Tensor:
@@ -285,5 +285,5 @@ def test_the_bound_is_of_all_that_attention_does(softmax: str) -> None:
     else:
         layers += [cost("attention", "Attention", 3.0, "bmm"), cost(softmax, "Softmax", 1.0, "_softmax")]
     profile = Profile(total_s=10.0, layers=tuple(layers))
-    bound = sdpa_attention.predict(profile, Limits(read_bandwidth=1.0), sdpa_attention.Options())
+    bound = sdpa_attention.predict(profile, Limits(read_bandwidth=1.0), NoOptions())
     assert bound == pytest.approx(10 / 6)

@@ -48,6 +48,7 @@ class FakeKind(Kind):
     """Trials gain what `fake_search.GAIN` says; `measure` gives the runs of the finals; `owed` is what owes a proof."""
 
     word = "inference"
+    target = words = "fake"
     schedule = Rounds()
     noise_from = "original"
 
@@ -134,22 +135,8 @@ class FakeKind(Kind):
     def gained(self, best: MeasuredVariant, baseline: MeasuredVariant, reference: MeasuredVariant | None) -> str:
         return f"{best.label}: {best.speedup:.2f}x."
 
-    def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
-        return None
-
     def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
         return 480.0
-
-    def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
-        return {}
-
-    @property
-    def target(self) -> str:
-        return "fake"
-
-    @property
-    def words(self) -> str:
-        return "fake"
 
     def report(self, result: Result, directory: Path) -> None:
         (directory / "report.html").write_text(result.sentence)

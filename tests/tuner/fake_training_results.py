@@ -12,7 +12,7 @@ from whet.techniques.proof.loss_proof import LossPair, LossProof, judge
 from whet.techniques.proof.updates import UpdateProof
 from whet.tuner.records import TrainingEvidence, TrialRecord
 from whet.tuner.result import LayerRow, MeasuredVariant, RefusedTechnique, Result, UntriedTechnique
-from whet.tuner.training.examination import diagnosed
+from whet.tuner.training.words import diagnosed
 
 AUTOCAST, FUSED, COMPILE = (Step(technique=name) for name in ("autocast", "fused_optimizer", "compile"))
 ADAFACTOR = Step(technique="adafactor")
@@ -185,7 +185,7 @@ def gain(*, joules: float | None = None) -> Result:
         trials=trials,
         refused=[RefusedTechnique(technique="channels_last", reason="the model holds no convolutions")],
         untried=[UntriedTechnique(technique="checkpointing", bound=1.0, reason="it cannot make a step faster")],
-        diagnosis=diagnosed(PROFILE).model_copy(update={"layers": LAYERS}),
+        diagnosis=diagnosed(PROFILE.total_s, PROFILE.shares, share_of_limit=0.0).model_copy(update={"layers": LAYERS}),
         profile=PROFILE,
         machine=MACHINE,
         fingerprint="3fa91c07be52",

@@ -120,7 +120,7 @@ def clocked(runner: SlowRunner) -> Iterator[None]:
         patch.setattr(
             "whet.tuner.model_kind.doubt_about", lambda *_: ""
         )  # the screening here knows nothing of the finals
-        patch.setattr("whet.tuner.model_kind.write_report", lambda result, path: None)
+        patch.setattr("whet.tuner.model_kind.write_report", lambda result, path, page: None)
         yield
 
 

@@ -11,7 +11,7 @@ from whet.core.workload import Quality, Workload, examine
 from whet.measure.machine import Limits
 from whet.tuner import known_target, target_examination
 from whet.tuner.known_target import KnownTarget, digest_of_content, read_outputs, write_outputs
-from whet.tuner.target_examination import ExaminationRequest, examine_target
+from whet.tuner.target_examination import ExaminationRequest, examine_any
 
 LIMITS = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "int8": 8e12})
 
@@ -44,8 +44,9 @@ def build(weights: int = 0, data: int = 0, scale: float = 1.0) -> Workload:
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KnownTarget:
     """What the examination of build() leaves for later processes."""
     monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: LIMITS)
-    monkeypatch.setattr(target_examination, "open_target", lambda name: build())
-    facts = examine_target(ExaminationRequest(target="t", directory=tmp_path))
+    monkeypatch.setattr(target_examination, "open_any", lambda name: build())
+    facts = examine_any(ExaminationRequest(target="t", directory=tmp_path)).facts
+    assert facts is not None
     return context(tmp_path, None, **{n: getattr(facts, n) for n in type(facts).model_fields}).known  # type: ignore[arg-type]
 
 
@@ -120,8 +121,9 @@ def test_a_model_with_lazy_parameters_is_known_again(tmp_path: Path, monkeypatch
         return Workload(model=nn.Sequential(nn.LazyLinear(3)).eval(), inputs=[torch.ones(2, 4)])
 
     monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: LIMITS)
-    monkeypatch.setattr(target_examination, "open_target", lazy)
-    facts = examine_target(ExaminationRequest(target="t", directory=tmp_path))
+    monkeypatch.setattr(target_examination, "open_any", lazy)
+    facts = examine_any(ExaminationRequest(target="t", directory=tmp_path)).facts
+    assert facts is not None
     monkeypatch.setattr(known_target, "open_target", lazy)
     monkeypatch.setattr(known_target, "examine", lambda *args, **options: pytest.fail("it was examined again"))
     found = context(tmp_path, None, **{n: getattr(facts, n) for n in type(facts).model_fields}).known.open()  # type: ignore[arg-type]
@@ -137,8 +139,9 @@ def test_effects_of_the_original_are_known_to_later_processes(monkeypatch: pytes
     torch.manual_seed(0)
     workload = Workload(model=Printing(4, 3).eval(), inputs=[torch.randn(2, 4)])
     monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: LIMITS)
-    monkeypatch.setattr(target_examination, "open_target", lambda name: workload)
-    facts = examine_target(ExaminationRequest(target="t", directory=tmp_path))
+    monkeypatch.setattr(target_examination, "open_any", lambda name: workload)
+    facts = examine_any(ExaminationRequest(target="t", directory=tmp_path)).facts
+    assert facts is not None
     monkeypatch.setattr(known_target, "open_target", lambda name: workload)
     known = context(tmp_path, None, **{n: getattr(facts, n) for n in type(facts).model_fields}).known  # type: ignore[arg-type]
     assert known.open().effects == examine(workload).effects != ()

@@ -78,7 +78,7 @@ class Page(HTMLParser):
 
 
 def written(result: Result, directory: Path) -> str:
-    write_report(result, directory / "report.html")
+    write_report(result, directory / "report.html", render)
     return (directory / "report.html").read_text(encoding="utf-8")
 
 
@@ -287,7 +287,7 @@ def test_bare_result_renders(tmp_path: Path) -> None:
 
 def test_nothing_is_left_where_it_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot write"):
-        write_report(fake_results.no_gain(), tmp_path / "missing" / "report.html")
+        write_report(fake_results.no_gain(), tmp_path / "missing" / "report.html", render)
     assert not list(tmp_path.iterdir())
 
 

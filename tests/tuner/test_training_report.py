@@ -13,9 +13,10 @@ from rich.console import Console
 from whet.cli.training_tables import show_result
 from whet.techniques.proof.loss_proof import judge
 from whet.tuner.headline import headline
+from whet.tuner.report import write_report
 from whet.tuner.result import Result
 from whet.tuner.training.loss_chart import loss_chart
-from whet.tuner.training.report import write_training_report
+from whet.tuner.training.report import render
 
 MAKERS = {"gain": fake.gain, "no-gain": fake.no_gain, "worse": fake.worse}
 
@@ -42,7 +43,7 @@ class Page(HTMLParser):
 
 
 def written(result: Result, directory: Path) -> str:
-    write_training_report(result, directory / "report.html")
+    write_report(result, directory / "report.html", render)
     return (directory / "report.html").read_text(encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ from whet.tuner.least_time import mean_least_time_s, recipe_time_s
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 from whet.tuner.study import Study, default_storage
-from whet.tuner.target_examination import ExaminationRequest, examine_target, weights_digest
+from whet.tuner.target_examination import ExaminationRequest, examine_any, weights_digest
 from whet.tuner.trial import judge, time_pair
 
 
@@ -128,8 +128,9 @@ def test_where_no_graph_is_the_model_every_technique_says_so(target, reason, tmp
     limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
     monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: limits)
     model, x = getattr(targets, target)()
-    monkeypatch.setattr(target_examination, "open_target", lambda name: Workload(model=model, inputs=[x]))
-    facts = examine_target(ExaminationRequest(target=target, directory=tmp_path))
+    monkeypatch.setattr(target_examination, "open_any", lambda name: Workload(model=model, inputs=[x]))
+    facts = examine_any(ExaminationRequest(target=target, directory=tmp_path)).facts
+    assert facts is not None
     assert re.search(reason, facts.no_graph)
     applicable = {entry.technique for entry in facts.applicable}
     reasons = {entry.technique: entry.reason for entry in facts.refused}
@@ -145,8 +146,9 @@ def test_autocast_is_tried_only_where_no_graph_can_stand_for_the_model(monkeypat
     limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
     monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: limits)
     model, inputs = targets.conv()
-    monkeypatch.setattr(target_examination, "open_target", lambda name: Workload(model=model, inputs=inputs))
-    facts = examine_target(ExaminationRequest(target="conv", directory=tmp_path))
+    monkeypatch.setattr(target_examination, "open_any", lambda name: Workload(model=model, inputs=inputs))
+    facts = examine_any(ExaminationRequest(target="conv", directory=tmp_path)).facts
+    assert facts is not None
     reasons = {entry.technique: entry.reason for entry in facts.refused}
     assert reasons["autocast"].startswith("bf16 does the same faster")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from whet.comparison.run import Run
 from whet.errors import MachineError
@@ -26,7 +26,7 @@ ALONE = "the other side ended before its time"
 _QUIET, _DISTURBED = b"+", b"-"
 
 
-class Request(BaseModel):
+class Request(BaseModel, frozen=True):
     """Tell a process what to build and to measure.
 
     Attributes:
@@ -34,8 +34,6 @@ class Request(BaseModel):
         budget_s: Seconds of quiet timing.
         evidence: A directory for evidence; None where none is wanted.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     build: str
     arguments: dict[str, Any]
@@ -48,7 +46,7 @@ class Request(BaseModel):
         return measurable
 
 
-class TurnRequest(Request):
+class TurnRequest(Request, frozen=True):
     """Tell one side of a pair that takes turns what to build and to measure.
 
     Attributes:

@@ -180,7 +180,9 @@ def _taken_in(
     Return these claims, and whether all runs were quiet or count despite the load.
     """
     measured = [one for one in running if any(side.name in found for side in one.pair)]
-    counted = {name: _counted(run, patience) for name, run in found.items()}
+    counted = dict(found)
+    if patience.goes_on:  # the user lets disturbed runs count
+        counted = {name: run.model_copy(update={"busy": ""}) for name, run in found.items()}
     for one in measured:
         one.is_disturbed |= any(found[side.name].busy for side in one.pair if side.name in found)
         one.add(counted, old_may_fail=old_may_fail)
@@ -197,11 +199,6 @@ def _num_alone(alone: Sequence[Side], runs: Mapping[str, Sequence[Run]]) -> int:
 def _is_hopeless(patience: QuietWait, runs: Mapping[str, Sequence[Run]], originals: Iterable[str]) -> bool:
     """Return whether the machine stays busy, and there is at least one run of an original to speak of."""
     return patience.has_run_out and any(not run.failure for name in originals for run in runs.get(name, ()))
-
-
-def _counted(run: Run, patience: QuietWait) -> Run:
-    """Return a run, and let it count although it was disturbed if the user wants to go on despite the load."""
-    return run.model_copy(update={"busy": ""}) if run.busy and patience.goes_on else run
 
 
 def _concluded(

@@ -4,7 +4,7 @@ import math
 import statistics
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from whet.measure.evidence import Evidence
 from whet.measure.load import NO_LOAD, Load
@@ -12,7 +12,7 @@ from whet.measure.load import NO_LOAD, Load
 _LEAST_COMMON = 3  # calls of a sequence that both sides have to have made
 
 
-class Run(BaseModel):
+class Run(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Hold the result of measuring one variant once, in a process of its own.
 
     Attributes:
@@ -33,8 +33,6 @@ class Run(BaseModel):
         failure: Why the process gave no times; "" where it did.
         details: Further facts about a kind of workload, for the code that measures it.
     """
-
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     seconds: float = 0.0
     p90_s: float | None = None

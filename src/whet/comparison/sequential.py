@@ -85,7 +85,7 @@ def p_values(logs: np.ndarray, *, tolerance: float, looks: Sequence[int] = LOOKS
     """
     taken = [n for n in looks if n <= len(logs)]
     p_slower = _spent([_p_above(logs[:n], 0.0) for n in taken], len(looks))
-    p_worse = _spent([_p_below(logs[:n], math.log1p(tolerance)) for n in taken], len(looks))
+    p_worse = _spent([_p_above(-logs[:n], -math.log1p(tolerance)) for n in taken], len(looks))
     return p_slower, p_worse
 
 
@@ -177,11 +177,6 @@ def _p_above(logs: np.ndarray, value: float) -> float:
         return 0.0 if float(logs[0]) > value else 1.0
     t = (float(logs.mean()) - value) * math.sqrt(len(logs)) / float(logs.std(ddof=1))
     return float(scipy.special.stdtr(len(logs) - 1, -t))
-
-
-def _p_below(logs: np.ndarray, value: float) -> float:
-    """Return the one-sided p-value of Student's t that the mean is `value` or more."""
-    return _p_above(-logs, -value)
 
 
 def _spent(p_values: Sequence[float], num_looks: int) -> float:

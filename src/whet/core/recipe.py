@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from whet.errors import RecipeError
 from whet.files import write_whole
@@ -23,10 +23,8 @@ _PREPARE = (
 )
 
 
-class Step(BaseModel):
+class Step(BaseModel, frozen=True, extra="forbid"):
     """Describe one technique with its options, as plain values."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     technique: str
     options: dict[str, bool | int | float | str] = {}
@@ -47,10 +45,8 @@ class Step(BaseModel):
         return f"{self.technique}({inside})" if inside else self.technique
 
 
-class Evidence(BaseModel):
+class Evidence(BaseModel, extra="forbid"):
     """Hold what was measured when the recipe was found. Times are in milliseconds, sizes in bytes."""
-
-    model_config = ConfigDict(extra="forbid")
 
     verdict: str
     objective: str
@@ -70,7 +66,7 @@ class Evidence(BaseModel):
     share_of_limit: float | None = None
 
 
-class Recipe(BaseModel):
+class Recipe(BaseModel, extra="forbid"):
     """Hold ordered techniques, the machine and versions that they were proved on, and the proof.
 
     Attributes:
@@ -83,8 +79,6 @@ class Recipe(BaseModel):
         evidence: What was measured.
         steps: The techniques, in order.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     format: int = 1
     kind: Literal["inference", "training", "stream"] = "inference"

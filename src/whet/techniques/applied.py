@@ -7,19 +7,8 @@ from whet.errors import RecipeError
 from whet.measure.machine import Machine
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import guard_processes, why_refused
-from whet.techniques.technique import NotApplicable, named, options_of
+from whet.techniques.technique import NotApplicable, named
 from whet.techniques.training_technique import TrainingTechnique
-
-
-def refusals(
-    parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique], machine: Machine
-) -> list[tuple[Step, str]]:
-    """Return the steps that do not apply to these parts on this machine, each with its reason.
-
-    Raises:
-        RecipeError: The table has no such technique, or a technique no such option.
-    """
-    return [(step, verdict.reason) for step, verdict in unfit(parts, steps, table, machine)]
 
 
 def unfit(
@@ -33,7 +22,7 @@ def unfit(
     found = []
     for step in steps:
         technique = named(step, table)
-        verdict = technique.check(parts, machine, options_of(step, technique.options, technique.space))
+        verdict = technique.check(parts, machine, technique.options_of(step))
         if why := why_refused(technique.refuses, parts.model):
             verdict = NotApplicable(why)
         if isinstance(verdict, NotApplicable):
@@ -65,6 +54,6 @@ def applied(parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTec
     """
     for step in sorted(steps, key=lambda step: named(step, table).place):
         technique = named(step, table)
-        parts = technique.apply(parts, options_of(step, technique.options, technique.space))
+        parts = technique.apply(parts, technique.options_of(step))
     guard_processes(parts, {step.technique: table[step.technique].refuses for step in steps})
     return parts

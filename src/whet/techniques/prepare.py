@@ -129,13 +129,10 @@ def _check_unwrapped(model: nn.Module, optimizer: Optimizer) -> None:
             raise RecipeError(f"{type(part).__name__} is a wrapper already; call whet.prepare before {call}")
     for kind in type(model).__mro__:
         if "forward" in vars(kind):
-            if kind is nn.Module or _is_lightning_module(kind):
+            is_lightning = kind.__name__ == "LightningModule" and "lightning" in kind.__module__
+            if kind is nn.Module or is_lightning:
                 raise RecipeError(
                     f"{type(model).__name__} has no forward that could be changed; give whet.prepare the network that "
                     "its training_step calls, such as self.model"
                 )
             return
-
-
-def _is_lightning_module(kind: type) -> bool:
-    return kind.__name__ == "LightningModule" and "lightning" in kind.__module__

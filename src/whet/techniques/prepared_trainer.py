@@ -10,7 +10,7 @@ from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.training import Trainer
 from whet.measure.machine import Machine
-from whet.techniques.applied import applied, refusals
+from whet.techniques.applied import applied, unfit
 from whet.techniques.mechanisms.later_notes import all_notes
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.training import TRAINING_TABLE
@@ -43,7 +43,7 @@ def updates_plainly(workload: TrainingWorkload) -> bool:
 
 def refusal(workload: TrainingWorkload, parts: Parts, steps: Sequence[Step], machine: Machine) -> str:
     """Return why a recipe's steps do not apply to a training run; "" where they do."""
-    found = refusals(parts, steps, TRAINING_TABLE, machine)
+    found = [(step, verdict.reason) for step, verdict in unfit(parts, steps, TRAINING_TABLE, machine)]
     if not updates_plainly(workload):
         found += [(step, NOT_PLAIN) for step in steps if TRAINING_TABLE[step.technique].updates_early]
     return "; ".join(f"{step.technique}: {why}" for step, why in found)

@@ -1,7 +1,7 @@
 """Describe what an optimisation technique is, and the candidate that it works on."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -65,6 +65,11 @@ Applicability = Applies | NotApplicable
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """Hold the options of a technique that has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnyTechnique:
     """Hold what a search needs to know of a technique, for inference or for training.
 
@@ -72,7 +77,7 @@ class AnyTechnique:
         name: The technique's name in recipes and tables, and the name of its file.
         order: Its place among the techniques of its stage. The lowest comes first.
         card: What it does, when it helps and hurts, its numerics and its source, for people.
-        options: A frozen dataclass of its options.
+        options: A frozen dataclass of its options. There are none by default.
         check: Returns whether it applies to a subject on a machine with these options.
         space: For each option, the values that are worth trying. The default comes first.
         groups: What it claims for itself. Two techniques that claim the same group exclude each other.
@@ -87,7 +92,7 @@ class AnyTechnique:
     stage: StrEnum
     order: int
     card: str | None
-    options: type[Any]
+    options: type[Any] = NoOptions
     check: Callable[..., Applicability]
     space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
@@ -102,6 +107,18 @@ class AnyTechnique:
         """Return the position in the order of recipes: the stage's index, then the order within the stage."""
         return list(type(self.stage)).index(self.stage), self.order
 
+    def options_of(self, step: Step) -> Any:
+        """Return the options of a step.
+
+        Raises:
+            RecipeError: There is no such option.
+        """
+        try:
+            return self.options(**step.options)
+        except TypeError as error:
+            known = ", ".join(self.space) or "none"
+            raise RecipeError(f"{self.name} does not take {dict(step.options)}; its options are: {known}") from error
+
 
 Known = TypeVar("Known", bound=AnyTechnique)
 
@@ -115,23 +132,6 @@ def named(step: Step, table: Mapping[str, Known]) -> Known:
     if step.technique not in table:
         raise RecipeError(f"there is no technique {step.technique!r}; there are: {', '.join(table)}")
     return table[step.technique]
-
-
-def options_of(step: Step, options: type[Any], space: Iterable[str]) -> Any:
-    """Return the options of a step.
-
-    Args:
-        options: The technique's class of options.
-        space: The names of the options that can be chosen.
-
-    Raises:
-        RecipeError: There is no such option.
-    """
-    try:
-        return options(**step.options)
-    except TypeError as error:
-        known = ", ".join(space) or "none"
-        raise RecipeError(f"{step.technique} does not take {dict(step.options)}; its options are: {known}") from error
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Technique(AnyTechnique):
     """Describe one optimisation. Each technique's file ends with such a record under the name TECHNIQUE.
 
     Attributes:
-        predict: Returns the highest speedup that the profile and the machine's limits allow; 1.0 is none.
+        predict: Returns the highest speedup that the profile and the machine's limits allow; 1.0, the default, is none.
         apply: Returns a new candidate. The one given stays as it was.
         runs_python: Whether the model's own code runs in every call, so that effects which a graph would leave out
             still happen.
@@ -233,7 +233,7 @@ class Technique(AnyTechnique):
 
     stage: Stage
     check: Callable[[ExaminedWorkload, Machine, Any], Applicability]
-    predict: Callable[[Profile, Limits, Any], float]
+    predict: Callable[[Profile, Limits, Any], float] = lambda profile, limits, options: 1.0
     apply: Callable[[Candidate, Any], Candidate]
     runs_python: bool = False
     instead: str = ""

@@ -40,7 +40,8 @@ class TrainingTechnique(AnyTechnique):
     """Describe one optimisation of a training loop. Each technique's file ends with such a record: TECHNIQUE.
 
     Attributes:
-        predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none.
+        predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none, and
+            the default.
         check_profile: Returns why the profile of a step shows that it would change nothing; "" where it may.
         exactness_of: Returns which proof it owes with these options, where that depends on them.
         predict_memory: Returns the least bytes that a step takes with it, from what a step takes as it is; None where
@@ -55,7 +56,7 @@ class TrainingTechnique(AnyTechnique):
     stage: TrainingStage
     exactness: Exactness
     check: Callable[[Parts, Machine, Any], Applicability]
-    predict: Callable[[StepProfile, Limits, Any], float]
+    predict: Callable[[StepProfile, Limits, Any], float] = lambda profile, limits, options: 1.0
     apply: Callable[[Parts, Any], Parts]
     check_profile: Callable[[StepProfile], str] | None = None
     exactness_of: Callable[[Any], Exactness] | None = None
@@ -66,14 +67,15 @@ class TrainingTechnique(AnyTechnique):
     environment: Callable[[Any], Mapping[str, str]] | None = None
 
     @property
-    def bears(self) -> tuple[Use, ...]:
-        """Return what a loop may do beside this technique."""
-        return tuple(use for use in Use if use not in self.refuses)
-
-    @property
     def updates_early(self) -> bool:
         """Return whether it updates before all gradients of a step are there, so that none can be clipped or added."""
         return Use.CLIPPING in self.refuses and Use.ACCUMULATION in self.refuses
+
+    def shrink(self, memory: StepMemory, options: Any) -> float:
+        """Return how many times smaller it may make the memory of a step; 1.0 where it saves none or none is known."""
+        if self.predict_memory is None or not memory.peak_bytes:
+            return 1.0
+        return max(1.0, memory.peak_bytes / max(self.predict_memory(memory, options), 1.0))
 
     def promise(self, options: Any) -> Exactness:
         """Return which proof the technique owes with these options."""

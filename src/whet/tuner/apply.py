@@ -27,7 +27,7 @@ from whet.tuner.known_target import INPUTS, KEPT
 from whet.tuner.prepared_target import workload_of
 from whet.tuner.processes import isolated
 from whet.tuner.recipe_replay import AppliedSteps, Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
-from whet.tuner.reloading import refusal, reload_failure
+from whet.tuner.reloading import ReloadRequest, refusal, reload_failure
 from whet.tuner.trial import make_variant
 from whet.ui.notebook import Shown
 from whet.workloads import resolve
@@ -38,7 +38,7 @@ _LOG = logging.getLogger("whet")
 _LIMIT_S = 900.0
 
 
-class Applied(Shown, AppliedSteps):
+class Applied(Shown, AppliedSteps, frozen=True):
     """Report what applying a recipe gave.
 
     Attributes:
@@ -164,14 +164,14 @@ def apply_recipe(
             raise OptionError(
                 "with the steps that apply here, the model can be saved: give --out, a new directory for it"
             )
-        failure = reload_failure(
-            run,
-            artefact,
+        request = ReloadRequest(
+            directory=artefact,
             inputs=artefact.parent / INPUTS,
             libraries=found.libraries,
             sys_path=found.sys_path,
             num_threads=found.num_threads,
         )
+        failure = reload_failure(run, request)
         if failure is not None:
             raise ArtefactError(f"the model that this recipe makes cannot be saved: {refusal(failure)}")
         try:

@@ -10,7 +10,6 @@ from whet.errors import RecipeError
 from whet.measure.machine import Machine
 from whet.techniques import TABLE
 from whet.techniques.technique import AnyTechnique, Candidate, NotApplicable, Stage, Technique, named
-from whet.techniques.technique import options_of as technique_options
 
 
 def options_of(step: Step) -> Any:
@@ -19,8 +18,7 @@ def options_of(step: Step) -> Any:
     Raises:
         RecipeError: There is no such technique or option.
     """
-    technique = technique_of(step)
-    return technique_options(step, technique.options, technique.space)
+    return technique_of(step).options_of(step)
 
 
 def technique_of(step: Step) -> Technique:

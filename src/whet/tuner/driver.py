@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe import Evidence, Recipe
 from whet.files import write_whole
 from whet.measure.machine import versions
 from whet.measure.quiet import QuietWait
@@ -18,7 +19,6 @@ from whet.tuner.improvement import best_first
 from whet.tuner.kind import Kind, OtherKind, Work
 from whet.tuner.listener import Listener
 from whet.tuner.opened_study import open_study
-from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, Result
 from whet.tuner.search import search_space
@@ -161,6 +161,38 @@ def _concluded(kind: Kind, finals: Finals, records: Sequence[TrialRecord]) -> Re
 def _write(kind: Kind, result: Result, directory: Path) -> None:
     """Write what the kind keeps, the recipe, the report and, last, the result."""
     kind.save(result, directory)
-    recipe_of(result).write(directory / RECIPE)
+    _recipe_of(result).write(directory / RECIPE)
     kind.report(result, directory)
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
+
+
+def _recipe_of(result: Result) -> Recipe:
+    """Return the winning recipe with its evidence."""
+    best, baseline = result.best, result.baseline
+    return Recipe(
+        kind="training" if result.kind == "script" else result.kind,
+        target=result.target,
+        model=result.model,
+        fingerprint=result.fingerprint,
+        machine={k: list(v) if isinstance(v, tuple | list) else v for k, v in result.machine.items()},
+        versions=result.versions,
+        evidence=Evidence(
+            verdict=result.verdict,
+            objective=result.objective,
+            speedup=best.speedup,
+            speedup_ci95=best.speedup_ci95,
+            baseline_latency_ms=baseline.latency_ms,
+            latency_ms=best.latency_ms,
+            num_pairs=len(best.process_latencies_ms),
+            quality_name=result.quality_name,
+            quality_baseline=1.0 if baseline.quality is None else baseline.quality,
+            quality=1.0 if best.quality is None else best.quality,
+            max_drop=result.max_drop,
+            size_bytes_baseline=baseline.size_bytes,
+            size_bytes=best.size_bytes,
+            peak_bytes_baseline=baseline.peak_bytes,
+            peak_bytes=best.peak_bytes,
+            share_of_limit=best.share_of_limit,
+        ),
+        steps=best.steps,
+    )

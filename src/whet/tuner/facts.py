@@ -2,17 +2,17 @@
 
 from typing import Any, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from whet.core.signature import Signature
 from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
-from whet.tuner.known_target import BatchDimension
+from whet.tuner.known_target import FoundOfModel
 from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique
 
 
-class KnownFacts(BaseModel):
+class KnownFacts(BaseModel, frozen=True, extra="ignore"):
     """Hold what a study keeps of a target, so that resumed and shared searches have the same space.
 
     Attributes:
@@ -26,8 +26,6 @@ class KnownFacts(BaseModel):
         losses: The losses of the original's first steps, where it trains.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
     fingerprint: str
     machine: Machine | None = None
     applicable: tuple[ApplicableTechnique, ...] = Field(validation_alias=AliasChoices("applicable", "offers"))
@@ -40,7 +38,7 @@ class KnownFacts(BaseModel):
     losses: tuple[float, ...] = ()
 
 
-class Facts(KnownFacts):
+class Facts(KnownFacts, frozen=True):
     """Hold what was found out about a target of any kind.
 
     Attributes:
@@ -87,15 +85,10 @@ class Facts(KnownFacts):
         return self.model_copy(update={name: getattr(known, name) for name in names})
 
 
-class TargetFacts(Facts):
+class TargetFacts(Facts, FoundOfModel, frozen=True):
     """Hold what was found out about a model whose calls are to be made fast.
 
     Attributes:
-        sample_scores: The score of each sample, where the quality gives them.
-        effects: What forward does that a graph would leave out, in words.
-        shared: Positions of the outputs that share memory with an input, a weight or another output.
-        depends_on_grad_mode: Whether the outputs differ while gradients are on.
-        content: A digest of the parameters and of all batches; "" where the outputs were not written.
         original_bytes: The size of the weights and buffers as safetensors.
         profiles: For each batch size, a profile of the original and the number of batches of that size.
         num_threads: The number of PyTorch's threads that the target's code leaves set.
@@ -105,12 +98,6 @@ class TargetFacts(Facts):
     signature: Signature
     diagnosis: Diagnosed
     limits: Limits
-    batch: BatchDimension = BatchDimension()
-    sample_scores: tuple[float, ...] = ()
-    effects: tuple[str, ...] = ()
-    shared: tuple[int, ...] = ()
-    depends_on_grad_mode: bool = False
-    content: str = ""
     original_bytes: int
     profiles: tuple[tuple[Profile, int], ...]
     num_threads: int

@@ -1,6 +1,6 @@
 """Handle recipes that cannot be saved: each process applies them anew to the target and runs them in place."""
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from whet.comparison.run import Run
 from whet.core.artefact import Artefact, Manifest, set_threads
@@ -36,10 +36,8 @@ def as_artefact(candidate: Candidate) -> Artefact:
     return Artefact(candidate.runtime, manifest)
 
 
-class RebuildRequest(BaseModel):
+class RebuildRequest(BaseModel, frozen=True):
     """Tell a process what to rebuild and time, with `budget_s` seconds of timing."""
-
-    model_config = ConfigDict(frozen=True)
 
     known: KnownTarget
     steps: tuple[Step, ...]

@@ -100,25 +100,42 @@ def _quality_tile(result: Result) -> Tile:
 
 
 def _byte_tiles(result: Result) -> list[Tile]:
-    best, baseline = result.best, result.baseline
-    tiles = []
-    for title, objective, before, after, words in (
-        ("Size on disk", "size", baseline.size_bytes, best.size_bytes, ("smaller", "larger")),
-        ("Peak memory of the process", "memory", baseline.peak_bytes, best.peak_bytes, ("less", "more")),
-    ):
-        main = result.objective == objective
-        first = figures.num_bytes(before or None)
-        if not best.steps:
-            tiles.append(Tile(title, first, "the original’s", main))
-            continue
-        detail = DASH
-        if before and after:
-            low, high = sorted((before, after))
-            word = words[0] if after < before else words[1]
-            detail = "the same" if low == high else f"{figures.ratio(high / low)} {word}"
-        second = figures.num_bytes(after or None, like=before or None)
-        tiles.append(Tile(title, figures.from_to(first, second), detail, main))
-    return tiles
+    best, baseline, stays = result.best, result.baseline, "the original’s"
+    size, peak = (best.size_bytes or 0, best.peak_bytes or 0) if best.steps else (None, None)
+    main, words = result.objective == "size", ("smaller", "larger")
+    return [
+        byte_tile("Size on disk", baseline.size_bytes, size, main=main, stays=stays, words=words),
+        byte_tile(
+            "Peak memory of the process", baseline.peak_bytes, peak, main=result.objective == "memory", stays=stays
+        ),
+    ]
+
+
+def byte_tile(
+    title: str,
+    before: int | None,
+    after: int | None,
+    *,
+    main: bool,
+    stays: str,
+    words: tuple[str, str] = ("less", "more"),
+    tone: str = "",
+) -> Tile:
+    """Return how many bytes became how many.
+
+    Args:
+        after: None where the original stays, which `stays` then says.
+        words: What fewer bytes are called, and more.
+    """
+    first = figures.num_bytes(before or None)
+    if after is None:
+        return Tile(title, first, stays, main)
+    detail = DASH
+    if before and after:
+        low, high = sorted((before, after))
+        detail = "the same" if low == high else f"{figures.ratio(high / low)} {words[after > before]}"
+    second = figures.num_bytes(after or None, like=before or None)
+    return Tile(title, figures.from_to(first, second), detail, main, tone)
 
 
 def compile_tile(result: Result) -> Tile:

@@ -68,6 +68,8 @@ class Kind(ABC):
         noise_from: Where the finals' noise floor comes from; see `stopping.Fixed`.
         times_original_alone: Whether the original is measured without finalists too.
         samples: Whether a sampler chooses recipes once the plan has ended.
+        target: What people call the target.
+        words: What is tuned as the command line names it: a target, or a script's command; "" where it cannot.
         lost: Trials that no longer ran when they should go to the finals, by number, with reasons.
     """
 
@@ -77,6 +79,8 @@ class Kind(ABC):
     times_original_alone: ClassVar[bool] = True
     samples: ClassVar[bool] = True
 
+    target: str
+    words: str | Sequence[str]
     facts: Facts
     work: Work
 
@@ -243,30 +247,20 @@ class Kind(ABC):
         """Return the techniques that apply here and were in no trial, with reasons."""
         return untried(self.goal, self.space, records, self.space_to_search())
 
-    @abstractmethod
     def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
         """Return torch.compile alone, as measured in the finals or else in its trial; None where it never was."""
+        return None
 
     @abstractmethod
     def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
         """Return about the budget in seconds that a verdict takes, more than this one."""
 
-    @abstractmethod
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
         """Return the fields of the result that this kind has beside the others.
 
         Further measurements of what is kept are made here.
         """
-
-    @property
-    @abstractmethod
-    def target(self) -> str:
-        """Return what people call the target."""
-
-    @property
-    @abstractmethod
-    def words(self) -> str | Sequence[str]:
-        """Return what is tuned as the command line names it: a target, or a script's command; "" where it cannot."""
+        return {}
 
     @property
     def options(self) -> dict[str, str]:

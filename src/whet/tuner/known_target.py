@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,7 +31,7 @@ _SAMPLED = 4096  # about how many values of each tensor go into the digest of a 
 _MAX_OUTPUT_BYTES = 2**28
 
 
-class BatchDimension(BaseModel):
+class BatchDimension(BaseModel, frozen=True):
     """Describe a target's batch dimension.
 
     Attributes:
@@ -40,19 +40,15 @@ class BatchDimension(BaseModel):
         reason: Why it is fixed; "" where it is free.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     size: int = 1
     freed: tuple[int, ...] = ()
     reason: str = ""
 
 
-class KnownTarget(BaseModel):
-    """Tell a process about a target that was examined before.
+class FoundOfModel(BaseModel, frozen=True):
+    """Hold what an examination found out about a model that later processes need to know.
 
     Attributes:
-        target: The target's name or address.
-        directory: Where the examination wrote the inputs and the original's outputs.
         signature: The model's input and output tensors, with the batch dimension free where it may be.
         score: The original's quality; None without one.
         sample_scores: The score of each sample, where the quality gives them.
@@ -63,10 +59,6 @@ class KnownTarget(BaseModel):
             "" where the outputs were not written.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    target: str
-    directory: Path
     signature: Signature
     batch: BatchDimension = BatchDimension()
     score: float | None = None
@@ -75,6 +67,18 @@ class KnownTarget(BaseModel):
     shared: tuple[int, ...] = ()
     depends_on_grad_mode: bool = False
     content: str = ""
+
+
+class KnownTarget(FoundOfModel, frozen=True):
+    """Tell a process about a target that was examined before.
+
+    Attributes:
+        target: The target's name or address.
+        directory: Where the examination wrote the inputs and the original's outputs.
+    """
+
+    target: str
+    directory: Path
 
     def open(self) -> ExaminedWorkload:
         """Build the target again and return it as it was examined.

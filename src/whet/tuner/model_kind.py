@@ -37,7 +37,7 @@ from whet.tuner.prepared_target import Prepared
 from whet.tuner.processes import forking
 from whet.tuner.records import TrialRecord
 from whet.tuner.reloading import refusal
-from whet.tuner.report import write_report
+from whet.tuner.report import render, write_report
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.saving import save_model, saved_original
 from whet.tuner.search import SearchTime, drop_losers, try_recipe
@@ -85,6 +85,7 @@ class ModelKind(Kind):
         """Hold the target for child processes, and the server whose forks they are."""
         self.work, self._whole = work, work.budget
         with self._preparing as self._prepared, forking(self.asked.limit_bytes) as unbounded:
+            self.target, self.words = self._prepared.name, self._prepared.words
             self._unbounded: Runner = unbounded
             yield
             if hasattr(self, "context"):  # after an error or Ctrl-C, a resumed search goes on with what lies there
@@ -247,18 +248,8 @@ class ModelKind(Kind):
 
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
         """Return where the model came from, and what was expected to fit."""
-        directory, model_type = identity_of(self._prepared.name)
+        directory, model_type = identity_of(self.target)
         return {"model_directory": directory, "model_type": model_type, "outlook": self._outlook.sentence}
-
-    @property
-    def target(self) -> str:
-        """Return what people call the target."""
-        return self._prepared.name
-
-    @property
-    def words(self) -> str:
-        """Return the target's name; "" for a model in memory, which the command line cannot name."""
-        return "" if self._prepared.is_in_memory else self._prepared.name
 
     def save(self, result: Result, directory: Path) -> None:
         """Save the winner or the original."""
@@ -267,7 +258,7 @@ class ModelKind(Kind):
 
     def report(self, result: Result, directory: Path) -> None:
         """Write the report."""
-        write_report(result, directory / "report.html")
+        write_report(result, directory / "report.html", render)
 
 
 def examined(outcome: Outcome, budget_s: float) -> TargetFacts | OtherKind:

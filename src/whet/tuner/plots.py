@@ -126,13 +126,7 @@ def predicted_measured(result: Result) -> str | None:
             _number_axis(axes, name, _times, logarithmic=high > 5 * low)
         axes.plot([low, high], [low, high], color=MUTED, linewidth=1, label="as predicted")
         axes.axhline(1, color=RULE, linewidth=1, zorder=0)
-        for status, (colour, marker) in {"done": (ACCENT, "o"), "rejected": (BAD, "X")}.items():
-            chosen = [t for t in trials if t.status == status]
-            if chosen:
-                axes.scatter(
-                    [t.predicted for t in chosen], [t.speedup for t in chosen], s=38, marker=marker, color=colour,
-                    alpha=0.85, linewidth=0, label=_STATUS[status], zorder=3,
-                )  # fmt: skip
+        _status_points(axes, [(t, t.predicted or 0.0, t.speedup or 0.0) for t in trials])
         axes.set_xlim(low, high)
         axes.set_ylim(low, high)
         axes.set_xlabel("bound on the gain, from the diagnosis", color=MUTED)
@@ -159,23 +153,15 @@ def time_memory(result: Result) -> str | None:
                 [result.baseline.latency_ms], [memory.peak_bytes / 1e6], s=48, marker="D", facecolor=PAPER,
                 edgecolor=INK, label="original", zorder=3,
             )  # fmt: skip
-        for status, (colour, marker) in {"done": (ACCENT, "o"), "rejected": (BAD, "X")}.items():
-            chosen = [t for t in trials if t.status == status]
-            if chosen:
-                axes.scatter(
-                    [t.latency_ms for t in chosen], [(t.peak_bytes or 0) / 1e6 for t in chosen], s=38, marker=marker,
-                    color=colour, alpha=0.85, linewidth=0, label=_STATUS[status], zorder=3,
-                )  # fmt: skip
-        _number(axes, [(t.latency_ms or 0.0, (t.peak_bytes or 0) / 1e6, f"#{t.number}") for t in trials])
+        placed = [(t, t.latency_ms or 0.0, (t.peak_bytes or 0) / 1e6) for t in trials]
+        _status_points(axes, placed)
+        _number(axes, [(x, y, f"#{t.number}") for t, x, y in placed])
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
         axes.set_xlabel("time of a step in the screening, ms", color=MUTED)
         axes.set_ylabel("peak memory of a step, MB", color=MUTED)
         _legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
         return finish()
-
-
-_STATUS = {"done": "kept quality", "rejected": "rejected"}
 
 
 def main_layers(result: Result) -> list[LayerRow]:
@@ -273,6 +259,16 @@ def _layer_points(
                 marker=marker, color=colour, alpha=0.75, linewidth=0, label=bound, zorder=3,
             )  # fmt: skip
     _number(axes, [(x, y, str(ranking.index(layer) + 1)) for layer, x, y in zip(layers, xs, ys, strict=True)])
+
+
+def _status_points(axes: Axes, placed: Sequence[tuple[TrialRecord, float, float]]) -> None:
+    """Draw one marker per trial at (x, y), where its quality was judged."""
+    for status, label, colour, marker in (("done", "kept quality", ACCENT, "o"), ("rejected", "rejected", BAD, "X")):
+        if chosen := [(x, y) for t, x, y in placed if t.status == status]:
+            axes.scatter(
+                *zip(*chosen, strict=True), s=38, marker=marker, color=colour, alpha=0.85, linewidth=0, label=label,
+                zorder=3,
+            )  # fmt: skip
 
 
 def _trial_points(axes: Axes, result: Result, placed: Sequence[tuple[TrialRecord, float, float]], largest: int) -> None:

@@ -24,13 +24,13 @@ class Prepared:
         address: How child processes name it.
         name: How people name it.
         scratch: A directory for the files of its examination.
-        is_in_memory: Whether it was handed over as an object, so that no command line names it.
+        words: How the command line names it; "" where it was handed over as an object, which that cannot name.
     """
 
     address: str
     name: str
     scratch: Path
-    is_in_memory: bool = False
+    words: str = ""
 
 
 @contextlib.contextmanager
@@ -45,15 +45,15 @@ def prepared(
     with tempfile.TemporaryDirectory(prefix="whet-examine-") as scratch:
         if isinstance(target, str) and isinstance(training, TrainingWorkload):
             address = with_training(target, hand_over(training, Path(scratch) / "training.pkl"))
-            yield Prepared(address, target, Path(scratch), is_in_memory=True)
+            yield Prepared(address, target, Path(scratch))
             return
         if isinstance(target, str):
-            yield Prepared(target, target, Path(scratch))
+            yield Prepared(target, target, Path(scratch), words=target)
             return
         if training is not None and isinstance(target, Workload):
             target = trained_by(target, training)
         address = hand_over(target, Path(scratch) / "workload.pkl")
-        yield Prepared(address, target.name, Path(scratch), is_in_memory=True)
+        yield Prepared(address, target.name, Path(scratch))
 
 
 def workload_of(

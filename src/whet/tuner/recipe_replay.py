@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from whet.core.recipe import Step
 from whet.core.workload import Workload, examine, unseen_inputs
@@ -24,7 +24,7 @@ from whet.tuner.trial import judge, make_variant
 from whet.workloads.target import open_target
 
 
-class ReplayRequest(BaseModel):
+class ReplayRequest(BaseModel, frozen=True):
     """Tell a process which recipe to apply.
 
     Attributes:
@@ -37,8 +37,6 @@ class ReplayRequest(BaseModel):
         force: Continue where the model is another one or the quality falls too far, and report that as a doubt.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     target: str
     steps: tuple[Step, ...] = ()
     directory: Path
@@ -48,7 +46,7 @@ class ReplayRequest(BaseModel):
     force: bool = False
 
 
-class AppliedSteps(BaseModel):
+class AppliedSteps(BaseModel, frozen=True):
     """Report what applying a recipe's steps gave.
 
     Attributes:
@@ -67,8 +65,6 @@ class AppliedSteps(BaseModel):
         notes: What the techniques report, and what the batches do not show.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     steps: tuple[Step, ...]
     dropped: tuple[tuple[Step, str], ...] = ()
     differences: tuple[str, ...] = ()
@@ -85,7 +81,7 @@ class AppliedSteps(BaseModel):
     notes: tuple[str, ...] = ()
 
 
-class Replayed(AppliedSteps):
+class Replayed(AppliedSteps, frozen=True):
     """Report what the process that applied a recipe found.
 
     Attributes:

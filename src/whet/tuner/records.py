@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 from whet.core.recipe import Recipe, Step
 from whet.techniques.costs.memory import StepMemory
@@ -18,7 +18,7 @@ RejectedFor = Literal["quality", "memory", "outputs", "slowdown"]
 differ for inputs that were not seen."""
 
 
-class Agreement(BaseModel):
+class Agreement(BaseModel, frozen=True):
     """Describe how closely a variant's outputs agree with the original's on the calibration batches.
 
     The worst output counts.
@@ -36,8 +36,6 @@ class Agreement(BaseModel):
         column: The column that decides the distance, with its output and axis, in words; "" where a whole output does.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     relative_error: float | None
     distance: float | None = None
     cosine: float
@@ -45,7 +43,7 @@ class Agreement(BaseModel):
     column: str = ""
 
 
-class QualityChange(BaseModel):
+class QualityChange(BaseModel, frozen=True):
     """Describe how a variant's score differs from the original's on the same samples.
 
     Drops are fractions of the original's score.
@@ -59,8 +57,6 @@ class QualityChange(BaseModel):
         needed_samples: About how many samples would show that, if they differ as often as these; None where none would.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     drop: float
     ci95: tuple[float, float]
     num_samples: int
@@ -70,7 +66,7 @@ class QualityChange(BaseModel):
     needed_samples: int | None = None
 
 
-class Timing(BaseModel):
+class Timing(BaseModel, frozen=True):
     """Hold the timing of a variant beside the original, in interleaved blocks of one process.
 
     Attributes:
@@ -80,8 +76,6 @@ class Timing(BaseModel):
         busy: What disturbed the timing, where the machine was busy.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     latency_ms: float
     baseline_latency_ms: float
     speedup: float
@@ -89,7 +83,7 @@ class Timing(BaseModel):
     busy: str = ""
 
 
-class Built(BaseModel):
+class Built(BaseModel, frozen=True):
     """Describe a variant once it is built, saved and loaded back.
 
     Attributes:
@@ -99,15 +93,13 @@ class Built(BaseModel):
         fixed_batch: The only batch size that it takes; None for any.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     notes: tuple[str, ...] = ()
     size_bytes: int | None = None
     libraries: tuple[str, ...] = ()
     fixed_batch: int | None = None
 
 
-class Judgement(BaseModel):
+class Judgement(BaseModel, frozen=True):
     """Tell whether a variant keeps the quality.
 
     Attributes:
@@ -118,8 +110,6 @@ class Judgement(BaseModel):
         change: The drop with its interval, where the quality is scored sample by sample.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     status: Status
     reason: str = ""
     rejected_for: RejectedFor | None = None
@@ -128,7 +118,7 @@ class Judgement(BaseModel):
     change: QualityChange | None = None
 
 
-class TrainingEvidence(BaseModel):
+class TrainingEvidence(BaseModel, frozen=True):
     """Hold what was found out about a changed training run, beside its times.
 
     Attributes:
@@ -141,8 +131,6 @@ class TrainingEvidence(BaseModel):
         joules_per_step: Energy of a step, of the whole package; None where no counter can be read.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     gradients: GradientProof | None = None
     updates: UpdateProof | None = None
     memory: StepMemory | None = None
@@ -151,20 +139,19 @@ class TrainingEvidence(BaseModel):
     joules_per_step: float | None = None
 
 
-class StreamFigures(BaseModel):
+class StreamFigures(BaseModel, frozen=True):
     """Hold the quality of a stream's answers over clips, beside their structural similarity.
 
     Attributes:
-        psnr_db: Peak signal-to-noise ratio to the truth, in dB.
-        ssim: Structural similarity to the truth.
+        psnr_db: Peak signal-to-noise ratio to the truth, in dB, at most 100.
+        ssim: Structural similarity to the truth, at most 1.
         sharpness: The variance of the answers' Laplacian over that of the truth.
-        flicker: How much more the answers change from frame to frame than the truth does.
-        warp_error: The error of an answer that the input's flow predicts from the one before, less that of the truth.
+        flicker: How much more the answers change from frame to frame than the truth does, on the scale from 0 to 1.
+        warp_error: The root mean square error of an answer that the input's flow predicts from the one before, less
+            that of the truth, on the scale from 0 to 1; 0 for frames of less than 16 pixels a side.
         accuracy: The mean of the clips' own scores; None without any.
         is_same: Whether the quality is the original's, within what is allowed.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     psnr_db: float
     ssim: float
@@ -175,7 +162,7 @@ class StreamFigures(BaseModel):
     is_same: bool = True
 
 
-class TrialOutcome(Built, Judgement):
+class TrialOutcome(Built, Judgement, frozen=True):
     """Report what the process of a trial found.
 
     Latencies and speedups are screening figures: variant and original share one process.
@@ -199,7 +186,7 @@ class TrialOutcome(Built, Judgement):
     stream: StreamFigures | None = None
 
 
-class TrialRecord(TrialOutcome):
+class TrialRecord(TrialOutcome, frozen=True):
     """Record one trial.
 
     Attributes:

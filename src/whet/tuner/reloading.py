@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,8 +20,7 @@ from whet.tuner.known_target import read_inputs
 from whet.tuner.variant_process import load_with
 
 ANSWERS = "answers.safetensors"
-LIMIT_S = 180.0
-
+_LIMIT_S = 180.0
 _MAX_DISTANCE = 1e-3  # between the outputs of two processes, whose libraries may choose other kernels or orders of sums
 
 
@@ -32,23 +31,20 @@ def write_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor],
     save_file(answers, path)
 
 
-class ReloadRequest(BaseModel):
+class ReloadRequest(BaseModel, frozen=True):
     """Tell a fresh process what to load.
 
     Attributes:
         directory: The artefact.
-        inputs: The file of flat inputs; the first batch is run.
-        answers: The file that `write_answers` wrote for that batch.
+        inputs: The file of flat inputs; the first batch is run. What `write_answers` wrote for it lies beside the
+            artefact's directory.
         libraries: What registers the artefact's custom operators.
         sys_path: Directories that are searched for modules after those of this process.
         num_threads: The number of PyTorch's threads to set; None leaves it.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     directory: Path
     inputs: Path
-    answers: Path
     libraries: tuple[str, ...] = ()
     sys_path: tuple[str, ...] = ()
     num_threads: int | None = None
@@ -63,7 +59,7 @@ def reload(request: ReloadRequest) -> None:
     if request.num_threads is not None:
         torch.set_num_threads(request.num_threads)
     artefact = load_with(request.directory, request.libraries, request.sys_path)
-    check_answers(artefact.run, read_inputs(request.inputs)[0], request.answers)
+    check_answers(artefact.run, read_inputs(request.inputs)[0], request.directory.parent / ANSWERS)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -96,32 +92,6 @@ def refusal(failure: Failure) -> str:
     return f"a fresh process cannot use it: {failure.message}"
 
 
-def reload_failure(
-    run: Runner,
-    artefact: Path,
-    *,
-    inputs: Path,
-    libraries: Sequence[str],
-    sys_path: Sequence[str],
-    num_threads: int | None,
-    limit_s: float = LIMIT_S,
-) -> Failure | None:
-    """Return the failure of a fresh process that loads and runs an artefact as its maker did, or None.
-
-    The outputs that its maker wrote lie beside the artefact's directory.
-
-    Args:
-        inputs: The file of flat inputs.
-        libraries: What registers the artefact's custom operators.
-        sys_path: Directories that are searched for modules after those of the fresh process.
-        num_threads: The number of PyTorch's threads to set; None leaves it.
-    """
-    request = ReloadRequest(
-        directory=artefact,
-        inputs=inputs,
-        answers=artefact.parent / ANSWERS,
-        libraries=tuple(libraries),
-        sys_path=tuple(sys_path),
-        num_threads=num_threads,
-    )
-    return run(reload, request, artefact.parent / "reload", limit_s).failure
+def reload_failure(run: Runner, request: ReloadRequest) -> Failure | None:
+    """Return the failure of a fresh process that loads and runs an artefact as its maker did, or None."""
+    return run(reload, request, request.directory.parent / "reload", _LIMIT_S).failure

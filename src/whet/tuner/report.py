@@ -36,8 +36,8 @@ from whet.ui.templates import templates
 from whet.workloads.model_directory import model_directory
 
 _HERE = Path(__file__).parent
-VERDICTS = {"gain": "gain", "no-gain": "no gain", "inconclusive": "inconclusive", "failed": "failed"}
-TONES = {"gain": "good", "no-gain": "", "inconclusive": "busy", "failed": "bad"}
+_VERDICTS = {"gain": "gain", "no-gain": "no gain", "inconclusive": "inconclusive", "failed": "failed"}
+_TONES = {"gain": "good", "no-gain": "", "inconclusive": "busy", "failed": "bad"}
 _ORDER = ("done", "rejected", "stopped", "failed", "refused", "running")
 _MEANINGS = {
     "compute": "arithmetic is the limit: fewer operations, or a data type the machine multiplies faster, would help",
@@ -62,65 +62,80 @@ class Figure:
     missing: str = ""
 
 
-def write_report(result: Result, path: Path) -> None:
-    """Write the page, whole or not at all.
+def write_report(result: Result, path: Path, page: Callable[[Result, str], str]) -> None:
+    """Write a page, whole or not at all.
+
+    Args:
+        page: Returns the page as text, from the result and the recipe as it lies on disk.
 
     Raises:
         OutputError: The file cannot be written.
     """
-    write_whole(path, render(result, recipe_text(result, path.parent)))
+    write_whole(path, page(result, _recipe_text(result, path.parent)))
 
 
 def render(result: Result, toml: str) -> str:
     """Return the page as text. `toml` is the recipe as it lies on disk."""
-    trials = in_order(result.trials)
-    layers = plots.main_layers(result)
-    every_layer = result.diagnosis.layers if result.diagnosis else []
-    points = figures.final_points(result)
     return environment().get_template("report.html.j2").render(
-        r=result,
-        css=Markup(page_style.style((_HERE / "report.css").read_text(encoding="utf-8"))),
-        verdict_word=VERDICTS[result.verdict],
-        tone=TONES[result.verdict],
-        said=headline(result),
-        go_on=go_on_command(result),
-        day=day(result.started_at),
-        noise=noise_in_words(result.baseline),
+        **shared(result, toml),
         tiles=key_figures(result),
         has_metric=figures.has_metric(result),
         quality_title=_quality_title(result),
-        points=points,
         num_processes=len(result.baseline.process_latencies_ms),
-        compile_steps=result.compile_only.steps if result.compile_only else None,
-        finalist_steps={point.steps for point in result.finalists},
-        winner_notes=_notes_of_best(result),
         shares=_shares(result),
-        layers=layers,
-        layers_ms=sum(layer.time_ms for layer in every_layer),
-        other_layers={
-            "count": len(every_layer) - len(layers),
-            "time_ms": sum(layer.time_ms for layer in every_layer) - sum(layer.time_ms for layer in layers),
-        },
-        limits=limit_rows(result),
-        machine=machine_rows(result),
-        trials=trials,
-        trial_counts=counts(trials),
-        any_memory=any(t.peak_bytes for t in trials),
+        any_memory=any(t.peak_bytes for t in result.trials),
         plots={
             "roofline": figure_of("Roofline", plots.roofline, result),
             "pareto": figure_of("Latency against quality", plots.pareto, result),
             "predicted": figure_of("Predicted against measured", plots.predicted_measured, result),
         },
-        recipe_path=shlex.quote(str(result.directory / RECIPE)),
         target_argument=shlex.quote(result.target),
         serve_call=_serve_call(result),
         load_call=figures.load_call(str(result.directory / MODEL), result.libraries),
-        toml=toml,
-        spread=spread(points),
     )  # fmt: skip
 
 
-def go_on_command(result: Result) -> str:
+def shared(result: Result, toml: str, *styles: Path) -> dict[str, Any]:
+    """Return what the pages of all kinds show.
+
+    Args:
+        toml: The recipe as it lies on disk.
+        styles: Style sheets of the page beside those of all reports.
+    """
+    trials, points = _in_order(result.trials), figures.final_points(result)
+    layers, every_layer = plots.main_layers(result), result.diagnosis.layers if result.diagnosis else []
+    layers_ms = sum(layer.time_ms for layer in every_layer)
+    sheets = (path.read_text(encoding="utf-8") for path in (_HERE / "report.css", *styles))
+    return {
+        "r": result,
+        "css": Markup(page_style.style("\n".join(sheets))),
+        "verdict_word": _VERDICTS[result.verdict],
+        "tone": _TONES[result.verdict],
+        "said": headline(result),
+        "go_on": _go_on_command(result),
+        "day": _day(result.started_at),
+        "noise": noise_in_words(result.baseline),
+        "points": points,
+        "compile_steps": result.compile_only.steps if result.compile_only else None,
+        "finalist_steps": {point.steps for point in result.finalists},
+        "winner_notes": _notes_of_best(result),
+        "layers": layers,
+        "layers_ms": layers_ms,
+        "other_layers": {
+            "count": len(every_layer) - len(layers),
+            "time_ms": layers_ms - sum(layer.time_ms for layer in layers),
+        },
+        "limits": _limit_rows(result),
+        "machine": _machine_rows(result),
+        "trials": trials,
+        "trial_counts": _counts(trials),
+        "recipe_path": shlex.quote(str(result.directory / RECIPE)),
+        "toml": toml,
+        "spread": _spread(points),
+    }
+
+
+def _go_on_command(result: Result) -> str:
     """Return the command that goes on with a search that other programs disturbed; "" for others."""
     if not (result.is_disturbed and result.command and result.out):
         return ""
@@ -129,7 +144,7 @@ def go_on_command(result: Result) -> str:
     return shlex.join([*words, *out, "--resume"])
 
 
-def recipe_text(result: Result, directory: Path) -> str:
+def _recipe_text(result: Result, directory: Path) -> str:
     """Return recipe.toml as it lies beside the report, or else the recipe's steps in the same form."""
     path = directory / RECIPE
     if path.is_file():
@@ -203,7 +218,7 @@ def _serve_call(result: Result) -> str:
     return f"whet serve {shlex.quote(model)} --recipe {shlex.quote(str(result.directory / RECIPE))}"
 
 
-def limit_rows(result: Result) -> list[tuple[str, str]]:
+def _limit_rows(result: Result) -> list[tuple[str, str]]:
     """Return the machine's limits, each with its name."""
     rows = []
     bandwidth = result.limits.get("read_bandwidth")
@@ -217,7 +232,7 @@ def limit_rows(result: Result) -> list[tuple[str, str]]:
     return rows
 
 
-def machine_rows(result: Result) -> list[tuple[str, str]]:
+def _machine_rows(result: Result) -> list[tuple[str, str]]:
     """Return what is known of the machine, each fact with its name."""
     rows = []
     for name, value in result.machine.items():
@@ -231,12 +246,12 @@ def machine_rows(result: Result) -> list[tuple[str, str]]:
     return rows
 
 
-def in_order(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def _in_order(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return trials with those that were measured first, the fastest before the others."""
     return sorted(trials, key=lambda t: (_ORDER.index(t.status), -(t.speedup or 0.0), t.number))
 
 
-def counts(trials: list[TrialRecord]) -> str:
+def _counts(trials: list[TrialRecord]) -> str:
     """Return how many trials ended in which way, in words."""
     found = Counter[str](t.status for t in trials)
     parts = [f"{found[status]} {status}" for status in _ORDER if found[status]]
@@ -244,7 +259,7 @@ def counts(trials: list[TrialRecord]) -> str:
     return f"{len(trials)} {noun}: {', '.join(parts)}" if parts else "No trials"
 
 
-def day(started_at: str) -> str:
+def _day(started_at: str) -> str:
     """Return the day of a time in ISO format, for people; "" where it is none."""
     try:
         return datetime.datetime.fromisoformat(started_at).strftime("%d %B %Y").lstrip("0")
@@ -252,7 +267,7 @@ def day(started_at: str) -> str:
         return ""
 
 
-def spread(points: list[MeasuredVariant]) -> Callable[[MeasuredVariant], Markup]:
+def _spread(points: list[MeasuredVariant]) -> Callable[[MeasuredVariant], Markup]:
     """Return a function that draws the median of each process of a point as a dot.
 
     All points share one scale from zero.

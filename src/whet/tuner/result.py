@@ -6,7 +6,7 @@ It is written as JSON, and shown as a report.
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr
 
 from whet.core.artefact import load
 from whet.core.artefact.runtime import MODEL, RESULT
@@ -179,7 +179,7 @@ class Diagnosed(BaseModel):
     layers: list[LayerRow] = Field(default_factory=list)
 
 
-class Result(Shown, BaseModel):
+class Result(Shown, BaseModel, extra="ignore"):
     """Hold everything that one run of `whet tune` found.
 
     Attributes:
@@ -203,8 +203,6 @@ class Result(Shown, BaseModel):
             results of earlier versions.
         time_s: The seconds of the search by part, such as "examination"; without waiting for quiet.
     """
-
-    model_config = ConfigDict(extra="ignore")
 
     format: int = 1
     kind: KindWord = "inference"

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from whet.core.artefact.runtime import MODEL
 from whet.files import replace_directory
@@ -20,7 +20,7 @@ from whet.workloads.text_encoder import save_text_use
 _RECORD = "saved.json"
 
 
-class Saved(BaseModel):
+class Saved(BaseModel, frozen=True):
     """Describe an artefact that a fresh process has loaded and run.
 
     Attributes:
@@ -29,8 +29,6 @@ class Saved(BaseModel):
         reason: Why there is none, in sentences.
         is_out_of_time: Whether there is none because the budget ended.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     directory: Path | None = None
     libraries: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from whet.tuner.build import is_in_process
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, next_recipe, runs_compiler
 from whet.tuner.records import Status, TrialOutcome, TrialRecord
+from whet.tuner.reloading import refusal
 from whet.tuner.space import Space
 from whet.tuner.study import Study
 from whet.tuner.trial import TrialRequest, run_trial
@@ -227,8 +228,8 @@ def reloaded(context: TrialContext, record: TrialRecord) -> TrialRecord:
     """
     if is_in_process(record.steps):
         return record
-    why = context.reload_refusal(context.artefact(record.number), record.libraries)
-    return record.model_copy(update={"status": "failed", "reason": why}) if why else record
+    failure = context.reload_failure(context.artefact(record.number), record.libraries)
+    return record if failure is None else record.model_copy(update={"status": "failed", "reason": refusal(failure)})
 
 
 def _with_memory(context: TrialContext, goal: Goal, record: TrialRecord, time_left_s: float) -> TrialRecord:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 from whet.core.artefact import program
 from whet.core.recipe import Recipe, Step
@@ -29,7 +29,7 @@ COMPILE_ONLY = Step(technique="inductor", options={"engine": "jit", "freezing": 
 Suggest = Callable[[str, Sequence[Any]], Any]
 
 
-class Variant(BaseModel):
+class Variant(BaseModel, frozen=True):
     """Describe a technique with one choice of options.
 
     Attributes:
@@ -37,14 +37,12 @@ class Variant(BaseModel):
         shrink: How many times smaller it makes the weights of a model, or the memory of a training step, at most.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     step: Step
     bound: float = 1.0
     shrink: float = 1.0
 
 
-class ApplicableTechnique(BaseModel):
+class ApplicableTechnique(BaseModel, frozen=True):
     """Describe a technique that applies.
 
     Attributes:
@@ -53,8 +51,6 @@ class ApplicableTechnique(BaseModel):
         options: The values of each option that are accepted here, the default first.
         variants: The default, then each option changed alone.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     technique: str
     detail: str

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from whet.core.artefact import program
@@ -21,12 +21,12 @@ from whet.tuner.kind_options import KindWord
 from whet.tuner.known_target import INPUTS, OUTPUTS, digest_of, digest_of_content, write_inputs, write_outputs
 from whet.tuner.result import Diagnosed, LayerRow
 from whet.tuner.space import applicable_techniques
-from whet.workloads.target import inference_only, open_any, open_target
+from whet.workloads.target import inference_only, open_any
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
 
-class ExaminationRequest(BaseModel):
+class ExaminationRequest(BaseModel, frozen=True):
     """Tell a process what to examine.
 
     Attributes:
@@ -34,24 +34,26 @@ class ExaminationRequest(BaseModel):
         directory: Where the inputs and the original's outputs are written.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     target: str
     directory: Path
     exclude: tuple[str, ...] = ()
 
 
-class Examination(BaseModel):
+class Examination(BaseModel, frozen=True):
     """Hold what examining a target gave: its facts, or of which other kind it turned out to be."""
-
-    model_config = ConfigDict(frozen=True)
 
     facts: TargetFacts | None = None
     other: KindWord | None = None
 
 
 def examine_any(request: ExaminationRequest) -> Examination:
-    """Examine a target, unless it is a training or a stream once it is built; see examine_target."""
+    """Examine a target, unless it is a training or a stream once it is built.
+
+    Its facts are its signature, score, profile, diagnosis, and the techniques that apply.
+
+    Raises:
+        WhetError: The target cannot be tuned; the message says why.
+    """
     started = time.perf_counter()
     workload = open_any(request.target)
     if isinstance(workload, TrainingWorkload):
@@ -59,16 +61,6 @@ def examine_any(request: ExaminationRequest) -> Examination:
     if isinstance(workload, StreamWorkload):
         return Examination(other="stream")
     return Examination(facts=_examined(request, inference_only(workload, request.target), started))
-
-
-def examine_target(request: ExaminationRequest) -> TargetFacts:
-    """Check a target and return its facts: signature, score, profile, diagnosis, and the techniques that apply.
-
-    Raises:
-        WhetError: The target cannot be tuned; the message says why.
-    """
-    started = time.perf_counter()
-    return _examined(request, open_target(request.target), started)
 
 
 def _examined(request: ExaminationRequest, workload: Workload, started: float) -> TargetFacts:

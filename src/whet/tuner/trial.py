@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from whet.core.artefact import Artefact, load
@@ -37,7 +37,7 @@ from whet.tuner.unseen_answers import difference
 from whet.ui.figures import percent
 
 
-class TrialRequest(BaseModel):
+class TrialRequest(BaseModel, frozen=True):
     """Tell the process of a trial what to try.
 
     Attributes:
@@ -45,8 +45,6 @@ class TrialRequest(BaseModel):
         directory: Where the artefact is saved and loaded from.
         max_drop: The allowed drop in quality, as a fraction of the original's.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     known: KnownTarget
     steps: tuple[Step, ...] = ()

@@ -10,10 +10,10 @@ from whet.tuner.budget import Runner
 from whet.tuner.build import is_in_process
 from whet.tuner.facts import TargetFacts
 from whet.tuner.in_process import RebuildRequest, measure_rebuilt
-from whet.tuner.known_target import INPUTS, KnownTarget
+from whet.tuner.known_target import INPUTS, FoundOfModel, KnownTarget
 from whet.tuner.least_time import mean_least_time_s
 from whet.tuner.records import TrialRecord
-from whet.tuner.reloading import refusal, reload_failure
+from whet.tuner.reloading import ReloadRequest, reload_failure
 from whet.tuner.variant_process import VariantRequest, measure_variant
 
 
@@ -36,19 +36,8 @@ class TrialContext:
     @property
     def known(self) -> KnownTarget:
         """Return what a process needs to know of the target, so as not to examine it again."""
-        facts = self.facts
-        return KnownTarget(
-            target=self.target,
-            directory=self.directory,
-            signature=facts.signature,
-            batch=facts.batch,
-            score=facts.score,
-            sample_scores=facts.sample_scores,
-            effects=facts.effects,
-            shared=facts.shared,
-            depends_on_grad_mode=facts.depends_on_grad_mode,
-            content=facts.content,
-        )
+        found = {name: getattr(self.facts, name) for name in FoundOfModel.model_fields}
+        return KnownTarget(target=self.target, directory=self.directory, **found)
 
     def artefact(self, number: int) -> Path:
         """Return the directory of a trial's artefact."""
@@ -78,21 +67,16 @@ class TrialContext:
         )
         return self.run(measure_variant, request, folder, limit_s)
 
-    def reload_refusal(self, artefact: Path, libraries: Sequence[str]) -> str:
-        """Return why a fresh process cannot load and run an artefact as its maker did, or "" where it can."""
-        failure = self.reload_failure(artefact, libraries)
-        return "" if failure is None else refusal(failure)
-
     def reload_failure(self, artefact: Path, libraries: Sequence[str]) -> Failure | None:
         """Return the failure of a fresh process that loads and runs an artefact as its maker did, or None."""
-        return reload_failure(
-            self.run,
-            artefact,
+        request = ReloadRequest(
+            directory=artefact,
             inputs=self.directory / INPUTS,
-            libraries=libraries,
+            libraries=tuple(libraries),
             sys_path=self.facts.sys_path,
             num_threads=self.facts.num_threads,
         )
+        return reload_failure(self.run, request)
 
     def share_of_limit(self, steps: Sequence[Step], latency_ms: float) -> float:
         """Return the least time that the machine's limits allow, in the recipe's dtype, over the time measured."""

@@ -87,7 +87,7 @@ def tune(
     budget_s, trial_limit_s = duration_s("budget_s", budget_s), duration_s("trial_limit_s", trial_limit_s)
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
     if isinstance(target, str):
-        target = _named(target, training)
+        target = with_training(target, training) if isinstance(training, str) else target
         check_name(target)
         if inputs is not None:
             raise TargetError("inputs go with a model in memory; a named target brings its own")
@@ -117,8 +117,3 @@ def tune(
     if found.kind == "inference" and isinstance(target, Workload):
         found.keep_original(target.model)
     return found
-
-
-def _named(target: str, training: str | TrainingWorkload | None) -> str:
-    """Return a target's name together with that of its training, where that has one."""
-    return with_training(target, training) if isinstance(training, str) else target

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from whet.comparison.child import run_alone
@@ -23,7 +23,7 @@ from whet.tuner.known_target import read_inputs
 from whet.workloads.target import open_target
 
 
-class VariantRequest(BaseModel):
+class VariantRequest(BaseModel, frozen=True):
     """Tell a process what to time.
 
     Attributes:
@@ -37,8 +37,6 @@ class VariantRequest(BaseModel):
         libraries: What registers an artefact's custom operators.
         sys_path: Directories that are searched for modules after those of this process.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     inputs: Path
     budget_s: float

@@ -168,4 +168,3 @@ def test_the_documentation_shows_the_table() -> None:
 def test_what_is_refused_has_a_reason() -> None:
     for technique in TRAINING_TABLE.values():
         assert all(isinstance(use, Use) and re.search(r"\w+ \w+", why) for use, why in technique.refuses.items())
-        assert set(technique.bears) | set(technique.refuses) == set(Use)

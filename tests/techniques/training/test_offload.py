@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from whet.core.recipe import Step
 from whet.core.workload.training import Trainer
 from whet.measure.machine import describe
-from whet.techniques.applied import refusals
+from whet.techniques.applied import unfit
 from whet.techniques.costs.memory import StepMemory
 from whet.techniques.mechanisms import host_copies, offloaded_activations, uses
 from whet.techniques.mechanisms.buffer_pool import BufferPool
@@ -133,8 +133,8 @@ def test_gradients_are_refused_where_several_processes_sum_them(monkeypatch: pyt
     monkeypatch.setattr(uses, "num_processes", lambda: 2)
     for gradients in (False, True):
         step = Step(technique="optimizer_offload", options={"gradients": gradients})
-        ((_, why),) = refusals(parts, [step], TRAINING_TABLE, describe())
-        assert "does not bear DDP" in why
+        ((_, refused),) = unfit(parts, [step], TRAINING_TABLE, describe())
+        assert "does not bear DDP" in refused.reason
     memory = StepMemory(peak_bytes=1000, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=200, other_bytes=600)
     least = [technique.predict_memory(memory, technique.options(gradients=moves)) for moves in (False, True)]
     assert least == [800, 702]

@@ -1,7 +1,5 @@
 """The quality of a stream's answers: what is measured, and when another way to compute them is as good."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,9 +89,9 @@ def test_a_lower_accuracy_is_a_lower_quality():
 
 @given(st.floats(0, 0.3), st.floats(0, 0.3))
 def test_the_allowed_drop_decides(drop: float, allowed: float):
-    original = Figures(30.0, 0.8, 1.0, 0.01, 0.01, ssim_by_frame=(0.8, 0.8))
+    original = Figures(psnr_db=30.0, ssim=0.8, sharpness=1.0, flicker=0.01, warp_error=0.01, ssim_by_frame=(0.8, 0.8))
     value = 0.8 * (1 - drop)
-    found = dataclasses.replace(original, ssim=value, ssim_by_frame=(value, value))
+    found = original.model_copy(update={"ssim": value, "ssim_by_frame": (value, value)})
     result = change(original, found, allowed)
     if abs(drop - allowed) > 1e-9:
         assert result.is_same == (drop < allowed)

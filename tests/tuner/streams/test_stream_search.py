@@ -99,7 +99,7 @@ def test_a_search_that_goes_on_asks_for_the_same(cut: int, seed: int):
     about = choices(rolling=True, names_models=True, still_share=0.5, threads=(1, 2), has_codec=True)
 
     def drawn(setting: Setting) -> float:
-        return 0.01 + (hash((seed, setting.label)) % 1000) / 1e5
+        return 0.01 + (hash((seed, repr(setting))) % 1000) / 1e5
 
     whole, first = Streamed(seconds=drawn), Streamed(seconds=drawn)
     expected = whole.searched(about)

@@ -158,8 +158,8 @@ def kind(unet, tmp_path, within_s: float | None = None) -> StreamKind:
 
 
 SAME = Change(0.0, (0.0, 0.0), ())
-FIGURES = Figures(30.0, 0.9, 1.0, 0.0, 0.0, ssim_by_frame=(0.9, 0.91))
-BETTER = Figures(31.0, 0.95, 1.0, 0.0, 0.0, ssim_by_frame=(0.95, 0.96))
+FIGURES = Figures(psnr_db=30.0, ssim=0.9, sharpness=1.0, flicker=0.0, warp_error=0.0, ssim_by_frame=(0.9, 0.91))
+BETTER = Figures(psnr_db=31.0, ssim=0.95, sharpness=1.0, flicker=0.0, warp_error=0.0, ssim_by_frame=(0.95, 0.96))
 FEWER = (step("sampling", steps=1, sampler="lcm"),)
 
 

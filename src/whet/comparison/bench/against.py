@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from whet.comparison import sequential
 from whet.comparison.bench.checkout import Tree, checked_out
@@ -189,7 +188,7 @@ def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = TOLERANC
     Raises:
         BaselineError: The machine, torch or thread settings differ; the message says what differs.
     """
-    check_machine(baseline, Machine(**_typed(now.machine)), now.fingerprint)
+    check_machine(baseline, Machine(**{**now.machine, "isa": tuple(now.machine["isa"])}), now.fingerprint)
     before = {point.label: point for point in baseline.points}
     claims, reasons = [], []
     for point in now.points:
@@ -237,10 +236,6 @@ def check_machine(baseline: Sweep, machine: Machine, fingerprint: str) -> None:
             f"the baseline was measured elsewhere ({differs}); times of different machines cannot be compared: "
             "save a baseline here, or use --against"
         )
-
-
-def _typed(machine: dict[str, Any]) -> dict[str, Any]:
-    return {**machine, "isa": tuple(machine["isa"])}
 
 
 def _disturbed(before: Point, now: Point) -> str:

@@ -34,13 +34,12 @@ def plot_sweep(sweep: Sweep, path: Path) -> None:
     Raises OptionError for an unknown suffix or a sweep of one point, MissingExtra without matplotlib, OutputError where
     the file cannot be written.
     """
-    if path.suffix not in _FORMATS:
-        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings; rename it")
-    axis, other = _axes(sweep)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "report", "--plot") from error
+    sizes = {name: [p.sizes[name] for p in sweep.points if name in p.sizes] for name in ("batch", "seq")}
+    check_plot(path, sizes)
+    from matplotlib.figure import Figure
+
+    # The size with more values is the horizontal axis.
+    axis, other = sorted(sizes, key=lambda name: -len(set(sizes[name])))
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     axes.set_prop_cycle(color=page_style.chart_colours())
@@ -56,14 +55,6 @@ def plot_sweep(sweep: Sweep, path: Path) -> None:
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(frameon=False)
     _save(figure, path)
-
-
-def _axes(sweep: Sweep) -> tuple[str, str]:
-    """Return the size for the horizontal axis, which is the one with more values, and the other size."""
-    num = {name: len({p.sizes[name] for p in sweep.points if name in p.sizes}) for name in ("batch", "seq")}
-    if max(num.values()) < 2:
-        raise OptionError("--plot needs a size that varies, as --batch 1,8,32")
-    return ("batch", "seq") if num["batch"] >= num["seq"] else ("seq", "batch")
 
 
 def _lines(sweep: Sweep, axis: str, other: str) -> dict[str, list[tuple[float, float]]]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from whet.comparison.bench.growth import Growth
 from whet.errors import BaselineError, reason
@@ -61,10 +61,8 @@ class Point(BaseModel):
         return f"Point({self.label}: {self.status}, {time})"
 
 
-class Sweep(Shown, BaseModel):
+class Sweep(Shown, BaseModel, extra="ignore"):
     """Every point that was asked for, with the machine it was measured on. Also what a baseline file holds."""
-
-    model_config = ConfigDict(extra="ignore")
 
     format: int = FORMAT
     command: str = ""

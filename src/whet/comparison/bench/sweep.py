@@ -4,11 +4,10 @@ import datetime
 import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from whet.comparison.bench.growth import Growth, fit_growth
 from whet.comparison.bench.point import measure_point
@@ -81,7 +80,15 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as scratch:
         for target, sizes in itertools.product(targets, all_sizes):
             arguments = {"target": target, "sizes": sizes, **options}
-            run = partial(_run, arguments, Path(scratch), time_limit_s, memory_limit_bytes)
+            run = partial(
+                run_isolated,
+                measure_point,
+                arguments,
+                Path(scratch),
+                time_limit_s=time_limit_s,
+                memory_limit_bytes=memory_limit_bytes,
+                environment=QUIET,
+            )
             points.append(_measured(target, sizes, run, processes, patience))
             report(points[-1])
     return Sweep(
@@ -151,17 +158,6 @@ def grid(batch: Sequence[int], seq: Sequence[int]) -> list[dict[str, int]]:
             raise OptionError(f"--{name} takes sizes of 1 or more, as 1,8,32; leave out what is below 1")
     axes = [[(name, size) for size in sizes] for name, sizes in (("batch", batch), ("seq", seq)) if sizes]
     return [dict(choice) for choice in itertools.product(*axes)]
-
-
-def _run(arguments: Mapping[str, Any], directory: Path, time_limit_s: float, memory_limit_bytes: int | None) -> Outcome:
-    return run_isolated(
-        measure_point,
-        arguments,
-        directory,
-        time_limit_s=time_limit_s,
-        memory_limit_bytes=memory_limit_bytes,
-        environment=QUIET,
-    )
 
 
 def _cause(outcome: Outcome) -> str:

@@ -291,7 +291,7 @@ def _settings(work: Path, *, freezing: bool, max_autotune: bool) -> Iterator[Non
         "cpp.dynamic_threads": True,  # else the number of threads in force now would be compiled in
     }
     # Nobody debugs the generated code here: without line tables g++ needs a fifth less time. torch 2.11 writes none.
-    if _has_setting("aot_inductor.enable_line_tables"):
+    if "aot_inductor.enable_line_tables" in torch._inductor.config.get_config_copy():
         settings["aot_inductor.enable_line_tables"] = False
     kept = [operator for operator in _KEEP_PACKED if operator not in folding._dont_constant_fold]
     folding._dont_constant_fold.extend(kept)
@@ -301,11 +301,6 @@ def _settings(work: Path, *, freezing: bool, max_autotune: bool) -> Iterator[Non
     finally:
         for operator in kept:
             folding._dont_constant_fold.remove(operator)
-
-
-def _has_setting(name: str) -> bool:
-    """Return whether this torch's compiler has a setting, by its name under torch._inductor.config."""
-    return name in torch._inductor.config.get_config_copy()
 
 
 @contextmanager

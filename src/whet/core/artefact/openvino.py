@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from whet.core.artefact.runtime import Manifest, Runtime
@@ -43,7 +43,7 @@ _DTYPES = {
 }
 
 
-class Settings(BaseModel):
+class Settings(BaseModel, frozen=True, extra="forbid"):
     """Hold the settings that the model is compiled with.
 
     Attributes:
@@ -51,8 +51,6 @@ class Settings(BaseModel):
         shapes: The shapes of the inputs that a model with free dimensions was tuned with. It is compiled for these
             shapes first, since code for known sizes may be far faster, and for any shape once another one occurs.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     precision: Literal["f32", "bf16"] = "f32"
     shapes: tuple[tuple[int, ...], ...] | None = None

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, StringConstraints
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
@@ -42,7 +42,7 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[\w.+/-]+$")]
 _Operator = Annotated[str, StringConstraints(pattern=r"^\w+::\w+(\.\w+)?$")]
 
 
-class OperatorSource(BaseModel):
+class OperatorSource(BaseModel, extra="forbid"):
     """Record custom operators of an artefact, and what registered them while the model was tuned.
 
     Attributes:
@@ -50,8 +50,6 @@ class OperatorSource(BaseModel):
         name: The library's file name, or the module's import name or file name. Empty where unknown.
         operators: Qualified names, as "namespace::operator" or "namespace::operator.overload".
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["library", "module", "unknown"]
     name: _Name | Literal[""] = ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import Tensor
 
 from whet.core.artefact.operators import OperatorSource, sources_of
@@ -22,10 +22,8 @@ MODEL = "model"  # the artefact that a tuning run saved, in its output directory
 FORMAT = 2  # 1 had a signature of tensors alone, without the structure around them
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
     """Hold the contents of artefact.json: how to run and call the model beside it."""
-
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     format: int = FORMAT
     runtime: str

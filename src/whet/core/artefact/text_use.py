@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from whet.errors import ArtefactError, OutputError, reason
 from whet.files import write_whole
@@ -24,7 +24,7 @@ class Unfit(Exception):
     """Says why a model gives neither embeddings nor scores of texts, and what to do."""
 
 
-class TextUse(BaseModel):
+class TextUse(BaseModel, extra="forbid", frozen=True):
     """Describe what a text encoder is for, and what is done before and after the model.
 
     Attributes:
@@ -40,8 +40,6 @@ class TextUse(BaseModel):
         dimensions: To how many numbers a vector may be shortened; None: to any number.
         activation: What makes a score of the model's output.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int = FORMAT
     task: Literal["embed", "rerank"] | None

@@ -1,8 +1,9 @@
 """Compare versions of a training script: a fresh process runs each version for some optimiser steps."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from whet.comparison.run import Run
 from whet.measure.evidence import Losses
@@ -34,18 +35,21 @@ def run_of(outcome: Outcome) -> Run:
         assert outcome.failure is not None
         return Run(failure=outcome.failure.message)
     value = outcome.value
-    blocks = value.get("blocks", ())
-    seconds, busy = quiet_steps(value["seconds"], blocks)
-    return Run(
-        seconds=statistics.median(seconds),
-        num_calls=len(seconds),
-        load=total(Load(**block["load"]) for block in blocks),
-        busy=busy,
+    return run_of_steps(
+        value["seconds"],
+        value.get("blocks", ()),
         peak_bytes=value["cuda_peak_bytes"] or value["peak_bytes"],
         cuda_peak_bytes=value["cuda_peak_bytes"],
         evidence=Losses(by_step=tuple(value["losses"])),
         details={"report": value["report"]},
     )
+
+
+def run_of_steps(seconds: Sequence[float], blocks: Sequence[Mapping[str, Any]], **known: Any) -> Run:
+    """Return what the steps of a process measured, for a comparison; `known` are further fields of the run."""
+    quiet_s, busy = quiet_steps(seconds, blocks)
+    load = total(Load(**block["load"]) for block in blocks)
+    return Run(seconds=statistics.median(quiet_s), num_calls=len(quiet_s), load=load, busy=busy, **known)
 
 
 def middle(runs: Sequence[Run]) -> Run:

@@ -17,7 +17,7 @@ from whet.profiling.step.patches import Patches
 from whet.scripts.injection.loop_finder import FoundLoop
 from whet.techniques.applied import applied, unfit
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import PRECISION, named, options_of
+from whet.techniques.technique import PRECISION, named
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
 
@@ -107,7 +107,7 @@ def apply(found: FoundLoop, steps: Sequence[Step], machine: Machine) -> Parts:
 def _why_never(step: Step) -> str:
     """Return why a technique cannot be used from outside of any loop; "" where it can."""
     technique = named(step, TRAINING_TABLE)
-    if technique.promise(options_of(step, technique.options, technique.space)) is Exactness.OTHER:
+    if technique.promise(technique.options_of(step)) is Exactness.OTHER:
         return _OTHER
     if technique.name == "accumulation":
         return _SPLITS

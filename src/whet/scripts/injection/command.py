@@ -21,7 +21,7 @@ from whet.scripts.injection.messages import PROBLEM, SEED_VARIABLE, TRAINER, VAR
 from whet.scripts.injection.needed_environment import needed_environment
 from whet.scripts.injection.overlay import make_overlay
 from whet.scripts.injection.script_command import ScriptCommand
-from whet.techniques.technique import named, options_of
+from whet.techniques.technique import named
 from whet.techniques.training import TRAINING_TABLE
 from whet.ui.figures import num_bytes
 
@@ -212,8 +212,7 @@ def checked_steps(recipe: Recipe) -> tuple[Step, ...]:
     if not steps:
         raise RecipeError("the recipe is empty: the original was the fastest, so start the script as it is")
     for step in steps:
-        technique = named(step, TRAINING_TABLE)
-        options_of(step, technique.options, technique.space)
+        named(step, TRAINING_TABLE).options_of(step)
     return steps
 
 

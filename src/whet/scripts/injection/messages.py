@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from whet.core.recipe import Step
 from whet.files import write_whole
@@ -20,7 +20,7 @@ REQUEST, RECORD, PROBLEM, TRAINER = "request.json", "record.json", "problem.txt"
 GRADIENTS = "gradients.safetensors"
 
 
-class ScriptRequest(BaseModel):
+class ScriptRequest(BaseModel, frozen=True):
     """Tell the script's process what to do.
 
     Attributes:
@@ -40,8 +40,6 @@ class ScriptRequest(BaseModel):
         writable: Directories that hold the run's own files; empty where the script may write anywhere.
         protected: The directory that holds the user's own, of which the run has a copy.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     steps: tuple[Step, ...] = ()
     fingerprint: str = ""
@@ -69,7 +67,7 @@ class ScriptRequest(BaseModel):
         return cls.model_validate_json((directory / REQUEST).read_text(encoding="utf-8"))
 
 
-class ScriptRecord(BaseModel):
+class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
     """Hold what a bounded run of a script showed.
 
     Attributes:
@@ -90,8 +88,6 @@ class ScriptRecord(BaseModel):
         updates: How the first updates compare with float64, where the run is a proof.
         notes: What the techniques want to be said.
     """
-
-    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     seconds: list[float]
     losses: list[float | None]

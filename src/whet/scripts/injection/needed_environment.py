@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from whet.core.recipe import Step
 from whet.measure.malloc import PRELOAD
-from whet.techniques.technique import named, options_of
+from whet.techniques.technique import named
 from whet.techniques.training import TRAINING_TABLE
 
 
@@ -21,7 +21,7 @@ def needed_environment(steps: Sequence[Step]) -> dict[str, str]:
     for step in steps:
         technique = named(step, TRAINING_TABLE)
         if technique.environment is not None:
-            needed |= technique.environment(options_of(step, technique.options, technique.space))
+            needed |= technique.environment(technique.options_of(step))
     if PRELOAD in needed and os.environ.get(PRELOAD):
         needed[PRELOAD] += f"{os.pathsep}{os.environ[PRELOAD]}"
     return needed

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from whet.measure.latency_histogram import LatencyHistogram
 from whet.scripts.monitor.series import Cell
@@ -17,8 +17,8 @@ Name = Annotated[str, Field(max_length=100)]
 Text = Annotated[str, Field(max_length=2000)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class _Strict(BaseModel, extra="forbid", allow_inf_nan=False):
+    """Take no other fields, and no numbers that are not finite."""
 
 
 class Latencies(_Strict):

@@ -14,13 +14,12 @@ Source          openvino.convert_model, nncf.quantize (OpenVINO and NNCF documen
 """
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from whet.core.artefact.openvino import OpenVINORuntime, Settings, import_openvino, openvino_type, said
 from whet.core.workload import ExaminedWorkload
@@ -44,13 +43,6 @@ from whet.techniques.technique import (
     Stage,
     Technique,
 )
-
-_SPACE: Mapping[str, tuple[Any, ...]] = {
-    "precision": ("int8", "bf16", "f32"),
-    "preset": ("performance", "mixed"),
-    "smooth_quant": (False, True),
-    "keep": (0, 4, 12),
-}
 
 _DTYPES = {"int8": "int8", "bf16": "bfloat16", "f32": "float32"}
 _BYTES = {"int8": 1, "bf16": 2, "f32": 4}
@@ -140,7 +132,8 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         TargetError: OpenVINO cannot convert or quantise the model.
     """
     exported = torch_semantics.export(candidate.module, candidate.examined, OpenVINORuntime.NAME)
-    conditions = conditions_for_int32(cleaned(exported), _all_batches(candidate.examined), "OpenVINO")
+    batches = [*candidate.examined.flat_inputs, *candidate.examined.flat_calibration]
+    conditions = conditions_for_int32(cleaned(exported), batches, "OpenVINO")
     model = convert(candidate, exported)
     notes: list[str] = []
     precision = _float_precision(options, candidate.examined)
@@ -158,10 +151,6 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         halve_weights(model)
     settings = Settings(precision=precision, shapes=_tuned_shapes(candidate.examined))
     return candidate.with_runtime(OpenVINORuntime(model, settings, conditions), *notes)
-
-
-def _all_batches(examined: ExaminedWorkload) -> list[tuple[Tensor, ...]]:
-    return [*examined.flat_inputs, *examined.flat_calibration]
 
 
 def _tuned_shapes(examined: ExaminedWorkload) -> tuple[tuple[int, ...], ...] | None:
@@ -254,7 +243,12 @@ TECHNIQUE = Technique(
     check=check,
     predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={
+        "precision": ("int8", "bf16", "f32"),
+        "preset": ("performance", "mixed"),
+        "smooth_quant": (False, True),
+        "keep": (0, 4, 12),
+    },
     groups=frozenset({PRECISION, BACKEND}),
     dtype_of=dtype_of,
 )

@@ -12,8 +12,6 @@ Composes        After every precision and layout that keeps the model's code; al
 Source          Ansel et al., "PyTorch 2", ASPLOS 2024; torch.compile.
 """
 
-from dataclasses import dataclass
-
 from whet.core.artefact import inductor, program
 from whet.core.artefact.in_process import InProcessRuntime
 from whet.core.workload import ExaminedWorkload
@@ -21,15 +19,19 @@ from whet.errors import TargetError, foreign
 from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
-from whet.techniques.technique import BACKEND, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import (
+    BACKEND,
+    Applicability,
+    Applies,
+    Candidate,
+    NoOptions,
+    NotApplicable,
+    Stage,
+    Technique,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of torch_compile. There are none."""
-
-
-def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
+def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
     """Check that torch.export refuses the model, and that there is a C++ compiler."""
     if missing := inductor.missing_tools(at_load=True):
         return NotApplicable(missing)
@@ -45,12 +47,12 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(f"compiled in each process, with graph breaks, because {why}")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
+def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: layers reach the machine's limit, and operators cost nothing to call."""
     return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
 
 
-def apply(candidate: Candidate, options: Options) -> Candidate:
+def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate compiled for the inputs of its workload.
 
     Raises:
@@ -77,7 +79,6 @@ TECHNIQUE = Technique(
     stage=Stage.BACKEND,
     order=40,
     card=__doc__,
-    options=Options,
     check=check,
     predict=predict,
     apply=apply,

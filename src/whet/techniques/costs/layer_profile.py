@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -31,7 +31,7 @@ _FAR_OFF = 0.15  # of a pass: a difference between the sum of its parts and the 
 _NODE = "autograd::engine::evaluate_function: "
 
 
-class TrainingLayer(BaseModel):
+class TrainingLayer(BaseModel, frozen=True):
     """Describe one layer over one optimiser step. Layers inside it count for themselves only.
 
     Attributes:
@@ -44,8 +44,6 @@ class TrainingLayer(BaseModel):
         bound: What holds the layer back, forward and backward together.
         share_of_limit: The least time that the machine allows over the measured time; None where it does no work.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     kind: str
@@ -65,7 +63,7 @@ class TrainingLayer(BaseModel):
         return self.forward_s + self.backward_s
 
 
-class LayerProfile(BaseModel):
+class LayerProfile(BaseModel, frozen=True):
     """Hold where the time of forward and backward goes.
 
     Attributes:
@@ -75,8 +73,6 @@ class LayerProfile(BaseModel):
         layers: The layers, in the order of the model.
         notes: What the profile leaves out, in sentences.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     forward_s: float
     backward_s: float

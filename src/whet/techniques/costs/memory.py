@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -21,7 +21,7 @@ PARTS = {
 }
 
 
-class StepMemory(BaseModel):
+class StepMemory(BaseModel, frozen=True):
     """Hold the memory of a training step, in bytes.
 
     Attributes:
@@ -34,8 +34,6 @@ class StepMemory(BaseModel):
         other_bytes: The rest of the peak: activations, temporary tensors, generated code, batches.
         saved: What forward saves for backward; None where that was not measured.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     peak_bytes: int
     parameter_bytes: int

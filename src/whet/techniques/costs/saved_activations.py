@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,15 +14,13 @@ from whet.techniques.costs.step_profile import kind_of
 from whet.techniques.mechanisms.blocks import repeated_blocks
 
 
-class SavedActivations(BaseModel):
+class SavedActivations(BaseModel, frozen=True):
     """Hold what one forward saves for backward, in bytes. Tensors that share their memory count once.
 
     Attributes:
         blocks: What each repeated block saves, in their order, without parameters and what blocks are given.
         products: The results of each block's products, convolutions and attention.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     blocks: tuple[int, ...]
     products: tuple[int, ...]
@@ -41,7 +39,11 @@ def saved_activations(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]
         )
     ]
     try:
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(seen.save, _as_it_is), _Products(seen):
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(seen.save, lambda tensor: tensor),
+            _Products(seen),
+        ):
             kept = loss(model, batch)  # while it lives, no two saved tensors have one address
         found = seen.counted()
         del kept
@@ -115,7 +117,3 @@ def _storages(tensors: Iterable[Any]) -> Iterator[tuple[int, int]]:
             storage = tensor.untyped_storage()
             if storage.nbytes():
                 yield storage.data_ptr(), storage.nbytes()
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor

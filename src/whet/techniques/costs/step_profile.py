@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -29,7 +29,7 @@ _PARTS = {
 }
 
 
-class StepProfile(BaseModel):
+class StepProfile(BaseModel, frozen=True):
     """Hold where the time of one optimiser step goes. Times are in seconds.
 
     Attributes:
@@ -47,8 +47,6 @@ class StepProfile(BaseModel):
         num_parameters: How many numbers they are.
         dtype: The dtype of most parameters.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     total_s: float
     data_s: float = 0.0
@@ -68,6 +66,13 @@ class StepProfile(BaseModel):
     def parts(self) -> dict[str, tuple[str, float]]:
         """Return the parts of a step in the order of the loop: field -> (the part in words, seconds)."""
         return {name: (words, getattr(self, name)) for name, words in _PARTS.items()}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the share that each part has of a step, by the part in words."""
+        seconds = dict(self.parts.values())
+        total_s = sum(seconds.values()) or 1.0
+        return {name: part_s / total_s for name, part_s in seconds.items()}
 
     def bound(self, **left_s: float) -> float:
         """Return the highest speedup where some parts take only so many seconds any more.
@@ -89,15 +94,18 @@ class StepProfile(BaseModel):
         now_s = self.products_s + self.attention_s
         return min(1 / gain, self.flops / peak / now_s) if self.flops and peak and now_s else 1 / gain
 
-    def bound_in_bfloat16(self, limits: Limits) -> float:
-        """Return the highest speedup in bfloat16: products and attention by the limits, all else by half the bytes."""
-        share = self.share_left(limits, "bfloat16")
+    def bound_in_fewer_bits(self, share: float) -> float:
+        """Return the highest speedup where products and attention take a share of their time, and all else half."""
         return self.bound(
             products_s=self.products_s * share,
             attention_s=self.attention_s * share,
             loss_s=self.loss_s / 2,
             other_s=self.other_s / 2,
         )
+
+    def reaching_limit_s(self, limits: Limits) -> float:
+        """Return the seconds of products that reach the machine's limit in the model's dtype, or those now if less."""
+        return min(self.products_s, self.flops / limits.gemm.get(self.dtype, limits.gemm.get("float32", 1e12)))
 
     def least_optimizer_s(self, limits: Limits, *, bytes_per_parameter: float = 28.0) -> float:
         """Return the least seconds of an update that memory allows.

@@ -8,8 +8,6 @@ Composes        With every precision; before any backend.
 Source          PyTorch tutorial "Channels Last Memory Format in PyTorch".
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -17,17 +15,12 @@ from whet.core.workload import ExaminedWorkload
 from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
-from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import Applicability, Applies, Candidate, NoOptions, NotApplicable, Stage, Technique
 
 _CONVOLUTIONS = frozenset({"Conv2d", "ConvTranspose2d"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of channels_last. There are none."""
-
-
-def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
+def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the model has at least one 2-d convolution."""
     num_convolutions = sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in examined.workload.model.modules())
     if num_convolutions == 0:
@@ -35,12 +28,12 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(f"{num_convolutions} convolutions")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
+def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: the convolutions reach the machine's limit in the model's dtype."""
     return speedup_bound(profile, limits, dtype=profile.dtype, kinds=_CONVOLUTIONS)
 
 
-def apply(candidate: Candidate, options: Options) -> Candidate:
+def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate with its 4-d parameters and inputs in channels-last order."""
     module = candidate.copy_module().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return candidate.with_module(_ChannelsLast(module))
@@ -63,7 +56,6 @@ TECHNIQUE = Technique(
     stage=Stage.LAYOUT,
     order=10,
     card=__doc__,
-    options=Options,
     check=check,
     predict=predict,
     apply=apply,

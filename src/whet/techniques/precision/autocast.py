@@ -10,40 +10,37 @@ Composes        Alone in its group (precision); with structure, layout and compi
 Source          PyTorch documentation, "Automatic Mixed Precision package - torch.amp".
 """
 
-from dataclasses import dataclass
-
 from whet.core.workload import ExaminedWorkload
 from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.low_precision import bfloat16_refusal
 from whet.techniques.rewriting.precision_wrapper import PrecisionWrapper
-from whet.techniques.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import (
+    PRECISION,
+    Applicability,
+    Applies,
+    Candidate,
+    NoOptions,
+    NotApplicable,
+    Stage,
+    Technique,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of autocast. There are none."""
-
-
-def dtype_of(options: Options) -> str:
-    """Return the dtype that most of the arithmetic runs in."""
-    return "bfloat16"
-
-
-def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
+def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the chip computes bfloat16 natively and that the weights are float32."""
     if reason := bfloat16_refusal(examined, machine):
         return NotApplicable(reason)
     return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
+def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: layers reach the bfloat16 limit, and weights are still read as float32."""
     return speedup_bound(profile, limits, dtype="bfloat16", activation_scale=0.5)
 
 
-def apply(candidate: Candidate, options: Options) -> Candidate:
+def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate inside torch.autocast. It shares its weights with the candidate given."""
     examined = candidate.examined
     wrapper = PrecisionWrapper(candidate.module, examined.outputs[0], autocast=examined.device_type)
@@ -55,12 +52,11 @@ TECHNIQUE = Technique(
     stage=Stage.PRECISION,
     order=30,
     card=__doc__,
-    options=Options,
     check=check,
     predict=predict,
     apply=apply,
     groups=frozenset({PRECISION}),
     runs_python=True,
     instead="bf16",
-    dtype_of=dtype_of,
+    dtype_of=lambda options: "bfloat16",
 )

@@ -10,8 +10,6 @@ Composes        Alone in its group (precision); with every structure, layout, co
 Source          Kalamkar et al., "A Study of BFLOAT16", 2019 (arXiv:1905.12322); torch.nn.Module.to.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from whet.core.workload import ExaminedWorkload
@@ -19,32 +17,31 @@ from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.low_precision import bfloat16_refusal, to_half
-from whet.techniques.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import (
+    PRECISION,
+    Applicability,
+    Applies,
+    Candidate,
+    NoOptions,
+    NotApplicable,
+    Stage,
+    Technique,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of bf16. There are none."""
-
-
-def dtype_of(options: Options) -> str:
-    """Return the dtype that most of the arithmetic runs in."""
-    return "bfloat16"
-
-
-def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
+def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the chip computes bfloat16 natively and that the weights are float32."""
     if reason := bfloat16_refusal(examined, machine):
         return NotApplicable(reason)
     return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
+def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: layers reach the bfloat16 limit and read half the bytes."""
     return speedup_bound(profile, limits, dtype="bfloat16", weight_scale=0.5, activation_scale=0.5)
 
 
-def apply(candidate: Candidate, options: Options) -> Candidate:
+def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate in bfloat16.
 
     Raises:
@@ -58,10 +55,9 @@ TECHNIQUE = Technique(
     stage=Stage.PRECISION,
     order=10,
     card=__doc__,
-    options=Options,
     check=check,
     predict=predict,
     apply=apply,
     groups=frozenset({PRECISION}),
-    dtype_of=dtype_of,
+    dtype_of=lambda options: "bfloat16",
 )

@@ -10,7 +10,6 @@ Source          Micikevicius et al., "Mixed Precision Training", 2017 (arXiv:171
 """
 
 import time
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,7 +19,16 @@ from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.low_precision import to_half
-from whet.techniques.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import (
+    PRECISION,
+    Applicability,
+    Applies,
+    Candidate,
+    NoOptions,
+    NotApplicable,
+    Stage,
+    Technique,
+)
 
 _WORTH = 1.5  # float16 must be this many times as fast as float32; below, it does not make up for casts and precision
 _EMULATED = 0.5  # times as fast as float32, and slower: float16 is emulated
@@ -30,17 +38,7 @@ _CPU_SIZE, _GPU_SIZE = 256, 4096
 _REPEATS = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of fp16. There are none."""
-
-
-def dtype_of(options: Options) -> str:
-    """Return the dtype that most of the arithmetic runs in."""
-    return "float16"
-
-
-def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
+def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
     """Check by measuring that a matrix product is at least 1.5 times as fast in float16 as in float32."""
     device = examined.device_type
     ratio, size = float16_speedup(device), _size(device)
@@ -50,12 +48,12 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(measured) if ratio >= _WORTH else NotApplicable(f"{measured}; it pays from {_WORTH} times on")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
+def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: layers reach the float16 limit and read half the bytes."""
     return speedup_bound(profile, limits, dtype="float16", weight_scale=0.5, activation_scale=0.5)
 
 
-def apply(candidate: Candidate, options: Options) -> Candidate:
+def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate in float16.
 
     Raises:
@@ -96,10 +94,9 @@ TECHNIQUE = Technique(
     stage=Stage.PRECISION,
     order=20,
     card=__doc__,
-    options=Options,
     check=check,
     predict=predict,
     apply=apply,
     groups=frozenset({PRECISION}),
-    dtype_of=dtype_of,
+    dtype_of=lambda options: "float16",
 )

@@ -15,9 +15,7 @@ Composes        Alone in its group (precision); with every backend that takes a 
 Source          Lin et al., 2024 (arXiv:2405.04532), for scales of two levels; torch's aten._weight_int4pack_mm_for_cpu.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -32,7 +30,7 @@ from whet.techniques.quantisation.quantised_linear import int4_linear, replace_l
 from whet.techniques.rewriting.unquantised_dtype import REST, with_rest
 from whet.techniques.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
+_WEIGHT_SCALE = 0.125 + 0.25 / GROUP_SIZE  # of their bytes in float32: 4 bits each, and one byte for each group
 _GROUP_SIZES = (GROUP_SIZE, 64, 128)  # recipes of earlier versions may have 64 or 128
 
 
@@ -48,16 +46,6 @@ class Options:
 
     group_size: int = GROUP_SIZE
     rest: str = "bfloat16"
-
-
-def dtype_of(options: Options) -> str:
-    """Return the dtype that the products are computed in. The weights are stored in 4 bits."""
-    return "bfloat16"
-
-
-def weight_scale_of(options: Options) -> float:
-    """Return the bytes of the weights as a fraction of float32's: 4 bits each, and one byte for each group."""
-    return 0.125 + 0.25 / GROUP_SIZE
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
@@ -78,8 +66,8 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
     They compute at the machine's bfloat16 limit, or at its float32 limit where that is higher.
     """
-    dtype, scale = limits.faster(dtype_of(options)), weight_scale_of(options)
-    return speedup_bound(profile, limits, dtype=dtype, weight_scale=scale, activation_scale=0.5)
+    dtype = limits.faster("bfloat16")
+    return speedup_bound(profile, limits, dtype=dtype, weight_scale=_WEIGHT_SCALE, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
@@ -117,9 +105,9 @@ TECHNIQUE = Technique(
     check=check,
     predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={"rest": REST},
     groups=frozenset({PRECISION}),
     reads_kept=True,
-    dtype_of=dtype_of,
-    weight_scale_of=weight_scale_of,
+    dtype_of=lambda options: "bfloat16",
+    weight_scale_of=lambda options: _WEIGHT_SCALE,
 )

@@ -13,9 +13,7 @@ Source          torchao, "PyTorch 2 Export Quantization with X86 Backend". One s
                 runs it slower.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from whet.core.workload import ExaminedWorkload
 from whet.measure.machine import Limits, Machine
@@ -34,8 +32,6 @@ from whet.techniques.technique import (
     Technique,
 )
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -46,11 +42,6 @@ class Options:
     """
 
     rest: str = "bfloat16"
-
-
-def dtype_of(options: Options) -> str:
-    """Return the dtype that most of the arithmetic runs in."""
-    return "int8"
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
@@ -84,9 +75,9 @@ TECHNIQUE = Technique(
     check=check,
     predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={"rest": REST},
     groups=frozenset({PRECISION}),
     needs=frozenset({BACKEND}),
     reads_kept=True,
-    dtype_of=dtype_of,
+    dtype_of=lambda options: "int8",
 )

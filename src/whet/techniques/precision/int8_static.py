@@ -13,9 +13,7 @@ Composes        Alone in its group (precision); needs a backend that fuses. Afte
 Source          Jacob et al., 2017 (arXiv:1712.05877); torchao, "PyTorch 2 Export Quantization with X86 Backend".
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError
@@ -36,8 +34,6 @@ from whet.techniques.technique import (
     Technique,
 )
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"calibration": ("minmax", "percentile", "entropy"), "rest": REST}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -50,11 +46,6 @@ class Options:
 
     calibration: str = "minmax"
     rest: str = "bfloat16"
-
-
-def dtype_of(options: Options) -> str:
-    """Return the dtype that most of the arithmetic runs in."""
-    return "int8"
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
@@ -93,9 +84,9 @@ TECHNIQUE = Technique(
     check=check,
     predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={"calibration": ("minmax", "percentile", "entropy"), "rest": REST},
     groups=frozenset({PRECISION}),
     needs=frozenset({BACKEND}),
     reads_kept=True,
-    dtype_of=dtype_of,
+    dtype_of=lambda options: "int8",
 )

@@ -14,9 +14,7 @@ Composes        Alone in its group (precision); with every backend that takes a 
 Source          Dettmers et al., 2022 (arXiv:2208.07339), section 2; torch's aten._weight_int8pack_mm.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -31,8 +29,6 @@ from whet.techniques.quantisation.quantised_linear import Int8Embedding, int8_li
 from whet.techniques.rewriting.unquantised_dtype import REST, with_rest
 from whet.techniques.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -43,16 +39,6 @@ class Options:
     """
 
     rest: str = "bfloat16"
-
-
-def dtype_of(options: Options) -> str:
-    """Return the dtype that the products are computed in. The weights are stored in int8."""
-    return "bfloat16"
-
-
-def weight_scale_of(options: Options) -> float:
-    """Return the bytes of the weights as a fraction of float32's."""
-    return 0.25
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
@@ -70,8 +56,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
     They compute at the machine's bfloat16 limit, or at its float32 limit where that is higher.
     """
-    dtype, scale = limits.faster(dtype_of(options)), weight_scale_of(options)
-    return speedup_bound(profile, limits, dtype=dtype, weight_scale=scale, activation_scale=0.5)
+    return speedup_bound(profile, limits, dtype=limits.faster("bfloat16"), weight_scale=0.25, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
@@ -103,9 +88,9 @@ TECHNIQUE = Technique(
     check=check,
     predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={"rest": REST},
     groups=frozenset({PRECISION}),
     reads_kept=True,
-    dtype_of=dtype_of,
-    weight_scale_of=weight_scale_of,
+    dtype_of=lambda options: "bfloat16",
+    weight_scale_of=lambda options: 0.25,
 )

@@ -10,19 +10,14 @@ Composes        Before every int8 and 4-bit technique and backend that reads the
 Source          Nagel et al., 2021 (arXiv:2106.08295), section 3.7; Wu et al., 2020 (arXiv:2004.09602), section 6.1.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError, TargetError
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.techniques.quantisation import quantisable
 from whet.techniques.quantisation.sensitivity import rank_layers
 from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
-
-_SPACE: Mapping[str, tuple[Any, ...]] = {"layers": (2, 4, 8, 16)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +47,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(f"{options.layers} of {num_layers} layers stay in float")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return 1.0: the technique wins back quality and no speed."""
-    return 1.0
-
-
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """Return the candidate with its most sensitive layers marked.
 
@@ -79,8 +69,7 @@ TECHNIQUE = Technique(
     card=__doc__,
     options=Options,
     check=check,
-    predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={"layers": (2, 4, 8, 16)},
     restores_quality=True,
 )

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -44,7 +44,7 @@ Moves = Callable[[str, str], float]
 """Take "error", "bend" or "length" and a gradient's name, and return how far rounding alone may move it."""
 
 
-class GradientProof(BaseModel):
+class GradientProof(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Say how the gradients of a changed loop compare with those in float64.
 
     Attributes:
@@ -55,8 +55,6 @@ class GradientProof(BaseModel):
         norm_ratio: The norm over the reference's that is furthest from 1.
         parameter: The parameter that is furthest off.
     """
-
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     is_same: bool
     words: str

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from scipy.special import stdtrit
 
 LEAST, MOST = 3, 8  # pairs
@@ -20,7 +20,7 @@ HELD_OUT, TRAINING_LOSS = "held-out loss", "training loss"
 _LEAST_LEARNT = 10.0  # times the allowed drop that the original has to learn: who learns nothing loses nothing
 
 
-class LossPair(BaseModel):
+class LossPair(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Hold the scores of two runs with one seed.
 
     Attributes:
@@ -32,8 +32,6 @@ class LossPair(BaseModel):
         old_failure: Where the original's run diverged or failed; "" where it did not.
         new_failure: The same of the changed run.
     """
-
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     seed: int
     old: float
@@ -55,7 +53,7 @@ class LossPair(BaseModel):
         return self.new_failure or _not_finite(self.new, self.new_middle)
 
 
-class LossProof(BaseModel):
+class LossProof(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Hold what pairs of runs prove.
 
     Attributes:
@@ -68,8 +66,6 @@ class LossProof(BaseModel):
         failure: How a run failed, where that proves that the trainings differ; "" where none did.
         score: What the pairs compare: the name of the held-out score, or "training loss" where a workload has none.
     """
-
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     is_same: bool | None
     drop: float

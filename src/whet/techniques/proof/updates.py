@@ -8,7 +8,7 @@ learning rate, a lost weight decay, an update that rounds away.
 from collections.abc import Sequence
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -19,7 +19,7 @@ NUM_STEPS = 3
 _LEAST_ERROR = 1e-3  # of an update: float32 parameters are 1e4 times as large as a small update, and rounded to 6e-8
 
 
-class UpdateProof(BaseModel):
+class UpdateProof(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Say how the updates of a changed loop compare with those of the original's optimiser in float64.
 
     Attributes:
@@ -27,8 +27,6 @@ class UpdateProof(BaseModel):
         error: The largest relative error of any parameter's change over the steps.
         parameter: The parameter that is furthest off.
     """
-
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     is_same: bool | None
     words: str

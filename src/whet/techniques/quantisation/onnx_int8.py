@@ -8,6 +8,7 @@ from torch import Tensor
 from whet.core.artefact.onnxruntime import Folder, import_onnxruntime
 from whet.errors import TargetError, foreign
 from whet.measure.machine import describe
+from whet.techniques.quantisation.quantisable import has_wide_sums
 from whet.techniques.rewriting.onnx_graph import import_onnx, quiet
 
 # Those that gain by int8, and those between them that pass it on: without, values would go to float32 and back.
@@ -16,8 +17,6 @@ _STATIC = [
     *("AveragePool", "GlobalAveragePool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Resize", "Pad"),
 ]
 _DYNAMIC = ["MatMul", "Gather"]  # and Gemm, which is split into MatMul and Add
-# With these, 8-bit products are summed in 32 bits; without, in 16 bits that overflow at full range.
-_WIDE_SUMS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "neon"})
 
 
 def quantize(folder: Folder, batches: Sequence[tuple[Tensor, ...]], mode: str) -> Folder:
@@ -37,7 +36,7 @@ def quantize(folder: Folder, batches: Sequence[tuple[Tensor, ...]], mode: str) -
     common = {
         "per_channel": True,
         "weight_type": quantization.QuantType.QInt8,
-        "reduce_range": _WIDE_SUMS.isdisjoint(describe().isa),
+        "reduce_range": not has_wide_sums(describe()),
         "use_external_data_format": folder.is_large,
     }
     graph = onnx.load(folder.model, load_external_data=False).graph

@@ -12,13 +12,12 @@ from whet.core.artefact.openvino import core, import_openvino, no_telemetry, sai
 from whet.errors import MissingExtra, TargetError, foreign
 from whet.measure.machine import describe
 from whet.techniques.quantisation.openvino_sensitivity import rank
+from whet.techniques.quantisation.quantisable import has_wide_sums
 
 PRESETS = ("performance", "mixed")
 RANGES = ("mean", "extreme", "quantile", "histogram")
 
 _RANGE_NAMES = {"mean": "MEAN_MINMAX", "extreme": "MINMAX", "quantile": "MEAN_QUANTILE", "histogram": "HISTOGRAM"}
-# With these, 8-bit products are summed in 32 bits; without, in 16 bits that overflow at full range.
-_WIDE_SUMS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "neon"})
 
 
 def quantize(
@@ -150,9 +149,8 @@ def import_nncf() -> Any:
 def _advanced(nncf: Any, ranges: str, *, smooth_quant: bool, corrects_bias: bool) -> Any:
     parameters = nncf.quantization.advanced_parameters
     estimators = nncf.quantization.range_estimator.RangeEstimatorParametersSet
-    has_wide_sums = not _WIDE_SUMS.isdisjoint(describe().isa)
     return parameters.AdvancedQuantizationParameters(
-        overflow_fix=nncf.OverflowFix.DISABLE if has_wide_sums else nncf.OverflowFix.ENABLE,
+        overflow_fix=nncf.OverflowFix.DISABLE if has_wide_sums(describe()) else nncf.OverflowFix.ENABLE,
         disable_bias_correction=not corrects_bias,
         activations_range_estimator_params=getattr(estimators, _RANGE_NAMES[ranges]),
         smooth_quant_alphas=parameters.AdvancedSmoothQuantParameters(

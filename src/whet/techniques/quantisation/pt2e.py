@@ -18,7 +18,7 @@ from whet.errors import TargetError, foreign
 from whet.measure.machine import describe
 from whet.techniques.quantisation import quantisable
 from whet.techniques.quantisation.observers import MinMaxObserver
-from whet.techniques.rewriting.graph import operator
+from whet.techniques.rewriting.graph import Traced, operator
 from whet.techniques.technique import Candidate
 
 _aten = torch.ops.aten
@@ -60,7 +60,7 @@ def quantise(candidate: Candidate, observer: type[MinMaxObserver] | None) -> nn.
     converted.graph.set_codegen(fx.graph.CodeGen())
     shield_residuals(converted.graph)
     # built anew, without the methods that forbid eval()
-    return _Quantised(fx.GraphModule(converted, converted.graph))
+    return Traced(fx.GraphModule(converted, converted.graph))
 
 
 def _convert(
@@ -121,18 +121,6 @@ def _clean(graph: fx.Graph) -> None:
         elif node.target in _ADDITIONS and not all(isinstance(operand, fx.Node) for operand in node.args):
             for key in ("torch_fn", "source_fn_stack"):
                 node.meta.pop(key, None)
-
-
-class _Quantised(nn.Module):
-    """Give a graph the calling convention of a flat module."""
-
-    def __init__(self, body: fx.GraphModule) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the graph's outputs as a tuple."""
-        return tuple(self.body(*tensors))
 
 
 def shield_residuals(graph: fx.Graph) -> None:

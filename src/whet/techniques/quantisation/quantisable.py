@@ -97,6 +97,11 @@ def has_int8_products(machine: Machine) -> bool:
     return not _INT8_PRODUCTS.isdisjoint(machine.isa)
 
 
+def has_wide_sums(machine: Machine) -> bool:
+    """Return whether 8-bit products are summed in 32 bits; otherwise in 16 bits, which overflow at full range."""
+    return has_int8_products(machine) or "neon" in machine.isa
+
+
 def device_refusal(examined: ExaminedWorkload) -> str:
     """Return why whet's quantisers, which need a CPU, cannot be used on the inputs' device; "" where they can."""
     return "" if examined.device_type == "cpu" else "written for CPUs; the inputs are on a GPU"

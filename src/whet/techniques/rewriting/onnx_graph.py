@@ -74,8 +74,5 @@ def quiet() -> Iterator[None]:
 def _write(exported: torch.export.ExportedProgram, candidate: Candidate, folder: Folder) -> None:
     written = torch.onnx.export(exported, dynamo=True, opset_version=_OPSET, verbose=False)
     assert written is not None
-    written.save(folder.model, external_data=_weight_bytes(candidate) > LARGEST_FILE_BYTES)
-
-
-def _weight_bytes(candidate: Candidate) -> int:
-    return sum(t.untyped_storage().nbytes() for t in candidate.module.state_dict().values())
+    weight_bytes = sum(t.untyped_storage().nbytes() for t in candidate.module.state_dict().values())
+    written.save(folder.model, external_data=weight_bytes > LARGEST_FILE_BYTES)

@@ -11,7 +11,6 @@ Source          Jacob et al., 2017 (arXiv:1712.05877), section 3.2; torch.nn.uti
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import get_args
 
 from torch import fx, nn
@@ -23,7 +22,7 @@ from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.techniques.quantisation.quantisable import is_plain
 from whet.techniques.rewriting.graph import operator, trace, trace_original, value, verify
-from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import Applicability, Applies, Candidate, NoOptions, NotApplicable, Stage, Technique
 
 _TOLERANCE = 1e-4
 _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -34,12 +33,7 @@ _OPERATORS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of fuse_conv_bn. There are none."""
-
-
-def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
+def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
     """Check that a batch norm directly follows a convolution or a linear layer whose output nothing else reads."""
     if not any(isinstance(m, _BATCH_NORMS) for m in examined.workload.model.modules()):
         return NotApplicable("the model has no batch norm")
@@ -52,13 +46,13 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(f"{len(pairs)} batch norms")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
+def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: batch norms cost nothing."""
     gone_s = sum(cost.time_s for cost in profile.layers if cost.kind.startswith("BatchNorm"))
     return profile.total_s / max(profile.total_s - gone_s, profile.total_s * 0.01)
 
 
-def apply(candidate: Candidate, options: Options) -> Candidate:
+def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate with its batch norms folded away.
 
     Raises:
@@ -140,7 +134,6 @@ TECHNIQUE = Technique(
     stage=Stage.STRUCTURE,
     order=10,
     card=__doc__,
-    options=Options,
     check=check,
     predict=predict,
     apply=apply,

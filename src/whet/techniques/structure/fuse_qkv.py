@@ -11,7 +11,6 @@ Source          Megatron-LM and vLLM fuse these projections when they load a mod
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -24,18 +23,13 @@ from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.graph import Traced, is_changed_in_place, rebuild, trace, trace_original, verify
-from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import Applicability, Applies, Candidate, NoOptions, NotApplicable, Stage, Technique
 
 _TOLERANCE = 1e-4
 _LINEARS = frozenset({"Linear", "NonDynamicallyQuantizableLinear"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of fuse_qkv. There are none."""
-
-
-def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
+def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
     """Check that at least two linear layers read the same tensor."""
     try:
         groups = _find_groups(trace_original(examined))
@@ -46,12 +40,12 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(f"{sum(map(len, groups))} linear layers become {len(groups)}")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
+def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: linear layers reach the machine's limit, and calling them costs nothing."""
     return speedup_bound(profile, limits, dtype=profile.dtype, kinds=_LINEARS, removes_overhead=True)
 
 
-def apply(candidate: Candidate, options: Options) -> Candidate:
+def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate with its sibling linear layers fused, without the separate weights.
 
     Raises:
@@ -140,7 +134,6 @@ TECHNIQUE = Technique(
     stage=Stage.STRUCTURE,
     order=30,
     card=__doc__,
-    options=Options,
     check=check,
     predict=predict,
     apply=apply,

@@ -11,10 +11,8 @@ Composes        Alone in its group (pruning); before every other technique. Need
 Source          Fang et al., 2023, DepGraph (arXiv:2301.12900); Molchanov et al., 2019 (arXiv:1906.10771).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from torch import nn
 
@@ -29,11 +27,6 @@ from whet.techniques.technique import Applicability, Applies, Candidate, NotAppl
 from whet.ui.figures import percent
 
 NAME = "prune_channels"
-_SPACE: Mapping[str, tuple[Any, ...]] = {
-    "keep": (0.5, 0.35),
-    "importance": ("taylor", "magnitude"),
-    "steps": (100, 400),
-}
 _TRIED = 0.5  # the share of channels that the check cuts
 
 
@@ -105,7 +98,11 @@ TECHNIQUE = Technique(
     check=check,
     predict=pruned.predict,
     apply=apply,
-    space=_SPACE,
+    space={
+        "keep": (0.5, 0.35),
+        "importance": ("taylor", "magnitude"),
+        "steps": (100, 400),
+    },
     groups=frozenset({pruned.PRUNING}),
     work_scale_of=pruned.work_scale_of,
 )

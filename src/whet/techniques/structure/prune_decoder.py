@@ -13,9 +13,7 @@ Source          Ma et al., 2023, LLM-Pruner (arXiv:2305.11627); Men et al., 2024
                 Muralidharan et al., 2024, Minitron (arXiv:2407.14679).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -30,13 +28,6 @@ from whet.ui.figures import percent
 
 NAME = "prune_decoder"
 _WHAT = ("mlp+heads", "layers", "width")
-_SPACE: Mapping[str, tuple[Any, ...]] = {
-    "keep": (0.5, 0.7),
-    "what": _WHAT,
-    "importance": ("taylor", "magnitude"),
-    "steps": (300, 900),
-    "rate": (3.0, 1.0),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +90,13 @@ TECHNIQUE = Technique(
     check=check,
     predict=pruned.predict,
     apply=apply,
-    space=_SPACE,
+    space={
+        "keep": (0.5, 0.7),
+        "what": _WHAT,
+        "importance": ("taylor", "magnitude"),
+        "steps": (300, 900),
+        "rate": (3.0, 1.0),
+    },
     groups=frozenset({pruned.PRUNING}),
     work_scale_of=pruned.work_scale_of,
 )

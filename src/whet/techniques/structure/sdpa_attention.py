@@ -11,7 +11,6 @@ Composes        Before every precision and backend. Masks, causal ones included,
 Source          Dao et al., "FlashAttention", 2022 (arXiv:2205.14135); torch.nn.functional.scaled_dot_product_attention.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -22,17 +21,12 @@ from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.techniques.rewriting.attention_pattern import count_fused, find_attention, fuse
 from whet.techniques.rewriting.graph import Traced, trace, trace_original, verify
-from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import Applicability, Applies, Candidate, NoOptions, NotApplicable, Stage, Technique
 
 _TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of sdpa_attention. There are none."""
-
-
-def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
+def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
     """Check that a Hugging Face model is set to eager attention, or that the graph computes attention by hand."""
     eager = _eager_models(examined.workload.model)
     if eager:
@@ -48,7 +42,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return NotApplicable("no softmax attention found")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
+def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: attention between its projections costs nothing.
 
     Attention is what runs in the layers that compute a softmax, and in the parents of softmax modules.
@@ -59,7 +53,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
     return profile.total_s / max(profile.total_s - gone_s, profile.total_s * 0.01)
 
 
-def apply(candidate: Candidate, options: Options) -> Candidate:
+def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate with fused attention.
 
     Raises:
@@ -115,7 +109,6 @@ TECHNIQUE = Technique(
     stage=Stage.STRUCTURE,
     order=20,
     card=__doc__,
-    options=Options,
     check=check,
     predict=predict,
     apply=apply,

@@ -18,9 +18,7 @@ from torch import nn
 
 from whet.core.workload.batch_parts import num_samples_of
 from whet.core.workload.micro_batches import split_batches
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.optimizers import GRADIENTS
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import Use
@@ -61,16 +59,6 @@ def _batch_size(batches: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return 1.0: nothing becomes faster by it."""
-    return 1.0
-
-
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: activations are those of one part."""
-    return memory.left(other=1 / options.num_parts)
-
-
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts of a loop whose batches whet.micro_batches splits."""
     split_batches(parts.model, parts.optimizer, options.num_parts)
@@ -85,11 +73,11 @@ TECHNIQUE = TrainingTechnique(
     options=Options,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
     apply=apply,
     space={"num_parts": (2, 4, 8)},
     groups=frozenset({GRADIENTS}),
-    predict_memory=predict_memory,
+    # Activations are those of one part.
+    predict_memory=lambda memory, options: memory.left(other=1 / options.num_parts),
     refuses={
         Use.DDP: "each process sees its own targets alone, and would weigh the parts by them",
         Use.FSDP2: "each process sees its own targets alone, and would weigh the parts by them",

@@ -10,21 +10,15 @@ Source          PyTorch documentation, torch._functorch.config.activation_memory
                 Activation Checkpointing Techniques in PyTorch", 2025.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from whet.core.artefact.inductor import missing_tools
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.blocks import ACTIVATIONS
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import Applicability, Applies, NotApplicable
 from whet.techniques.training_technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
 from whet.ui.figures import percent
-
-_SPACE: Mapping[str, tuple[Any, ...]] = {"kept": (0.5, 0.25, 0.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +41,6 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies(f"{percent(options.kept, decimals=0)} of the activations' memory is kept")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return 1.0: nothing becomes faster by it."""
-    return 1.0
-
-
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: so much of the activations is kept."""
-    return memory.left(other=max(options.kept, 0.1))
-
-
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts; what this process compiles from now on keeps within the budget."""
     import torch._functorch.config
@@ -73,10 +57,10 @@ TECHNIQUE = TrainingTechnique(
     options=Options,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={"kept": (0.5, 0.25, 0.0)},
     groups=frozenset({ACTIVATIONS}),
     needs=frozenset({COMPILER}),
-    predict_memory=predict_memory,
+    # So much of the activations is kept.
+    predict_memory=lambda memory, options: memory.left(other=max(options.kept, 0.1)),
 )

@@ -10,23 +10,17 @@ Source          PyTorch tutorial, "Hooks for autograd saved tensors"; torchtune 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.blocks import ACTIVATIONS, repeated_blocks
 from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.offloaded_activations import Offloaded
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import Applicability, Applies, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
-
-_SPACE: Mapping[str, tuple[Any, ...]] = {"share": (1.0, 0.5, 0.25)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +53,6 @@ def chosen_blocks(model: nn.Module, share: float) -> list[nn.Module]:
     return blocks[: math.ceil(share * len(blocks))]
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return 1.0: nothing becomes faster by it."""
-    return 1.0
-
-
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: activations of blocks lie in the host's memory."""
-    return memory.left(other=0.2)
-
-
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with blocks whose activations move."""
     for block in chosen_blocks(parts.model, options.share):
@@ -84,10 +68,9 @@ TECHNIQUE = TrainingTechnique(
     options=Options,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
     apply=apply,
     keeps_dropout=True,
-    space=_SPACE,
+    space={"share": (1.0, 0.5, 0.25)},
     groups=frozenset({ACTIVATIONS}),
-    predict_memory=predict_memory,
+    predict_memory=lambda memory, options: memory.left(other=0.2),  # activations of blocks lie in the host's memory
 )

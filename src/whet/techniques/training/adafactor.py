@@ -9,43 +9,32 @@ Composes        Alone in its group (optimizer); with everything else.
 Source          Shazeer and Stern, 2018, arXiv:1804.04235; PyTorch documentation, torch.optim.Adafactor.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import Use
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of adafactor. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the optimiser is Adam or AdamW."""
     if reason := why_not_replaced(parts.optimizer, torch.optim.Adam, torch.optim.AdamW):
         return NotApplicable(reason)
     return Applies("row and column sums in place of two moments")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: parameters and gradients are read, parameters written."""
     return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=12.0))
 
 
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: the state is a row and a column of each matrix."""
-    return memory.left(optimizer=0.02)
-
-
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with Adafactor, whose step is as large as the loop's learning rate says."""
     made = replaced(
         parts.optimizer,
@@ -60,13 +49,13 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.OPTIMIZER,
     order=20,
     card=__doc__,
-    options=Options,
     exactness=Exactness.OTHER,
     check=check,
     predict=predict,
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),
-    predict_memory=predict_memory,
+    # The state is a row and a column of each matrix.
+    predict_memory=lambda memory, options: memory.left(optimizer=0.02),
     refuses={Use.FSDP2: "its row and column sums are those of whole matrices"},
 )

@@ -8,26 +8,20 @@ Composes        Alone in its group (optimizer); not with optimizer_in_backward.
 Source          Dettmers et al., 2021, arXiv:2110.02861; torchao documentation, low-bit optimizers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from whet.core.artefact.inductor import missing_tools
 from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of adamw_8bit. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the optimiser is AdamW and that its kernel can be compiled."""
     missing = missing_tools(at_load=True, device=parts.device_type)
     if reason := why_not_replaced(parts.optimizer, torch.optim.AdamW) or missing:
@@ -35,17 +29,12 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies("moments of 2 bytes a parameter in place of 8")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: parameters, gradients and moments of one byte each are moved."""
     return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=16.0))
 
 
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: the state has 8 bits and scales in the place of 32."""
-    return memory.left(optimizer=0.26)
-
-
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with moments in 8 bits. The learning rate becomes a tensor, which schedules fill."""
     from torchao.optim import AdamW8bit
 
@@ -58,12 +47,12 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.OPTIMIZER,
     order=30,
     card=__doc__,
-    options=Options,
     exactness=Exactness.OTHER,
     check=check,
     predict=predict,
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),
-    predict_memory=predict_memory,
+    # The state has 8 bits and scales in the place of 32.
+    predict_memory=lambda memory, options: memory.left(optimizer=0.26),
 )

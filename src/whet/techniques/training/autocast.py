@@ -9,26 +9,18 @@ Composes        Alone in its group (precision); with compile, which drops many o
 Source          Micikevicius et al., 2017, arXiv:1710.03740; PyTorch documentation, "Automatic Mixed Precision".
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.autocast_forward import AutocastForward
 from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.technique import PRECISION, Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of autocast. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the parameters are float32 and that the device multiplies bfloat16."""
     kinds = {p.dtype for p in parts.model.parameters()}
     if torch.float32 not in kinds:
@@ -38,17 +30,12 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies("products in bfloat16, parameters in float32")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: products by the ratio of the limits, all else by half the bytes."""
-    return profile.bound_in_bfloat16(limits)
+    return profile.bound_in_fewer_bits(profile.share_left(limits, "bfloat16"))
 
 
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: activations are half as large."""
-    return memory.left(other=0.5)
-
-
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with autocast around the model's forward."""
     extend(parts.model, AutocastForward)
     return parts
@@ -59,11 +46,10 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.PRECISION,
     order=10,
     card=__doc__,
-    options=Options,
     exactness=Exactness.ROUNDED,
     check=check,
     predict=predict,
     apply=apply,
     groups=frozenset({PRECISION}),
-    predict_memory=predict_memory,
+    predict_memory=lambda memory, options: memory.left(other=0.5),  # activations are half as large
 )

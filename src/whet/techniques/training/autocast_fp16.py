@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.loss_scale import LossScale, scale_gradients
 from whet.techniques.mechanisms.optimizers import EARLY, needs_closure
@@ -77,17 +76,7 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     """Return the highest possible speedup: products by the ratio of the limits, all else by half the bytes."""
     gain = max(limits.gemm.get("float16", 0.0) / limits.gemm.get("float32", 1.0), 1.0)
-    return profile.bound(
-        products_s=profile.products_s / gain,
-        attention_s=profile.attention_s / gain,
-        loss_s=profile.loss_s / 2,
-        other_s=profile.other_s / 2,
-    )
-
-
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: activations are half as large."""
-    return memory.left(other=0.5)
+    return profile.bound_in_fewer_bits(1 / gain)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
@@ -113,6 +102,6 @@ TECHNIQUE = TrainingTechnique(
         "growth_interval": (2000,),
     },
     groups=frozenset({PRECISION, EARLY}),
-    predict_memory=predict_memory,
+    predict_memory=lambda memory, options: memory.left(other=0.5),  # activations are half as large
     refuses={Use.FSDP2: "the loss scale takes the place of parameters that fully_shard exchanges in each forward"},
 )

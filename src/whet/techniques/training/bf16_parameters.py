@@ -88,7 +88,7 @@ def _chosen(parts: Parts) -> list[nn.Parameter]:
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     """Return the highest possible speedup: products by the ratio of the limits, all else by half the bytes."""
-    return profile.bound_in_bfloat16(limits)
+    return profile.bound_in_fewer_bits(profile.share_left(limits, "bfloat16"))
 
 
 def predict_memory(memory: StepMemory, options: Options) -> float:

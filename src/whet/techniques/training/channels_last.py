@@ -8,24 +8,17 @@ Composes        With everything.
 Source          PyTorch tutorial, "Channels Last Memory Format in PyTorch".
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of channels_last. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that there are convolutions over images."""
     layers = [m for m in parts.model.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d)]
     if not layers:
@@ -35,13 +28,12 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies(f"{len(layers)} convolutions")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: products reach the machine's limit, all else costs half."""
-    least_s = profile.flops / limits.gemm.get(profile.dtype, limits.gemm.get("float32", 1e12))
-    return profile.bound(products_s=min(profile.products_s, least_s), other_s=profile.other_s / 2)
+    return profile.bound(products_s=profile.reaching_limit_s(limits), other_s=profile.other_s / 2)
 
 
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with the channels last."""
     parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return parts
@@ -52,7 +44,6 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.LAYOUT,
     order=10,
     card=__doc__,
-    options=Options,
     exactness=Exactness.EXACT,
     check=check,
     predict=predict,

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from whet.measure.machine import Limits, Machine
+from whet.measure.machine import Machine
 from whet.techniques.costs.memory import StepMemory
-from whet.techniques.costs.step_profile import StepProfile, kind_of
+from whet.techniques.costs.step_profile import kind_of
 from whet.techniques.mechanisms.blocks import ACTIVATIONS, repeated_blocks
 from whet.techniques.mechanisms.module_class import AddedForward, extend
 from whet.techniques.mechanisms.parts import Parts
@@ -96,11 +96,6 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies(f"{len(chosen)} of {len(blocks)} blocks are computed again in backward")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return 1.0: nothing becomes faster by it."""
-    return 1.0
-
-
 def predict_memory(memory: StepMemory, options: Options) -> float:
     """Return the bytes of a step: of the chosen blocks only the inputs are kept, or the results of products too.
 
@@ -133,7 +128,6 @@ TECHNIQUE = TrainingTechnique(
     options=Options,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
     apply=apply,
     keeps_dropout=True,
     space=_SPACE,

@@ -12,7 +12,6 @@ Composes        With everything. torch.compile compiles the model up to the last
 Source          Hsu et al., 2024, arXiv:2410.10989 (Liger Kernel); Wijmans et al., 2024, arXiv:2411.09009.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,19 +19,13 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.blocks import head_of
 from whet.techniques.mechanisms.deferred_logits import DeferredLogits
 from whet.techniques.mechanisms.module_class import AddedForward, extend
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of chunked_loss. There are none."""
 
 
 class _Deferred(AddedForward):
@@ -50,7 +43,7 @@ class _Deferred(AddedForward):
         return DeferredLogits(x, self.weight, self.bias, torch.float32, torch.get_autocast_dtype(kind))
 
 
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the model ends in a linear layer over a vocabulary."""
     head = head_of(parts.model)
     if head is None:
@@ -62,17 +55,12 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies(f"a vocabulary of {head.out_features}")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: the softmax and its passes over memory cost nothing any more."""
     return profile.bound(loss_s=0.0)
 
 
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: the logits may be most of the activations."""
-    return memory.left(other=0.3)
-
-
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with a last layer that defers its logits."""
     head = head_of(parts.model)
     assert head is not None
@@ -85,11 +73,10 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.STRUCTURE,
     order=10,
     card=__doc__,
-    options=Options,
     exactness=Exactness.EXACT,
     check=check,
     predict=predict,
     apply=apply,
     keeps_dropout=True,
-    predict_memory=predict_memory,
+    predict_memory=lambda memory, options: memory.left(other=0.3),  # the logits may be most of the activations
 )

@@ -10,41 +10,28 @@ Composes        With everything. A forward that must stay as it is, such as chun
 Source          Ansel et al., 2024, doi:10.1145/3620665.3640366; PyTorch documentation, torch.compile.
 """
 
-from dataclasses import dataclass
-
 from whet.core.artefact.inductor import missing_tools
 from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.compiled import compile_in_place
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of compile. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that there is a compiler."""
     if reason := missing_tools(at_load=True, device=parts.device_type):
         return NotApplicable(reason)
     return Applies("forward and backward as generated code")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: everything between the products costs nothing any more."""
     return profile.bound(other_s=0.0, loss_s=0.0)
 
 
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: fused operators keep less between them."""
-    return memory.left(other=0.5)
-
-
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with a compiled model."""
     compile_in_place(parts.model)
     return parts
@@ -55,12 +42,11 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.COMPILER,
     order=10,
     card=__doc__,
-    options=Options,
     exactness=Exactness.EXACT,
     check=check,
     predict=predict,
     apply=apply,
     groups=frozenset({COMPILER}),
-    predict_memory=predict_memory,
+    predict_memory=lambda memory, options: memory.left(other=0.5),  # fused operators keep less between them
     compiles=True,
 )

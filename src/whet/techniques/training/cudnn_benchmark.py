@@ -9,26 +9,19 @@ Composes        With everything.
 Source          PyTorch documentation, torch.backends.cudnn.benchmark; PyTorch "Performance Tuning Guide".
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of cudnn_benchmark. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that a GPU computes convolutions, and that cuDNN does not time them already."""
     if parts.device_type != "cuda":
         return NotApplicable("the model is on the CPU; cuDNN computes on a GPU")
@@ -42,13 +35,12 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies(f"{number} convolutions")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: products reach the machine's limit."""
-    least_s = profile.flops / limits.gemm.get(profile.dtype, limits.gemm.get("float32", 1e12))
-    return profile.bound(products_s=min(profile.products_s, least_s))
+    return profile.bound(products_s=profile.reaching_limit_s(limits))
 
 
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts; the process's convolutions are timed from now on."""
     torch.backends.cudnn.benchmark = True
     return parts
@@ -59,7 +51,6 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.RUNTIME,
     order=30,
     card=__doc__,
-    options=Options,
     exactness=Exactness.EXACT,
     check=check,
     predict=predict,

@@ -10,7 +10,6 @@ Composes        Alone in its group (precision); with compile.
 Source          Micikevicius et al., 2022, arXiv:2209.05433; torchao documentation, float8 training.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,16 +22,11 @@ from whet.techniques.mechanisms.autocast_forward import AutocastForward
 from whet.techniques.mechanisms.blocks import head_of
 from whet.techniques.mechanisms.module_class import AddedForward, extend
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.technique import PRECISION, Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _ADA = (8, 9)  # the first compute capability with products of 8-bit floats
 _MULTIPLE = 16  # of the sizes that such products take
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of fp8. There are none."""
 
 
 class Float8Forward(AddedForward):
@@ -66,7 +60,7 @@ def _settings(emulates: bool) -> Any:
         return Float8Linear(_MULTIPLE, _MULTIPLE, bias=False, config=config)  # type: ignore[no-untyped-call]
 
 
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the GPU multiplies 8-bit floats and that there are layers for it."""
     if parts.device_type != "cuda":
         return NotApplicable("the model is on the CPU, which would emulate products of 8-bit floats")
@@ -93,19 +87,14 @@ def layers_of(model: nn.Module) -> list[nn.Linear]:
     ]
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: products at four times their speed, all else by half the bytes."""
     fast = limits.gemm.get("float8_e4m3fn", 2 * limits.gemm.get("bfloat16", 0.0))
     gain = max(fast / limits.gemm.get("float32", 1.0), 1.0)
-    return profile.bound(
-        products_s=profile.products_s / gain,
-        attention_s=profile.attention_s / gain,
-        loss_s=profile.loss_s / 2,
-        other_s=profile.other_s / 2,
-    )
+    return profile.bound_in_fewer_bits(1 / gain)
 
 
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with linear layers that multiply in 8-bit floats, and autocast around forward."""
     for layer in layers_of(parts.model):
         extend(layer, Float8Forward)
@@ -118,7 +107,6 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.PRECISION,
     order=20,
     card=__doc__,
-    options=Options,
     exactness=Exactness.ROUNDED,
     check=check,
     predict=predict,

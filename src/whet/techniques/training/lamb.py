@@ -14,28 +14,22 @@ Source          You et al., 2020, arXiv:1904.00962 (version 3); pytorch-optimize
 """
 
 import importlib.metadata
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from packaging.requirements import Requirement
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, WHOLE_GROUPS, replaced, why_not_replaced
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import Use
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 _LIBRARY = Requirement("pytorch-optimizer>=4.1,<5")  # what the tests hold against the paper's formula
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of lamb. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the library is there, and that the optimiser is an AdamW over whole parameters."""
     if reason := _why_no_library() or why_not_replaced(parts.optimizer, torch.optim.AdamW):
         return NotApplicable(reason)
@@ -58,12 +52,7 @@ def _why_no_library() -> str:
     return ""
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return 1.0: an update moves what AdamW's moves, and more."""
-    return 1.0
-
-
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with LAMB as the paper has it: the decay is scaled too, and early steps are no longer ones."""
     from pytorch_optimizer import Lamb
 
@@ -80,10 +69,8 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.OPTIMIZER,
     order=45,
     card=__doc__,
-    options=Options,
     exactness=Exactness.OTHER,
     check=check,
-    predict=predict,
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER, WHOLE_GROUPS}),

@@ -10,23 +10,16 @@ Composes        Alone in its group (precision); with compile. It holds for the w
 Source          PyTorch documentation, torch.set_float32_matmul_precision; NVIDIA, "TensorFloat-32 in the A100 GPU".
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.technique import PRECISION, Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of matmul_precision. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the parameters are float32, and that the device has such products and does not use them already."""
     if torch.float32 not in {p.dtype for p in parts.model.parameters()}:
         return NotApplicable("the parameters are not float32")
@@ -37,13 +30,13 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies("products of float32 matrices are rounded inside")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: products by the ratio of the limits, all else stays."""
     dtype = "tfloat32" if "tfloat32" in limits.gemm else "bfloat16"
     return profile.bound(products_s=profile.products_s * profile.share_left(limits, dtype))
 
 
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts; the products of the whole process are rounded from now on."""
     torch.set_float32_matmul_precision("medium" if parts.device_type == "cpu" else "high")
     return parts
@@ -54,7 +47,6 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.PRECISION,
     order=20,
     card=__doc__,
-    options=Options,
     exactness=Exactness.ROUNDED,
     check=check,
     predict=predict,

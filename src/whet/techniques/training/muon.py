@@ -12,28 +12,22 @@ Source          Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; 
                 PyTorch documentation, torch.optim.Muon.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.blocks import head_of
 from whet.techniques.mechanisms.muon import MuonWithAdamW
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of muon. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the optimiser is AdamW and trains hidden layers, and that the device multiplies bfloat16."""
     if not hasattr(torch.optim, "Muon"):
         return NotApplicable("this PyTorch has no torch.optim.Muon")
@@ -61,17 +55,12 @@ def _matrices(parts: Parts) -> list[nn.Parameter]:
     return [p for p in chosen if isinstance(p, nn.Parameter)]
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: parameters, gradients and one moment are moved."""
     return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=20.0))
 
 
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: there is one moment in the place of two."""
-    return memory.left(optimizer=0.5)
-
-
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with Muon for matrices and AdamW for the rest."""
     matrices = _matrices(parts)
     names = frozenset({"lr", "betas", "eps", "weight_decay"})
@@ -84,12 +73,11 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.OPTIMIZER,
     order=40,
     card=__doc__,
-    options=Options,
     exactness=Exactness.OTHER,
     check=check,
     predict=predict,
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),
-    predict_memory=predict_memory,
+    predict_memory=lambda memory, options: memory.left(optimizer=0.5),  # there is one moment in the place of two
 )

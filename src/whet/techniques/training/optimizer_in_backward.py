@@ -9,7 +9,6 @@ Composes        With everything that keeps the optimiser; alone in its group (gr
 Source          PyTorch tutorial, "How to save memory by fusing the optimizer step into the backward pass".
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,41 +17,30 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.kept_gradients import are_kept
 from whet.techniques.mechanisms.optimizers import EARLY, GRADIENTS, OPTIMIZER, updates_one_by_one
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.used_gradients import UsedGradients
 from whet.techniques.mechanisms.uses import NEEDS_ALL_GRADIENTS
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of optimizer_in_backward. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the optimiser updates each parameter by itself."""
     if reason := updates_one_by_one(parts.optimizer):
         return NotApplicable(reason)
     return Applies("gradients are freed one by one")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: gradients are in cache when they are used."""
     least_s = profile.least_optimizer_s(limits, bytes_per_parameter=24.0)
     return profile.bound(optimizer_s=min(profile.optimizer_s, least_s))
 
 
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: one gradient is there at a time."""
-    return memory.left(gradients=0.02)
-
-
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with an optimiser that steps in backward. The loop's own calls of it do nothing more."""
     optimizer = parts.optimizer
     update, used = optimizer.step, UsedGradients("optimizer_in_backward")
@@ -106,13 +94,12 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.OPTIMIZER,
     order=90,
     card=__doc__,
-    options=Options,
     exactness=Exactness.EXACT,
     check=check,
     predict=predict,
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({EARLY, GRADIENTS, OPTIMIZER}),
-    predict_memory=predict_memory,
+    predict_memory=lambda memory, options: memory.left(gradients=0.02),  # one gradient is there at a time
     refuses=NEEDS_ALL_GRADIENTS,
 )

@@ -20,9 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.memory import StepMemory
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.cpu_offloaded_gradients import keep_gradients_on_host
 from whet.techniques.mechanisms.optimizer_wrapper import ExchangedUpdates
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, updates_one_by_one
@@ -74,16 +72,6 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies(f"the optimiser's state {'and the gradients lie' if options.gradients else 'lies'} on the host")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return 1.0: nothing becomes faster by it."""
-    return 1.0
-
-
-def predict_memory(memory: StepMemory, options: Options) -> float:
-    """Return the least bytes of a step: the state lies in the host's memory, and all gradients but a few may too."""
-    return memory.left(optimizer=0.0, gradients=0.02 if options.gradients else 1.0)
-
-
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with an optimiser that updates in the host's memory."""
     UpdatesOnHost(parts.optimizer)
@@ -100,11 +88,11 @@ TECHNIQUE = TrainingTechnique(
     options=Options,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
     apply=apply,
     keeps_dropout=True,
     space=_SPACE,
     groups=frozenset({OPTIMIZER}),
-    predict_memory=predict_memory,
+    # The state lies in the host's memory, and all gradients but a few may too.
+    predict_memory=lambda memory, options: memory.left(optimizer=0.0, gradients=0.02 if options.gradients else 1.0),
     refuses={Use.DDP: EXCHANGES, Use.FSDP2: EXCHANGES_SHARDS},
 )

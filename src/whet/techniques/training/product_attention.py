@@ -12,9 +12,7 @@ Composes        Needs a technique that computes in bfloat16, and with checkpoint
 Source          Dao et al., 2022, arXiv:2205.14135 (recomputation by blocks); Vaswani et al., 2017, arXiv:1706.03762.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
@@ -24,8 +22,6 @@ from whet.techniques.mechanisms.packing.unfused_attention import AttentionByProd
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
-
-_SPACE: Mapping[str, tuple[Any, ...]] = {"keep": (True, False)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +67,6 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
-    space=_SPACE,
+    space={"keep": (True, False)},
     needs=frozenset({PRECISION}),
 )

@@ -11,22 +11,16 @@ Source          PyTorch documentation, torch.optim.Optimizer.zero_grad.
 """
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of set_to_none. There are none."""
-
-
-def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     """Check that the optimiser's zero_grad writes zeros unless it is told otherwise."""
     parameter = inspect.signature(parts.optimizer.zero_grad).parameters.get("set_to_none")
     if parameter is None:
@@ -36,13 +30,13 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies("gradients are freed, not written")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
     """Return the highest possible speedup: no zeros are written, and no gradient is read to be added to."""
     saved_s = profile.num_parameters * 12.0 / limits.read_bandwidth
     return profile.bound(optimizer_s=max(0.0, profile.optimizer_s - saved_s))
 
 
-def apply(parts: Parts, options: Options) -> Parts:
+def apply(parts: Parts, options: NoOptions) -> Parts:
     """Return the parts with an optimiser that frees its gradients."""
     free = parts.optimizer.zero_grad
 
@@ -58,7 +52,6 @@ TECHNIQUE = TrainingTechnique(
     stage=TrainingStage.OPTIMIZER,
     order=50,
     card=__doc__,
-    options=Options,
     exactness=Exactness.EXACT,
     check=check,
     predict=predict,

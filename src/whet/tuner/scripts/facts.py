@@ -19,7 +19,7 @@ from whet.tuner.facts import Facts
 from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.scripts.examination import Examined
 from whet.tuner.space import ApplicableTechnique, Variant
-from whet.ui.figures import percent
+from whet.tuner.training.words import diagnosed
 
 # What is left of forward and backward by each technique, as a rule of thumb: a script's layers are not known.
 _LEFT = {"autocast": 0.5, "compile": 0.6, "chunked_loss": 0.8, "channels_last": 0.8}
@@ -27,7 +27,7 @@ _LEFT_BY_OTHERS = 0.9
 _LEAST_LEFT = 0.05  # of a step, whatever a technique promises
 
 
-class ScriptFacts(Facts):
+class ScriptFacts(Facts, frozen=True):
     """Hold what was found out about a script.
 
     Attributes:
@@ -85,8 +85,10 @@ def _applicable(
     options: dict[str, tuple[Any, ...]] = {
         name: tuple(dict.fromkeys(step.options[name] for step in steps)) for name in steps[0].options
     }
+    shrinks = [1.0 if memory is None else technique.shrink(memory, technique.options(**step.options)) for step in steps]
+    bound = _promise(record, technique)
     variants = tuple(
-        Variant(step=step, bound=_promise(record, technique), shrink=_shrink(memory, technique, step)) for step in steps
+        Variant(step=step, bound=bound, shrink=shrink) for step, shrink in zip(steps, shrinks, strict=True)
     )
     return ApplicableTechnique(
         technique=technique.name, detail="", groups=tuple(sorted(technique.groups)), options=options, variants=variants
@@ -108,23 +110,10 @@ def _promise(record: ScriptRecord, technique: TrainingTechnique) -> float:
     return 1 / max(1 - saved, _LEAST_LEFT)
 
 
-def _shrink(memory: StepMemory | None, technique: TrainingTechnique, step: Step) -> float:
-    """Return how many times smaller a technique may make the memory of a step; 1 where that is not known."""
-    if technique.predict_memory is None or memory is None or not memory.peak_bytes:
-        return 1.0
-    least = technique.predict_memory(memory, technique.options(**step.options))
-    return max(1.0, memory.peak_bytes / max(least, 1.0))
-
-
 def _diagnosed(record: ScriptRecord, step_s: float) -> Diagnosed | None:
     """Return where the time of a step goes, in words; None where no phase was seen."""
     shares = {name: share for name, share in record.shares.items() if share > 0}
-    if not shares:
-        return None
-    ranked = sorted(shares, key=lambda name: -shares[name])
-    told = ", ".join(f"{percent(shares[name], decimals=0)} {name}" for name in ranked if shares[name] >= 0.02)
-    sentence = f"A step takes {step_s * 1e3:.0f} ms: {told}."
-    return Diagnosed(sentence=sentence, bound=ranked[0], shares=shares, share_of_limit=None)
+    return diagnosed(step_s, shares, share_of_limit=None) if shares else None
 
 
 def _digest(command: ScriptCommand, record: ScriptRecord) -> str:

@@ -6,12 +6,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from whet.comparison.run import Run
 from whet.core.recipe import Recipe
 from whet.scripts.injection.command import ScriptOutcome
 from whet.scripts.injection.script_command import ScriptCommand
+from whet.techniques.proof.loss_proof import LossPair
 from whet.tuner.asked import Asked
 from whet.tuner.goal import SCRIPT_STEPS
 from whet.tuner.kind import Work
@@ -25,7 +26,6 @@ from whet.tuner.scripts.losses import loss_pair
 from whet.tuner.scripts.proof import first_not_finite, judge
 from whet.tuner.scripts.runs import ScriptRuns, ScriptSide, timed_run
 from whet.tuner.search import SearchTime
-from whet.tuner.training.report import write_training_report
 from whet.tuner.training.trained_kind import TrainedKind, within_limits
 from whet.tuner.training.trial import exactness_of
 from whet.tuner.training.words import run_command
@@ -49,6 +49,7 @@ class ScriptKind(TrainedKind):
     def __init__(self, asked: Asked, command: ScriptCommand, num_steps: int = SCRIPT_STEPS) -> None:
         super().__init__(asked)
         self._command = command
+        self.target, self.words = shlex.join(command.words), command.words
         self._num_steps = num_steps
 
     @contextlib.contextmanager
@@ -141,32 +142,17 @@ class ScriptKind(TrainedKind):
 
     def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
         """Train pairs of runs with other seeds until their training losses tell, as long as the budget lasts."""
-        budget = self.work.budget
+
+        def run_pair(seed: int) -> LossPair | None:
+            has_time = self.work.budget.left_at_most_s > 2 * self.runs.longest_s
+            return loss_pair(self.runs, point.steps, seed) if has_time else None
+
         point.losses = prove_in_pairs(
-            lambda seed: (
-                loss_pair(self.runs, point.steps, seed) if self._has_time_for_pair(budget.left_at_most_s) else None
-            ),
+            run_pair,
             allowed=self.goal.max_drop,
             score=self.facts.quality_name,
             report=self.work.listener.proved,
         )
-
-    def _has_time_for_pair(self, left_s: float) -> bool:
-        return left_s > 2 * self.runs.longest_s
-
-    def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
-        """Return nothing: a script has no fields of its own."""
-        return {}
-
-    @property
-    def target(self) -> str:
-        """Return the command."""
-        return shlex.join(self._command.words)
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Return the words of the command."""
-        return self._command.words
 
     @property
     def options(self) -> dict[str, str]:
@@ -176,10 +162,6 @@ class ScriptKind(TrainedKind):
     def save(self, result: Result, directory: Path) -> None:
         """Say how to use the recipe."""
         result.unsaved = f"a training recipe changes the loop: {run_command(result)}"
-
-    def report(self, result: Result, directory: Path) -> None:
-        """Write the report."""
-        write_training_report(result, directory / "report.html")
 
 
 def _without_record(record: TrialRecord, found: ScriptOutcome, seconds: float, left_s: float) -> TrialRecord:

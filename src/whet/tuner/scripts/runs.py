@@ -1,7 +1,6 @@
 """Run variants of a script for tuning: to prove them, to time them, and to train pairs for their loss."""
 
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,11 +8,10 @@ from pathlib import Path
 
 from whet.comparison.run import Run
 from whet.core.recipe import Step
-from whet.measure.load import Load, total
+from whet.scripts.audit_measure.version import run_of_steps
 from whet.scripts.injection.command import ScriptOutcome, run_bounded
 from whet.scripts.injection.messages import ScriptRequest
 from whet.scripts.injection.script_command import ScriptCommand
-from whet.scripts.injection.step_times import quiet_steps
 from whet.tuner.verdict_costs import VerdictCosts
 
 PROOF_STEPS = 12
@@ -113,12 +111,9 @@ def timed_run(outcome: ScriptOutcome) -> Run:
     record = outcome.record
     if record is None:
         return Run(failure=outcome.failure)
-    seconds, busy = quiet_steps(record.seconds, record.blocks)
-    return Run(
-        seconds=statistics.median(seconds),
-        num_calls=len(seconds),
-        load=total(Load(**block["load"]) for block in record.blocks),
-        busy=busy,
+    return run_of_steps(
+        record.seconds,
+        record.blocks,
         peak_bytes=record.memory.peak_bytes if record.memory is not None else record.peak_bytes,
         cuda_peak_bytes=record.cuda_peak_bytes,
     )

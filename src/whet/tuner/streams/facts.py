@@ -23,7 +23,7 @@ _CONFIGS = ("model_index.json", "config.json", "scheduler_config.json")  # whate
 _NO_TRUTH = "the true answers are not known: quality is judged beside the original's own"
 
 
-class StreamFacts(Facts):
+class StreamFacts(Facts, frozen=True):
     """Hold what was found out about a stream.
 
     Attributes:

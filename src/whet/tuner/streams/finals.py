@@ -1,7 +1,7 @@
 """Write a way to run the stream as a tuned stream, and run one under a budget."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,16 @@ from whet.tuner.streams.settings import Setting
 _BUDGET_FRAMES = 500  # in which the 99th percentile is looked at
 
 
-@dataclass(frozen=True)
-class Finalist:
-    """Hold one way to run the stream that is measured in the end.
-
-    Attributes:
-        name: Its name in the comparison.
-        models: The artefacts that stand for its models, by the name of the call.
-    """
-
-    name: str
-    setting: Setting
-    models: dict[str, TunedModel]
-
-
-def write_finalist(directory: Path, target: str, finalist: Finalist) -> None:
-    """Write a finalist as a tuned stream. Its artefacts lie in the directory already.
+def write_stream(directory: Path, target: str, setting: Setting, models: dict[str, TunedModel]) -> None:
+    """Write a way to run the stream as a tuned stream. Its artefacts lie in the directory already.
 
     The file of a target keeps its place: the stream may be opened from any directory.
+
+    Args:
+        models: The artefacts that stand for its models, by the name of the call.
     """
-    settings = {**settings_of(finalist.setting.options), "codec_threads": finalist.setting.codec_threads}
-    write_tuned(directory, TunedStream(target=_absolute(target), settings=settings, models=finalist.models))
+    settings = {**settings_of(setting.options), "codec_threads": setting.codec_threads}
+    write_tuned(directory, TunedStream(target=_absolute(target), settings=settings, models=models))
 
 
 def _absolute(target: str) -> str:

@@ -29,6 +29,7 @@ from whet.tuner.kind import Kind, Work
 from whet.tuner.kind_options import KindWord
 from whet.tuner.points import finalist_point, original_point
 from whet.tuner.records import TrialRecord
+from whet.tuner.report import write_report
 from whet.tuner.result import MeasuredVariant, Result, UntriedTechnique
 from whet.tuner.search import SearchTime
 from whet.tuner.space import Space
@@ -38,11 +39,11 @@ from whet.tuner.streams.facts import StreamFacts, facts_of
 from whet.tuner.streams.finals import others_of
 from whet.tuner.streams.models import FINALS_SHARE, LEAST_S, StreamModels
 from whet.tuner.streams.quality import answers, change, measured, with_truth
-from whet.tuner.streams.report import write_stream_report
+from whet.tuner.streams.report import render
 from whet.tuner.streams.settings import Bench, Setting
 from whet.tuner.streams.sides import FRAMES, side
 from whet.tuner.streams.techniques import STREAM_TABLE, setting_of
-from whet.tuner.streams.unseen import UnseenJudge, figures_of
+from whet.tuner.streams.unseen import UnseenJudge
 from whet.tuner.untried import TIME_UP
 from whet.ui.figures import digits, duration, percent
 
@@ -84,7 +85,8 @@ class StreamKind(Kind):
     ) -> None:
         super().__init__(asked)
         self.goal = replace(asked.goal, objective="throughput" if within_s is None else "quality")
-        self._target, self._source, self._options = target, source, options
+        self.target = self.words = target
+        self._source, self._options = source, options
         self._given, self._sink_suffix, self._within_s, self._clips_name = clips, sink_suffix, within_s, clips_name
         self._sides: dict[str, Variant] = {}
 
@@ -93,8 +95,8 @@ class StreamKind(Kind):
         check_excluded(self.asked.exclude, list(TABLE))
         if self._options.budget_s is not None:
             raise OptionError("a stream is tuned to a budget by frame_budget_s (--frame-budget)")
-        if is_tuned(Path(self._target)):
-            raise TargetError(f"{self._target} is a tuned stream already; tune {read_tuned(Path(self._target)).target}")
+        if is_tuned(Path(self.target)):
+            raise TargetError(f"{self.target} is a tuned stream already; tune {read_tuned(Path(self.target)).target}")
 
     @contextlib.contextmanager
     def at_work(self, work: Work) -> Iterator[None]:
@@ -107,7 +109,7 @@ class StreamKind(Kind):
     def examine(self) -> StreamFacts:
         """Run the stream as it is on its clips."""
         began = time.monotonic()
-        opened = open_target(self._target, self._options)
+        opened = open_target(self.target, self._options)
         self.original = Setting(replace(self._options, steps=opened.model.steps, sampler=opened.sampler))
         if self._given is not None:  # else the clips are read from the source, which is refused then
             with open_source(self._source, size=opened.size) as source:
@@ -116,9 +118,9 @@ class StreamKind(Kind):
         found = answers(opened, self._clips.chosen_on, self.original.options)
         judged = with_truth(self._clips.chosen_on, found)
         self._own = measured(judged, found)
-        self._bench = Bench(self._target, self._source, self._sink_suffix, judged, self._scratch)
+        self._bench = Bench(self.target, self._source, self._sink_suffix, judged, self._scratch)
         has_codec = bool(self._sink_suffix) or Path(self._source).is_file()
-        facts = facts_of(self._target, opened, self.original, self._clips.chosen_on, self._own, has_codec=has_codec)
+        facts = facts_of(self.target, opened, self.original, self._clips.chosen_on, self._own, has_codec=has_codec)
         self.facts = facts.model_copy(update={"examined_s": time.monotonic() - began, "exclude": self.asked.exclude})
         return self.facts
 
@@ -130,7 +132,7 @@ class StreamKind(Kind):
         """Return the study's name, with a digest of the stream and its clips."""
         within = "" if self._within_s is None else f" within {self._within_s:g} s"
         on = f"{self._source} {self._sink_suffix or 'null'}{within}"
-        return f"whet stream {self._target} {self.goal.max_drop} on {on} {self.facts.weights} {self.facts.fingerprint}"
+        return f"whet stream {self.target} {self.goal.max_drop} on {on} {self.facts.weights} {self.facts.fingerprint}"
 
     def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
         """Keep a quarter of the budget for the proof."""
@@ -195,7 +197,7 @@ class StreamKind(Kind):
                 "busy": busy,
                 "quality": figures.ssim,
                 "drop": moved.drop,
-                "stream": figures_of(figures, is_same=moved.is_same),
+                "stream": figures.summary(is_same=moved.is_same),
                 "seconds": time.monotonic() - began,
             }
         )
@@ -242,7 +244,7 @@ class StreamKind(Kind):
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
         """Return the point of the stream as it is. A call is so many frames."""
         own = self.unseen.own()
-        known: dict[str, Any] = {"quality": own.ssim, "stream": figures_of(own)}
+        known: dict[str, Any] = {"quality": own.ssim, "stream": own.summary()}
         if not runs:
             return MeasuredVariant(
                 latency_ms=self._own_s * 1e3, throughput_per_s=1 / self._own_s, peak_bytes=0, size_bytes=0, **known
@@ -320,10 +322,6 @@ class StreamKind(Kind):
         rest = [name for name in self.space.techniques if name not in tried]
         return [UntriedTechnique(technique=name, bound=1.0, reason=TIME_UP) for name in rest]
 
-    def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
-        """Return None: a stream has no such reference."""
-        return None
-
     def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
         """Return twice the budget: how long the models' searches take is not known."""
         return needed_for(2 * self.asked.budget_s)
@@ -331,16 +329,6 @@ class StreamKind(Kind):
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
         """Return where the frames came from, and the time that each may take."""
         return {"source": self._source, "within_s": self._within_s}
-
-    @property
-    def target(self) -> str:
-        """Return the stream, as the user named it."""
-        return self._target
-
-    @property
-    def words(self) -> str:
-        """Return the stream, as the command line names it."""
-        return self._target
 
     @property
     def options(self) -> dict[str, str]:
@@ -364,4 +352,4 @@ class StreamKind(Kind):
 
     def report(self, result: Result, directory: Path) -> None:
         """Write the report."""
-        write_stream_report(result, directory / "report.html")
+        write_report(result, directory / "report.html", render)

@@ -13,7 +13,7 @@ from whet.streamer.targets import open_target
 from whet.streamer.tuned import TunedModel
 from whet.tuner.asked import Asked
 from whet.tuner.kind import Work
-from whet.tuner.streams.finals import Finalist, write_finalist
+from whet.tuner.streams.finals import write_stream
 from whet.tuner.streams.settings import Bench, Setting
 from whet.tuner.streams.submodels import JudgedStream, TunedCall, capture, tune_call
 from whet.tuner.streams.techniques import TENTH, setting_of
@@ -55,20 +55,23 @@ class StreamModels:
 
         They are tuned first, where they are not, for the shapes that they get: in a rolling batch, for so many steps.
         """
-        wanted = next((one for one in steps if one.technique == "tuned_models"), None)
         self.last_s = 0.0
         self.bench.models.clear()
-        if wanted is None:
-            return ()
-        calls = self._calls(setting, str(wanted.options["drop"]))
+        calls = self._calls(setting, steps)
         for call in calls:
             if call.directory is not None:
                 self.bench.models[call.name] = (load(call.directory), call.shapes)
         return tuple(f"{call.name}: {call.recipe}" + (f" ({call.reason})" if call.reason else "") for call in calls)
 
-    def _calls(self, setting: Setting, drop: str) -> list[TunedCall]:
-        """Return what tuning the models for a setting gave. A search that ended in this directory is read again."""
-        options = setting.options
+    def _calls(self, setting: Setting, steps: Sequence[Step]) -> list[TunedCall]:
+        """Return what tuning the models for a setting gave, where a recipe asks for that.
+
+        A search that ended in this directory is read again.
+        """
+        wanted = next((one for one in steps if one.technique == "tuned_models"), None)
+        if wanted is None:
+            return []
+        options, drop = setting.options, str(wanted.options["drop"])
         key = f"{drop}-{options.steps}" if options.rolling and (options.steps or 1) > 1 else drop
         if key not in self._tuned:
             began = time.monotonic()
@@ -106,13 +109,12 @@ class StreamModels:
         """Write the stream with a recipe as what `whet stream` takes, with its artefacts."""
         shutil.rmtree(directory / _MODELS, ignore_errors=True)
         setting, models = setting_of(self.original, tuple(steps)), dict[str, TunedModel]()
-        wanted = next((one for one in steps if one.technique == "tuned_models"), None)
-        for call in self._calls(setting, str(wanted.options["drop"])) if wanted is not None else ():
+        for call in self._calls(setting, steps):
             if call.directory is not None:
                 place = f"{_MODELS}/{_slug(call.name)}"
                 shutil.copytree(call.directory, directory / place, dirs_exist_ok=True)
                 models[call.name] = TunedModel(directory=place, shapes=call.shapes)
-        write_finalist(directory, self.bench.target, Finalist("", setting, models))
+        write_stream(directory, self.bench.target, setting, models)
 
 
 def _slug(name: str) -> str:

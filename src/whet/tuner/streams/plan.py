@@ -51,15 +51,20 @@ class Choices:
 
 def next_recipe(choices: Choices, records: Sequence[TrialRecord]) -> Recipe | None:
     """Return the next recipe that is worth a trial, or None where all is decided."""
-    recipe, is_decided = _walked(choices, records)
-    return None if is_decided else recipe
+    return _walked(choices, records)[0]
 
 
 def chosen(choices: Choices, records: Sequence[TrialRecord]) -> Recipe:
     """Return the recipe that the trials so far decide for: the last one that was kept, where the time was up."""
-    kept = Recipe()
-    decisions = _decided(choices)
-    known = {record.key: record for record in records}
+    return _walked(choices, records)[1]
+
+
+def _walked(choices: Choices, records: Sequence[TrialRecord]) -> tuple[Recipe | None, Recipe]:
+    """Go through the decisions as far as the trials tell, and return what is asked for next and what is decided for.
+
+    Nothing is asked for where all is decided, or where another machine tries what comes next.
+    """
+    kept, known, decisions = Recipe(), {record.key: record for record in records}, _decided(choices)
     try:
         asked = next(decisions)
         while asked.steps in known and known[asked.steps].status != "running":
@@ -67,21 +72,8 @@ def chosen(choices: Choices, records: Sequence[TrialRecord]) -> Recipe:
             kept = asked if record.status == "done" and _beats(choices, record, known.get(kept.steps)) else kept
             asked = decisions.send(record)
     except StopIteration as ended:
-        return ended.value  # type: ignore[no-any-return]
-    return kept
-
-
-def _walked(choices: Choices, records: Sequence[TrialRecord]) -> tuple[Recipe, bool]:
-    """Go through the decisions as far as the trials tell; return what is asked for next, or decided."""
-    known = {record.key: record for record in records}
-    decisions = _decided(choices)
-    try:
-        asked = next(decisions)
-        while asked.steps in known and known[asked.steps].status != "running":
-            asked = decisions.send(known[asked.steps])
-    except StopIteration as ended:
-        return ended.value, True
-    return asked, asked.steps in known  # another machine tries it: what comes next depends on it
+        return None, ended.value
+    return None if asked.steps in known else asked, kept
 
 
 def with_step(steps: Sequence[Step], other: Step) -> tuple[Step, ...]:

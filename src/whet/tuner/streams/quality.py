@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ from whet.streamer.frames import Image
 from whet.streamer.sources.memory import MemoryClip
 from whet.streamer.stream import Stream, StreamOptions
 from whet.streamer.targets import Opened
+from whet.tuner.records import StreamFigures
 from whet.tuner.streams.clips import Clip
 
 _SAME_DB = 100.0  # what counts as the PSNR of equal frames, whose error is 0
@@ -22,34 +23,14 @@ _GUARDED = 0.1  # how much further the sharpness may be from the truth's, and ho
 _HALF_LEVEL = 0.5 / 255  # on the scale from 0 to 1
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Hold the quality of a stream's answers, over all clips.
+class Figures(StreamFigures, frozen=True):
+    """Hold the quality of a stream's answers, over all clips, and the structural similarity of each answer."""
 
-    Attributes:
-        psnr_db: Peak signal-to-noise ratio to the truth, in dB, at most 100.
-        ssim: Structural similarity to the truth, at most 1.
-        sharpness: The variance of the answers' Laplacian over that of the truth.
-        flicker: How much more the answers change from frame to frame than the truth does, on the scale from 0 to 1.
-        warp_error: The root mean square error of an answer that the input's flow predicts from the one before, less
-            that of the truth, on the scale from 0 to 1; 0 for frames of less than 16 pixels a side.
-        accuracy: The mean of the clips' own scores; None without any.
-        ssim_by_frame: The structural similarity of each answer.
-    """
-
-    psnr_db: float
-    ssim: float
-    sharpness: float
-    flicker: float
-    warp_error: float
-    accuracy: float | None = None
     ssim_by_frame: tuple[float, ...] = ()
 
-    def summary(self) -> dict[str, float | None]:
-        """Return the figures without those of each frame."""
-        fields = asdict(self)
-        del fields["ssim_by_frame"]
-        return fields
+    def summary(self, *, is_same: bool = True) -> StreamFigures:
+        """Return the figures without those of each frame, as results hold them."""
+        return StreamFigures.model_validate({**self.model_dump(exclude={"ssim_by_frame"}), "is_same": is_same})
 
 
 def answers(opened: Opened, clips: Sequence[Clip], options: StreamOptions) -> list[list[Image]]:
@@ -88,29 +69,22 @@ def with_truth(clips: Sequence[Clip], reference: Sequence[Sequence[Image]]) -> l
 
 def measured(clips: Sequence[Clip], found: Sequence[Sequence[Image]]) -> Figures:
     """Return the quality of answers to clips whose truth is known, as many to each as it has frames."""
-    rows: dict[str, list[float]] = {name: [] for name in ("psnr", "ssim", "sharpness", "flicker", "warp", "accuracy")}
+    names = ("psnr_db", "ssim", "sharpness", "flicker", "warp_error", "accuracy")
+    rows: dict[str, list[float]] = {name: [] for name in names}
     for clip, images in zip(clips, found, strict=True):
         assert clip.truth is not None
         for image, truth in zip(images, clip.truth, strict=True):
-            rows["psnr"].append(min(_SAME_DB, psnr(image, truth)))
+            rows["psnr_db"].append(min(_SAME_DB, psnr(image, truth)))
             rows["ssim"].append(ssim(image, truth))
             rows["sharpness"].append(_share(sharpness(image), sharpness(truth)))
         for before, after in pairwise(range(len(images))):
             pairs = images[before], images[after], clip.truth[before], clip.truth[after]
             rows["flicker"].append(flicker(*pairs))
-            rows["warp"].append(_warp(clip.frames[before], clip.frames[after], pairs))
+            rows["warp_error"].append(_warp(clip.frames[before], clip.frames[after], pairs))
         if clip.judge is not None:
             rows["accuracy"] += [float(score) for score in clip.judge(images)]
-    means = {name: _mean(values) for name, values in rows.items()}
-    return Figures(
-        psnr_db=means["psnr"],
-        ssim=means["ssim"],
-        sharpness=means["sharpness"],
-        flicker=means["flicker"],
-        warp_error=means["warp"],
-        accuracy=means["accuracy"] if rows["accuracy"] else None,
-        ssim_by_frame=tuple(rows["ssim"]),
-    )
+    means = {name: _mean(values) for name, values in rows.items() if values or name != "accuracy"}
+    return Figures.model_validate({**means, "ssim_by_frame": rows["ssim"]})
 
 
 def _warp(before: Image, after: Image, pairs: tuple[Image, Image, Image, Image]) -> float:

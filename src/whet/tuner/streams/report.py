@@ -3,32 +3,13 @@
 import shlex
 from pathlib import Path
 
-from markupsafe import Markup
-
-from whet.files import write_whole
 from whet.tuner import figures
 from whet.tuner.figures import DASH
-from whet.tuner.headline import headline
 from whet.tuner.key_figures import Tile, speed_tile
-from whet.tuner.report import (
-    TONES,
-    VERDICTS,
-    counts,
-    day,
-    environment,
-    go_on_command,
-    in_order,
-    machine_rows,
-    recipe_text,
-    spread,
-)
+from whet.tuner.report import environment, shared
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.time_account import time_sentence
-from whet.tuner.verdict import noise_in_words
-from whet.ui import page_style
 
-_HERE = Path(__file__).parent
-_STYLE = _HERE.parent / "report.css"
 QUALITY = {
     "ssim": "SSIM",
     "psnr_db": "PSNR (dB)",
@@ -40,41 +21,17 @@ QUALITY = {
 """The names of a stream's figures of quality."""
 
 
-def write_stream_report(result: Result, path: Path) -> None:
-    """Write the page, whole or not at all.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    write_whole(path, render(result, recipe_text(result, path.parent)))
-
-
 def render(result: Result, toml: str) -> str:
     """Return the page as text. `toml` is the recipe as it lies on disk."""
-    trials, points = in_order(result.trials), figures.final_points(result)
     page = environment()
-    page.loader.searchpath.append(str(_HERE))  # type: ignore[union-attr]
+    page.loader.searchpath.append(str(Path(__file__).parent))  # type: ignore[union-attr]
     page.filters["figure"] = quality_figure
     return page.get_template("stream_report.html.j2").render(
-        r=result,
-        css=Markup(page_style.style(_STYLE.read_text(encoding="utf-8"))),
-        verdict_word=VERDICTS[result.verdict],
-        tone=TONES[result.verdict],
-        said=headline(result),
-        go_on=go_on_command(result),
-        day=day(result.started_at),
-        noise=noise_in_words(result.baseline),
+        **shared(result, toml),
         tiles=_tiles(result),
-        points=points,
         quality=QUALITY,
-        trials=trials,
-        trial_counts=counts(trials),
         time=time_sentence(result.time_s),
-        machine=machine_rows(result),
-        finalist_steps={point.steps for point in result.finalists},
         stream_call=f"whet stream {shlex.quote(result.out)}",
-        toml=toml,
-        spread=spread(points),
     )
 
 

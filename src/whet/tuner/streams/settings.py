@@ -31,24 +31,6 @@ class Setting:
     options: StreamOptions
     codec_threads: int | None = None
 
-    @property
-    def label(self) -> str:
-        """Return the setting in words."""
-        options = self.options
-        words = []
-        if options.steps is not None:
-            sampler = f" of {options.sampler}" if options.sampler else ""
-            words.append(f"{options.steps} step{'s' * (options.steps > 1)}{sampler}")
-            if options.steps > 1:
-                words.append("rolling batch" if options.rolling else "one by one")
-        if options.stillness is not None:
-            words.append(f"still frames skipped from {options.stillness:g}")
-        if options.threads is not None:
-            words.append(f"{options.threads} thread{'s' * (options.threads > 1)}")
-        if self.codec_threads is not None:
-            words.append(f"{self.codec_threads} for the codec")
-        return ", ".join(words) or "as it is"
-
     def changed(self, **values: Any) -> "Setting":
         """Return the setting with other options."""
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **values))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from whet.errors import WhetError
 from whet.measure.stats import mean_interval
 from whet.streamer.targets import open_target
-from whet.tuner.records import StreamFigures
 from whet.tuner.result import MeasuredVariant
 from whet.tuner.streams.clips import Clip
 from whet.tuner.streams.finals import budget_run
@@ -55,7 +54,7 @@ class UnseenJudge:
             moved = change(before, figures, self.models.max_drop)
         except WhetError as error:
             figures, moved = before, Change(1.0, (1.0, 1.0), (f"it fails: {error}",))
-        point.quality, point.stream = figures.ssim, figures_of(figures, is_same=moved.is_same)
+        point.quality, point.stream = figures.ssim, figures.summary(is_same=moved.is_same)
         self.figures[point.label], self.moved[point.label] = figures, moved
 
     def keep_time(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
@@ -77,8 +76,3 @@ class UnseenJudge:
         pairs = zip(self.figures[point.label].ssim_by_frame, self.own().ssim_by_frame, strict=True)
         gained = [new - old for new, old in pairs]
         return mean_interval(gained) if len(gained) > 1 else (gained[0], gained[0])
-
-
-def figures_of(figures: Figures, *, is_same: bool = True) -> StreamFigures:
-    """Return a stream's quality as results hold it."""
-    return StreamFigures.model_validate({**figures.summary(), "is_same": is_same})

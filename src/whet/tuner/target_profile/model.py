@@ -77,7 +77,17 @@ def profile_target(
     with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:
         folder = Path(scratch)
         seen = patience.measure(
-            lambda: _seen(target, folder, depth, limit_s, ended_early),
+            lambda: profiled(
+                look,
+                {"target": target, "directory": str(folder.absolute()), "depth": depth},
+                folder,
+                target=target,
+                done="profiled",
+                read=_report,
+                ended_early=ended_early,
+                time_limit_s=limit_s,
+                environment=QUIET,
+            ),
             lambda seen: seen.report.busy if seen.report is not None else "",
         )
         report, failure = _judged(seen, patience)
@@ -153,20 +163,6 @@ def advise(workload: Workload, profile: Profile, limits: Limits) -> list[Hint]:
     """Return the techniques that apply, each with the highest speedup bound of its variants."""
     applicable, _ = applicable_techniques(examine(workload, with_quality=False), describe(), limits, profile)
     return [Hint(entry.technique, entry.most) for entry in applicable]
-
-
-def _seen(target: str, folder: Path, depth: int, limit_s: float, ended_early: Callable[[Report], None]) -> Seen[Report]:
-    return profiled(
-        look,
-        {"target": target, "directory": str(folder.absolute()), "depth": depth},
-        folder,
-        target=target,
-        done="profiled",
-        read=_report,
-        ended_early=ended_early,
-        time_limit_s=limit_s,
-        environment=QUIET,
-    )
 
 
 def _report(data: Mapping[str, Any], why: str) -> Report:

@@ -42,7 +42,7 @@ def profiled(
     target: str,
     done: str,
     read: Callable[[Mapping[str, Any], str], T],
-    ended_early: Callable[[T], None],
+    ended_early: Callable[[T], None] = lambda report: None,
     time_limit_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> Seen[T]:

@@ -5,11 +5,10 @@ It runs in a child process, so that a hang becomes an error.
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from whet.core.workload.training import Trainer
 from whet.errors import MachineError, ModelError
@@ -22,15 +21,15 @@ from whet.techniques.costs.layer_profile import LayerProfile, profile_training_l
 from whet.techniques.costs.memory import StepMemory, step_memory
 from whet.techniques.costs.step_profile import StepProfile, profile_steps
 from whet.tuner.target_profile.model import LIMIT_S, check_out, write_profile
-from whet.tuner.target_profile.profiled_process import Seen, profiled
-from whet.tuner.training.examination import diagnosed
+from whet.tuner.target_profile.profiled_process import profiled
 from whet.tuner.training.opening import open_training
+from whet.tuner.training.words import diagnosed
 from whet.workloads.target_name import check_name
 
 _FIRST_STEPS = 3  # which allocate the optimiser's state
 
 
-class TrainingProfile(BaseModel):
+class TrainingProfile(BaseModel, frozen=True):
     """Hold what bounds the step of a training run.
 
     Attributes:
@@ -42,8 +41,6 @@ class TrainingProfile(BaseModel):
         busy: What disturbed the measurement; "" for a quiet one.
         notes: What the profile leaves out.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     kind: str = "training"
     name: str
@@ -88,7 +85,17 @@ def profile_training(
     with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:
         folder = Path(scratch)
         seen = patience.measure(
-            lambda: _seen(target, folder, limit_s), lambda found: found.report.busy if found.report is not None else ""
+            lambda: profiled(
+                look,
+                {"target": target},
+                folder,
+                target=target,
+                done="profiled",
+                read=lambda data, why: TrainingProfile.model_validate(data),
+                time_limit_s=limit_s,
+                environment=QUIET,
+            ),
+            lambda found: found.report.busy if found.report is not None else "",
         )
         if seen.report is None:
             assert seen.failure is not None
@@ -118,7 +125,7 @@ def look(target: str) -> dict[str, Any]:
     layers, busy_later = undisturbed(lambda: profile_training_layers(workload, trainer, limits))
     found = TrainingProfile(
         name=workload.name,
-        sentence=diagnosed(step).sentence,
+        sentence=diagnosed(step.total_s, step.shares, share_of_limit=0.0).sentence,
         step=step,
         layers=layers,
         memory=memory,
@@ -126,22 +133,3 @@ def look(target: str) -> dict[str, Any]:
         notes=(*layers.notes, *limits.notes),
     )
     return found.model_dump(mode="json")
-
-
-def _seen(target: str, folder: Path, limit_s: float) -> Seen[TrainingProfile]:
-    ended_early: Callable[[TrainingProfile], None] = lambda report: None  # noqa: E731 - nothing is noted before the end
-    return profiled(
-        look,
-        {"target": target},
-        folder,
-        target=target,
-        done="profiled",
-        read=_report,
-        ended_early=ended_early,
-        time_limit_s=limit_s,
-        environment=QUIET,
-    )
-
-
-def _report(data: Mapping[str, Any], why: str) -> TrainingProfile:
-    return TrainingProfile.model_validate(data)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from whet.core.recipe import Step
@@ -34,7 +34,7 @@ from whet.techniques.proof.sensitivity import MOVES, SUMS, sensitivity
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import Exactness, TrainingTechnique
 from whet.tuner.known_target import digest_of
-from whet.tuner.result import Diagnosed, LayerRow, RefusedTechnique
+from whet.tuner.result import LayerRow, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
 from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
@@ -50,12 +50,12 @@ from whet.tuner.training.soundness import (
     note_stage,
     sums_of,
 )
-from whet.ui.figures import percent
+from whet.tuner.training.words import diagnosed
 
 _LAYERS_STEPS, _LAYERS_SHARE = 6, 0.01  # about how many steps the layers' profile takes, and its share of the budget
 
 
-class TrainingRequest(BaseModel):
+class TrainingRequest(BaseModel, frozen=True):
     """Tell a process which training run to examine.
 
     Attributes:
@@ -63,8 +63,6 @@ class TrainingRequest(BaseModel):
         directory: Where the gradients are written.
         budget_s: Seconds for everything. The layers are profiled where that takes little of it.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     target: str
     directory: Path
@@ -117,7 +115,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         applicable=tuple(applicable),
         refused=tuple(refused),
         profile=profile,
-        diagnosis=diagnosed(profile).model_copy(update={"layers": layers}),
+        diagnosis=diagnosed(profile.total_s, profile.shares, share_of_limit=0.0).model_copy(update={"layers": layers}),
         memory=memory,
         losses=losses,
         batches=digests(batches),
@@ -235,25 +233,8 @@ def _variant(
     technique: TrainingTechnique, step: Step, profile: StepProfile, memory: StepMemory, limits: Limits
 ) -> Variant:
     options = technique.options(**step.options)
-    least = technique.predict_memory(memory, options) if technique.predict_memory is not None else memory.peak_bytes
-    shrink = max(1.0, memory.peak_bytes / max(least, 1.0))
-    return Variant(step=step, bound=technique.predict(profile, limits, options), shrink=shrink)
-
-
-def diagnosed(profile: StepProfile) -> Diagnosed:
-    """Return where the time of a step goes, in words."""
-    shares = dict(profile.parts.values())
-    total = sum(shares.values()) or 1.0
-    ranked = sorted(shares, key=lambda name: -shares[name])
-    told = ", ".join(
-        f"{percent(shares[name] / total, decimals=0)} {name}" for name in ranked if shares[name] >= 0.02 * total
-    )
-    return Diagnosed(
-        sentence=f"A step takes {profile.total_s * 1e3:.0f} ms: {told}.",
-        bound=ranked[0],
-        shares={name: value / total for name, value in shares.items()},
-        share_of_limit=0.0,
-    )
+    bound, shrink = technique.predict(profile, limits, options), technique.shrink(memory, options)
+    return Variant(step=step, bound=bound, shrink=shrink)
 
 
 def _layers(

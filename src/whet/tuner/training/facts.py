@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from whet.measure.machine import Limits
 from whet.techniques.costs.memory import StepMemory
@@ -14,7 +14,7 @@ REFERENCE, ORIGINAL = "reference.safetensors", "original.safetensors"  # gradien
 MOVED = "moved.safetensors"  # how far rounding moves them, as far as the techniques that apply round
 
 
-class TrainingFacts(Facts):
+class TrainingFacts(Facts, frozen=True):
     """Hold what was found out about a training run.
 
     Attributes:
@@ -35,7 +35,7 @@ class TrainingFacts(Facts):
     optimizer: str = ""
 
 
-class KnownTraining(BaseModel):
+class KnownTraining(BaseModel, frozen=True):
     """Tell a process where the target is, and what was found out about the original.
 
     Attributes:
@@ -44,8 +44,6 @@ class KnownTraining(BaseModel):
         batches: A digest of each of the first batches.
         next_batches: The same of a second pass.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     target: str
     directory: Path

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.comparison.run import Run
-from whet.comparison.variant import in_words
+from whet.comparison.variant import in_words, run_of
 from whet.core.recipe import Step
 from whet.techniques.proof.loss_proof import LossPair, LossProof
 from whet.tuner.finals import ORIGINAL
@@ -63,12 +63,7 @@ class TrainingSide:
 def timed_run(context: TrainingContext, servers: PairServers, name: str, request: StepsRequest) -> Run:
     """Time steps in a process of its own, with a directory of that name. A run that fails says why."""
     servers.begin(name)
-    outcome = context.run(time_steps, request, context.directory / name, _LIMIT_S)
-    found = outcome.answer(Run)
-    if found is None:
-        assert outcome.failure is not None
-        return Run(failure=in_words(outcome.failure))
-    return found
+    return run_of(context.run(time_steps, request, context.directory / name, _LIMIT_S))
 
 
 def prove_losses(

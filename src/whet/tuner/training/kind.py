@@ -20,7 +20,7 @@ from whet.tuner.kind_options import KindWord
 from whet.tuner.prepared_target import Prepared
 from whet.tuner.processes import training_processes
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.result import MeasuredVariant
 from whet.tuner.search import SearchTime
 from whet.tuner.time_account import BATCHES
 from whet.tuner.training.batch_sizes import try_batches
@@ -28,7 +28,6 @@ from whet.tuner.training.context import InterleavedBaseline, TrainingContext, re
 from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import LEAST_STEPS, MOST_STEPS, PairServers, TrainingSide, prove_losses
-from whet.tuner.training.report import write_training_report
 from whet.tuner.training.soundness import out_of_memory
 from whet.tuner.training.trained_kind import LOSSES_SHARE, TrainedKind, within_limits
 from whet.tuner.verdict_costs import VerdictCosts
@@ -68,6 +67,7 @@ class TrainingKind(TrainedKind):
             training_processes(self.asked.limit_bytes) as self._processes,
             tempfile.TemporaryDirectory(prefix="whet-train-") as scratch,
         ):
+            self.target, self.words = self._prepared.name, self._prepared.words
             self._scratch = Path(scratch)
             yield
 
@@ -212,17 +212,3 @@ class TrainingKind(TrainedKind):
                     patience=self.work.patience,
                 )
         return found
-
-    @property
-    def target(self) -> str:
-        """Return what people call the target."""
-        return self._prepared.name
-
-    @property
-    def words(self) -> str:
-        """Return the target's name; "" for a training in memory, which the command line cannot name."""
-        return "" if self._prepared.is_in_memory else self._prepared.name
-
-    def report(self, result: Result, directory: Path) -> None:
-        """Write the report."""
-        write_training_report(result, directory / "report.html")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.larger_batch import Rule, learning_rate_factor, learning_rate_rule
@@ -26,7 +26,7 @@ _PRECISION = 16  # the search ends within a sixteenth
 _BARE_BYTES = 2**30  # what a process holds before the model is built, at most
 
 
-class BatchProbe(BaseModel):
+class BatchProbe(BaseModel, frozen=True):
     """Tell a process which batch to try.
 
     Attributes:
@@ -34,13 +34,11 @@ class BatchProbe(BaseModel):
         batch: Samples in a batch; None reads the target's own batch, and makes no step.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     target: str
     batch: int | None = None
 
 
-class ProbedBatch(BaseModel):
+class ProbedBatch(BaseModel, frozen=True):
     """Hold what a batch of one size needed.
 
     Attributes:
@@ -52,8 +50,6 @@ class ProbedBatch(BaseModel):
         reason: Why the batch does not fit; "" where it was trained on.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     num_samples: int = 0
     peak_bytes: int = 0
     free_bytes: int | None = None
@@ -61,7 +57,7 @@ class ProbedBatch(BaseModel):
     reason: str = ""
 
 
-class LargestBatch(BaseModel):
+class LargestBatch(BaseModel, frozen=True):
     """Hold the largest batch that fits, and every size that was tried.
 
     A larger batch is another training: compare it with the original after equal numbers of samples, not of steps.
@@ -74,8 +70,6 @@ class LargestBatch(BaseModel):
         optimizer: The optimiser's class.
         probes: Every size that was tried, with what it needed or why it does not fit.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     batch: int
     own_batch: int

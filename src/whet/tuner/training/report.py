@@ -1,41 +1,22 @@
 """Write report.html of a training: one page that opens offline, in the style of the report of a model's calls."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from whet.core.recipe import FILE as RECIPE
-from whet.files import write_whole
 from whet.techniques.costs.memory import PARTS
 from whet.tuner import figures, plots
 from whet.tuner.figures import DASH
-from whet.tuner.headline import headline
-from whet.tuner.key_figures import Tile, compile_tile, record_of, speed_tile
+from whet.tuner.key_figures import Tile, byte_tile, compile_tile, speed_tile
 from whet.tuner.records import TrialRecord
-from whet.tuner.report import (
-    TONES,
-    VERDICTS,
-    counts,
-    day,
-    environment,
-    figure_of,
-    go_on_command,
-    in_order,
-    limit_rows,
-    machine_rows,
-    recipe_text,
-    spread,
-)
+from whet.tuner.report import environment, figure_of, shared
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.time_account import time_sentence
 from whet.tuner.training.loss_chart import loss_chart
 from whet.tuner.training.words import batch_sentences, proofs_of, run_command
-from whet.tuner.verdict import noise_in_words
-from whet.ui import page_style
 
-_STYLES = (Path(__file__).parents[1] / "report.css", Path(__file__).parent / "report.css")
 # --c0 to --c6; the second line: the phases of a script
 _COLOURS = {
     **{"data": 1, "products": 0, "attention": 5, "loss": 4, "other operators": 3, "optimiser": 2},
@@ -44,62 +25,26 @@ _COLOURS = {
 _TEMPLATE = "training/report.html.j2"
 
 
-def write_training_report(result: Result, path: Path) -> None:
-    """Write the page, whole or not at all.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    write_whole(path, render(result, recipe_text(result, path.parent)))
-
-
 def render(result: Result, toml: str) -> str:
     """Return the page as text. `toml` is the recipe as it lies on disk."""
-    trials = in_order(result.trials)
-    points = figures.final_points(result)
-    every_layer = result.diagnosis.layers if result.diagnosis else []
-    page = environment()
+    points, page = figures.final_points(result), environment()
     page.filters |= {"joules": _joules, "memory_parts": _memory_cells}
     return page.get_template(_TEMPLATE).render(
-        r=result,
-        css=Markup(page_style.style("\n".join(path.read_text(encoding="utf-8") for path in _STYLES))),
-        verdict_word=VERDICTS[result.verdict],
-        tone=TONES[result.verdict],
-        said=headline(result),
-        go_on=go_on_command(result),
-        day=day(result.started_at),
-        noise=noise_in_words(result.baseline),
+        **shared(result, toml, Path(__file__).with_name("report.css")),
         tiles=_tiles(result),
-        points=points,
         proofs=_proofs(result),
         batches=batch_sentences(result),
         time=time_sentence(result.time_s, result.compile_s),
         memory=_memory(points),
         memory_names=tuple(PARTS.values()),
         shares=_shares(result),
-        layers=(main := plots.main_layers(result)),
-        layers_ms=(layers_ms := sum(layer.time_ms for layer in every_layer)),
-        other_layers={
-            "count": len(every_layer) - len(main),
-            "time_ms": layers_ms - sum(layer.time_ms for layer in main),
-        },
-        any_energy=any(_joules(point) != DASH for point in points) or any(_joules(trial) != DASH for trial in trials),
-        compile_steps=result.compile_only.steps if result.compile_only else None,
-        finalist_steps={point.steps for point in result.finalists},
-        winner_notes=list(record.notes) if (record := record_of(result, result.best)) else [],
-        trials=trials,
-        trial_counts=counts(trials),
-        limits=limit_rows(result),
-        machine=machine_rows(result),
+        any_energy=any(_joules(p) != DASH for p in points) or any(_joules(trial) != DASH for trial in result.trials),
         plots={
             "time_memory": figure_of("Time and memory of a step", plots.time_memory, result),
             "predicted": figure_of("Predicted against measured", plots.predicted_measured, result),
         },
-        recipe_path=shlex.quote(str(result.directory / RECIPE)),
         recipe_literal=repr(str(result.directory / RECIPE)),
         run_call=run_command(result),
-        toml=toml,
-        spread=spread(points),
     )
 
 
@@ -128,16 +73,15 @@ def _step_tile(result: Result) -> Tile:
 
 
 def _memory_tile(result: Result) -> Tile:
-    best, baseline, title = result.best, result.baseline, "Peak memory of the training"
-    main = result.objective == "memory"
-    before = figures.num_bytes(baseline.peak_bytes or None)
-    if not best.steps or not best.peak_bytes or not baseline.peak_bytes:
-        return Tile(title, before, "above what the process held before", main)
-    after = figures.num_bytes(best.peak_bytes, like=baseline.peak_bytes)
-    low, high = sorted((baseline.peak_bytes, best.peak_bytes))
-    word = "less" if best.peak_bytes < baseline.peak_bytes else "more"
-    detail = "the same" if low == high else f"{figures.ratio(high / low)} {word}"
-    return Tile(title, figures.from_to(before, after), detail, main, "good" if best.is_smaller else "")
+    best, baseline = result.best, result.baseline
+    return byte_tile(
+        "Peak memory of the training",
+        baseline.peak_bytes,
+        best.peak_bytes if best.steps and best.peak_bytes and baseline.peak_bytes else None,
+        main=result.objective == "memory",
+        stays="above what the process held before",
+        tone="good" if best.is_smaller else "",
+    )
 
 
 def _proof_tile(result: Result) -> Tile:

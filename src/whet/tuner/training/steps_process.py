@@ -1,6 +1,6 @@
 """Time the steps of one variant in a process of the final comparison."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
@@ -12,7 +12,7 @@ from whet.techniques.proof.divergence import divergence
 from whet.tuner.training.opening import open_training
 
 
-class StepsRequest(BaseModel):
+class StepsRequest(BaseModel, frozen=True):
     """Tell a process what to time.
 
     Attributes:
@@ -21,8 +21,6 @@ class StepsRequest(BaseModel):
         batch_factor: How many of the target's batches become one.
         num_steps: Optimiser steps that are timed as one.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     target: str
     steps: tuple[Step, ...] = ()

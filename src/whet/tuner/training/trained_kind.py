@@ -6,6 +6,7 @@ a loss as well.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 from whet.comparison.claim import Claim
 from whet.comparison.run import Run
@@ -20,10 +21,12 @@ from whet.tuner.goal import MAX_DROP_TRAINING, MAX_SLOWDOWN, Goal, ranked
 from whet.tuner.kind import Kind
 from whet.tuner.points import finalist_point, is_smaller, original_point, screened_point
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MeasuredVariant
+from whet.tuner.report import write_report
+from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.search import SearchTime
 from whet.tuner.space import Space
 from whet.tuner.time_account import EXAMINATION, TRIALS
+from whet.tuner.training.report import render
 from whet.tuner.training.space import COMPILE, worth_trying
 from whet.tuner.training.trial import exactness_of
 from whet.tuner.training.words import gain_sentence
@@ -147,6 +150,10 @@ class TrainedKind(Kind):
         needed_s = costs.needed_s(spent_s, num_trials, MOST if is_open else LEAST)
         share = self.work.budget.seconds / self.asked.budget_s  # the rest is for larger batches
         return needed_for(max(needed_s / share, self.asked.budget_s + 1))
+
+    def report(self, result: Result, directory: Path) -> None:
+        """Write the report."""
+        write_report(result, directory / "report.html", render)
 
     def limits(self) -> str:
         """Return the limits of the search that are not the usual ones, for its name; "" where all are."""

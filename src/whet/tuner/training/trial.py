@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor
 
 from whet.comparison.child import run_alone
@@ -39,7 +39,7 @@ from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, ope
 _MEMORY_STEPS = 2
 
 
-class TrainingTrial(BaseModel):
+class TrainingTrial(BaseModel, frozen=True, ser_json_inf_nan="constants"):
     """Tell the process of a trial what to try.
 
     Attributes:
@@ -48,8 +48,6 @@ class TrainingTrial(BaseModel):
         num_known: The steps of the original, whose losses `most_loss` comes from.
     """
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
-
     known: KnownTraining
     steps: tuple[Step, ...] = ()
     timing_s: float = 2.0
@@ -57,7 +55,7 @@ class TrainingTrial(BaseModel):
     num_known: float = math.inf
 
 
-class TrainingMeasured(BaseModel):
+class TrainingMeasured(BaseModel, ser_json_inf_nan="constants"):
     """Hold what the process of a trial found.
 
     Attributes:
@@ -65,8 +63,6 @@ class TrainingMeasured(BaseModel):
         run: Its times; None where it was refused or rejected.
         largest_loss: The largest size of a loss in any of its steps.
     """
-
-    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     outcome: TrialOutcome
     run: Run | None = None
@@ -222,7 +218,7 @@ def _rejected(why: str, evidence: TrainingEvidence, notes: tuple[str, ...]) -> T
     return TrainingMeasured(outcome=outcome)
 
 
-class LossRequest(BaseModel):
+class LossRequest(BaseModel, frozen=True):
     """Tell a process to train for some steps, to see where the held-out loss ends.
 
     Attributes:
@@ -232,8 +228,6 @@ class LossRequest(BaseModel):
         batch_factor: How many of the target's batches become one.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     target: str
     steps: tuple[Step, ...] = ()
     seed: int | None
@@ -241,7 +235,7 @@ class LossRequest(BaseModel):
     batch_factor: int = 1
 
 
-class LossRun(BaseModel):
+class LossRun(BaseModel, ser_json_inf_nan="constants"):
     """Hold the scores of one training run.
 
     Attributes:
@@ -250,8 +244,6 @@ class LossRun(BaseModel):
         begin: The same before the first step, or in the first one.
         failure: At which step the loss was no number any more, or how the process failed; "" where neither happened.
     """
-
-    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     held_out: float
     middle: float

@@ -1,10 +1,11 @@
 """Say what was found out about a training run, in sentences."""
 
 import shlex
+from collections.abc import Mapping
 
 from whet.tuner import figures
-from whet.tuner.result import LargerBatch, MeasuredVariant, Result
-from whet.ui.figures import num_bytes
+from whet.tuner.result import Diagnosed, LargerBatch, MeasuredVariant, Result
+from whet.ui.figures import num_bytes, percent
 
 
 def gain_sentence(unit: str, baseline: MeasuredVariant, best: MeasuredVariant) -> str:
@@ -15,6 +16,14 @@ def gain_sentence(unit: str, baseline: MeasuredVariant, best: MeasuredVariant) -
     if best.peak_bytes and baseline.peak_bytes:
         gain += f", {num_bytes(best.peak_bytes)} in place of {num_bytes(baseline.peak_bytes)}"
     return f"{gain}."
+
+
+def diagnosed(step_s: float, shares: Mapping[str, float], *, share_of_limit: float | None) -> Diagnosed:
+    """Return where the time of a step goes, in words, by the share that each part has of it."""
+    ranked = sorted(shares, key=lambda name: -shares[name])
+    told = ", ".join(f"{percent(shares[name], decimals=0)} {name}" for name in ranked if shares[name] >= 0.02)
+    sentence = f"A step takes {step_s * 1e3:.0f} ms: {told}."
+    return Diagnosed(sentence=sentence, bound=ranked[0], shares=dict(shares), share_of_limit=share_of_limit)
 
 
 def run_command(result: Result) -> str:
