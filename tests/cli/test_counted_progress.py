@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from whet.cli import counted_progress as module
-from whet.cli.counted_progress import counted_progress
+from whet.cli.counted_progress import CountedProgress
 
 
 def lines_of(total: int | None, seconds: int, monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False) -> str:
@@ -14,7 +14,7 @@ def lines_of(total: int | None, seconds: int, monkeypatch: pytest.MonkeyPatch, *
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
-    with counted_progress(console) as progress:
+    with CountedProgress(console) as progress:
         task = progress.begin("frames", total)
         for _ in range(10 * seconds):
             now[0] += 0.1

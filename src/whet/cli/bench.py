@@ -1,15 +1,15 @@
 """Measure a target at many sizes, or compare it with a baseline or a git reference: whet bench."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from whet.cli.bench_checks import check_bench
 from whet.cli.busy import BusyWaitOption, OnBusyOption, busy_wait_s, patience_of
 from whet.comparison.tolerance import BASELINE_PROCESSES, TOLERANCE
 from whet.errors import OptionError
+from whet.files import check_file
 from whet.measure.fast_import import large_imports
 from whet.measure.on_busy import OnBusy
 from whet.ui.units import fraction, num_bytes, seconds
@@ -86,10 +86,17 @@ def bench(
     sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
     allowed = fraction("--tolerance", tolerance)
     files = (save, csv, plot)
-    gates = {"--compare": compare is not None, "--against": against is not None}
-    check_bench(
-        sizes, files=files, plot=plot, junit=junit, processes=processes, tolerance=allowed, gates=gates, github=github
-    )
+    _check_purpose(compare, against, files, {"--junit": junit is not None, "--github": github})
+    for path in (*files, junit):
+        check_file(path)
+    if processes is not None and processes < 1:
+        raise OptionError(f"--processes {processes}: each point is measured in at least one process; give 1 or more")
+    if not 0 < allowed < 1:
+        raise OptionError(f"--tolerance must lie between 0 and 1: 0.02 or 2% allows two percent; got {allowed:g}")
+    if plot is not None:
+        from whet.comparison.bench.plot import check_plot  # pydantic, which help does without
+
+        check_plot(plot, sizes)
     budget_s = seconds("--budget", budget or ("1s" if against is None else "0.5s"))
     limit_s = seconds("--limit", limit)
     memory_limit_bytes = None if memory_limit is None else num_bytes("--memory-limit", memory_limit)
@@ -123,6 +130,29 @@ def bench(
         gate = bench_run.against_baseline(baseline, sweep, tolerance=allowed)
         bench_run.conclude(console, gate, junit, github=github, as_json=as_json)
     bench_run.leave(sweep, patience, as_json=as_json)
+
+
+def _check_purpose(
+    compare: Path | None, against: str | None, files: Sequence[Path | None], for_verdicts: Mapping[str, bool]
+) -> None:
+    """Check that the options fit what is done: a sweep, or a comparison, which gives verdicts.
+
+    Args:
+        files: What is to be written of a sweep.
+        for_verdicts: The options that do something with verdicts, and whether each was given.
+    """
+    if compare is not None and against is not None:
+        raise OptionError("--compare holds against a file, --against against a git reference: give one of them")
+    if against is not None and any(path is not None for path in files):
+        raise OptionError(
+            "--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep: "
+            "leave them out, or leave out --against"
+        )
+    for name, is_given in for_verdicts.items():
+        if is_given and compare is None and against is None:
+            raise OptionError(
+                f"{name} writes verdicts, and there are none without --compare or --against; give one of them"
+            )
 
 
 def _sizes(text: str, name: str) -> list[int]:

@@ -182,12 +182,12 @@ def _measured(
     patience: "QuietWait",
 ) -> "LoadTest":
     """Measure, with a bar of how many requests have ended; redrawn seldom, as that takes time from the generator."""
-    from whet.cli.counted_progress import counted_progress
+    from whet.cli.counted_progress import CountedProgress
     from whet.server.load_test.bench_serve import bench_serve as run_bench
 
     if "://" not in target:  # a server of our own has to be ended where this process is asked to end, as on Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with counted_progress(console, refresh_per_second=2) as progress:
+    with CountedProgress(console, refresh_per_second=2) as progress:
         bar = progress.add_task("", total=None)
         return run_bench(
             target,

@@ -141,27 +141,17 @@ def _function(parameters: list[dict[str, Any]], values: Mapping[str, Values]) ->
 def _parameter(
     values: Values | None, name: str, options: list[str], help: str, is_flag: bool, choices: list[str]
 ) -> inspect.Parameter:
-    values = values or partial(_chosen, choices)
+    def completed(incomplete: str) -> list[str]:
+        return list(values(incomplete)) if values is not None else choices
+
     if options and is_flag:
         kind: Any = Annotated[bool, typer.Option(*options, help=help)]
     elif options:
-        completed = typer.Option(*options, help=help, autocompletion=_completer(values))
-        kind = Annotated[list[str] | None, completed]
+        kind = Annotated[list[str] | None, typer.Option(*options, help=help, autocompletion=completed)]
     else:
-        kind = Annotated[list[str] | None, typer.Argument(autocompletion=_completer(values))]
+        kind = Annotated[list[str] | None, typer.Argument(autocompletion=completed)]
     default = False if is_flag else None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def _completer(values: Values) -> Callable[[str], list[str]]:
-    def completed(incomplete: str) -> list[str]:
-        return list(values(incomplete))
-
-    return completed
-
-
-def _chosen(choices: list[str], incomplete: str) -> Iterator[str]:
-    yield from choices
 
 
 def _paths(beginning: str, *, suffix: str | None) -> Iterator[str]:

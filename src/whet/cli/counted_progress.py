@@ -17,7 +17,7 @@ class CountedProgress(Progress):
     silent, and its log stays short.
     """
 
-    def __init__(self, console: Console, refresh_per_second: float) -> None:
+    def __init__(self, console: Console, *, refresh_per_second: float = 10) -> None:
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -53,8 +53,3 @@ class CountedProgress(Progress):
         of = "" if task.total is None else f" of {task.total:,.0f}"
         rate = f", {digits(task.completed / passed_s)}/s" if passed_s > 0 else ""
         self.console.print(f"{task.description}: {task.completed:,.0f}{of}{rate}")
-
-
-def counted_progress(console: Console, *, refresh_per_second: float = 10) -> CountedProgress:
-    """Return what shows the progress of a task whose things are counted."""
-    return CountedProgress(console, refresh_per_second)

@@ -40,12 +40,8 @@ class ForStreams:
     data: Path | None = None
     budget: str | None = None
 
-    def given(self) -> list[str]:
-        """Return the options that were given and go with streams, but for those that every kind has."""
-        return list(self.options())
-
     def options(self) -> dict[str, str]:
-        """Return the options that were given, with their values, as the command line takes them."""
+        """Return the options that were given and that go with streams alone, with their values, as in the command."""
         empty = ForStreams()
         found = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "budget"}
         given = {name: value for name, value in found.items() if value != getattr(empty, name)}

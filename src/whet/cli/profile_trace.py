@@ -15,15 +15,14 @@ from whet.errors import OptionError
 from whet.profiling.trace.changes import Change, Changed, Figure, TraceChanges
 from whet.profiling.trace.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.profiling.trace.launches import Launches
-from whet.profiling.trace.notebook import counted
+from whet.profiling.trace.notebook import counted, figure_value
 from whet.profiling.trace.operators import OperatorTime
 from whet.profiling.trace.profile_trace import profile_trace
 from whet.profiling.trace.report import TraceReport
 from whet.profiling.trace.steps import StepTime
+from whet.ui.figures import DASH, num_bytes, one_line, percent
 from whet.ui.figures import nanoseconds as time
-from whet.ui.figures import num_bytes, percent
 
-DASH = "—"
 _KERNELS, _OPERATORS, _CALLS, _STEPS, _THREADS, _CHANGES = 10, 12, 5, 8, 4, 12  # rows shown; --json holds all
 _CHANGE_STYLES = {Change.ADDED: "yellow", Change.REMOVED: "dim", Change.SLOWER: "red", Change.FASTER: "green"}
 
@@ -71,9 +70,9 @@ def run_trace(paths: list[Path], *, as_json: bool) -> None:
 
 def show_trace(console: Console, report: TraceReport) -> None:
     """Show the verdict, then the figures behind it, within 80 columns."""
-    console.print(Text(f"{_plain(report.path)}: {_contents(report)}", "dim"))
+    console.print(Text(f"{one_line(report.path)}: {_contents(report)}", "dim"))
     console.print()
-    console.print(Text.assemble((str(report.verdict.bound), "bold"), "  ", _plain(report.verdict.sentence)))
+    console.print(Text.assemble((str(report.verdict.bound), "bold"), "  ", one_line(report.verdict.sentence)))
     console.print(Text.assemble(("what helps  ", "dim"), report.verdict.advice))
     _show_notes(console, "note", report)
     for section in _sections(report):
@@ -83,14 +82,14 @@ def show_trace(console: Console, report: TraceReport) -> None:
 def show_changes(console: Console, changes: TraceChanges) -> None:
     """Show what changed in a sentence, then figure by figure, kernel by kernel and operator by operator."""
     for word, report in (("before", changes.before), ("after", changes.after)):
-        console.print(Text(f"{word:<7} {_plain(report.path)}: {_contents(report)}", "dim"))
+        console.print(Text(f"{word:<7} {one_line(report.path)}: {_contents(report)}", "dim"))
     console.print()
-    console.print(Text(_plain(changes.sentence), "bold"))
+    console.print(Text(one_line(changes.sentence), "bold"))
     _show_notes(console, "note (before)", changes.before)
     _show_notes(console, "note (after)", changes.after)
     unit = "per step" if changes.per_step else "in all"
     rows: list[Row] = [
-        (figure.name, _value(figure, figure.before), _value(figure, figure.after), _difference(figure))
+        (figure.name, figure_value(figure, figure.before), figure_value(figure, figure.after), _difference(figure))
         for figure in changes.figures
     ]
     _show(console, _Section(f"figures, {unit}", ("before", "after", "change"), rows))
@@ -128,7 +127,7 @@ def _even(section: _Section) -> Iterator[Row]:
 
 def _show_notes(console: Console, word: str, report: TraceReport) -> None:
     for note in report.notes:
-        console.print(Text.assemble((f"{word}  ", "yellow"), _plain(note)))
+        console.print(Text.assemble((f"{word}  ", "yellow"), one_line(note)))
 
 
 def _contents(report: TraceReport) -> str:
@@ -166,7 +165,7 @@ def _sections(report: TraceReport) -> Iterator[_Section]:
 def _use(report: TraceReport) -> _Section:
     rows: list[Row] = []
     for gpu in report.devices:
-        name = f"GPU {_plain(gpu.device)}" + (f", {_plain(gpu.name)}" if gpu.name else "")
+        name = f"GPU {one_line(gpu.device)}" + (f", {one_line(gpu.name)}" if gpu.name else "")
         streams = f" ({gpu.num_streams} streams)" if gpu.num_streams > 1 else ""
         rows.append((f"{name}{streams}", percent(gpu.busy_ns / gpu.window_ns), percent(gpu.idle_ns / gpu.window_ns)))
         rows += _parts(gpu)
@@ -178,7 +177,7 @@ def _use(report: TraceReport) -> _Section:
         cells = [percent(use.busy_ns / window_ns), percent(idle)]
         if waits:
             cells.append(percent(use.waiting_ns / window_ns))
-        rows.append((Text(f"  thread {_plain(use.thread)} of process {_plain(use.process)}", "dim"), *cells))
+        rows.append((Text(f"  thread {one_line(use.thread)} of process {one_line(use.process)}", "dim"), *cells))
     num_hidden = max(0, len(report.threads) - _THREADS)
     columns = ("busy", "idle", *(("waits for GPU",) if waits else ()))
     return _Section("busy and idle", columns, rows, len(rows) + num_hidden if num_hidden else 0)
@@ -201,7 +200,7 @@ def _kernels(kernels: Sequence[DeviceTime]) -> _Section:
     communication_ns = sum(kernel.total_ns for kernel in kernels if kernel.use is Use.COMMUNICATION)
     rows: list[Row] = [
         (
-            Text(_plain(short_name(kernel.name)), "cyan" if kernel.use is Use.COMMUNICATION else ""),
+            Text(one_line(short_name(kernel.name)), "cyan" if kernel.use is Use.COMMUNICATION else ""),
             f"{kernel.calls:,}",
             time(kernel.total_ns),
             time(kernel.total_ns / kernel.calls),
@@ -216,7 +215,7 @@ def _kernels(kernels: Sequence[DeviceTime]) -> _Section:
 def _copy(copy: DeviceTime) -> Row:
     rate = DASH if copy.bytes_per_s is None else f"{num_bytes(copy.bytes_per_s)}/s"
     moved = DASH if copy.num_bytes is None else num_bytes(copy.num_bytes)
-    return _plain(copy.name), f"{copy.calls:,}", time(copy.total_ns), moved, rate
+    return one_line(copy.name), f"{copy.calls:,}", time(copy.total_ns), moved, rate
 
 
 def _launches(found: Launches) -> Iterator[Row]:
@@ -229,12 +228,12 @@ def _launches(found: Launches) -> Iterator[Row]:
         yield "calls that wait for the GPU", f"{found.num_waits:,}", time(found.wait_total_ns)
     for call in found.runtime[:_CALLS]:
         times = (time(call.total_ns), time(call.median_ns), time(call.longest_ns))
-        yield Text(f"  {_plain(call.name)}", "dim"), f"{call.calls:,}", *times
+        yield Text(f"  {one_line(call.name)}", "dim"), f"{call.calls:,}", *times
 
 
 def _operator(operator: OperatorTime, *, gpu: bool) -> Row:
     on_gpu = (time(operator.gpu_total_ns) if operator.gpu_total_ns else DASH,) if gpu else ()
-    return _plain(operator.name), f"{operator.calls:,}", time(operator.self_ns), time(operator.total_ns), *on_gpu
+    return one_line(operator.name), f"{operator.calls:,}", time(operator.self_ns), time(operator.total_ns), *on_gpu
 
 
 def _step(step: StepTime, *, gpu: bool) -> Row:
@@ -251,15 +250,7 @@ def _changed(entry: Changed) -> Row:
     if abs(entry.before_calls - entry.after_calls) > 1e-9:
         calls = f"{calls}→{counted(entry.after_calls)}"
     change = Text(str(entry.change), _CHANGE_STYLES[entry.change])
-    return _plain(short_name(entry.name)), change, before, after, _signed(entry.difference_ns), calls
-
-
-def _value(figure: Figure, value: float | None) -> str:
-    if value is None:
-        return DASH
-    if figure.unit == "ns":
-        return time(value)
-    return percent(value) if figure.unit == "share" else counted(value)
+    return one_line(short_name(entry.name)), change, before, after, _signed(entry.difference_ns), calls
 
 
 def _difference(figure: Figure) -> str:
@@ -280,8 +271,3 @@ def _signed(time_ns: float) -> str:
 
 def _time(time_ns: int | None) -> str:
     return DASH if time_ns is None else time(time_ns)
-
-
-def _plain(text: str) -> str:
-    """Return text from a file on one line, without control characters."""
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())

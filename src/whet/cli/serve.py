@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whet.cli.engine_options import (
-    DEFAULTS,
-    BatchTokensOption,
-    DtypeOption,
-    KvOption,
-    MaxLenOption,
-    MaxSeqsOption,
-    MaxWaitingOption,
-    MemoryOption,
-    SpeculationOption,
-    WeightsOption,
-)
+from whet.cli import engine_options as of_engine
 from whet.errors import OptionError
 from whet.measure.fast_import import large_imports
 from whet.server.options import DEFAULT_PORT, EngineOptions
@@ -154,17 +143,17 @@ def serve(
     model: _Model = None,
     models: _Models = None,
     library: _Libraries = None,
-    dtype: DtypeOption = None,
-    weights: WeightsOption = None,
-    kv: KvOption = DEFAULTS.kv,
+    dtype: of_engine.DtypeOption = None,
+    weights: of_engine.WeightsOption = None,
+    kv: of_engine.KvOption = of_engine.DEFAULTS.kv,
     draft: _Draft = None,
-    speculation: SpeculationOption = DEFAULTS.speculation,
-    max_num_seqs: MaxSeqsOption = DEFAULTS.max_num_seqs,
-    max_batch_tokens: BatchTokensOption = DEFAULTS.max_batch_tokens,
+    speculation: of_engine.SpeculationOption = of_engine.DEFAULTS.speculation,
+    max_num_seqs: of_engine.MaxSeqsOption = of_engine.DEFAULTS.max_num_seqs,
+    max_batch_tokens: of_engine.BatchTokensOption = of_engine.DEFAULTS.max_batch_tokens,
     max_num_batched_tokens: _BatchTokensToo = None,
-    max_model_len: MaxLenOption = None,
-    max_waiting: MaxWaitingOption = None,
-    memory: MemoryOption = None,
+    max_model_len: of_engine.MaxLenOption = None,
+    max_waiting: of_engine.MaxWaitingOption = None,
+    memory: of_engine.MemoryOption = None,
     recipe: _Recipe = None,
     host: _Host = LOOPBACK,
     port: _Port = DEFAULT_PORT,
@@ -206,7 +195,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_num_batched_tokens or max_batch_tokens,
         max_model_len=max_model_len,
-        max_waiting=DEFAULTS.max_waiting if max_waiting is None else max_waiting,
+        max_waiting=of_engine.DEFAULTS.max_waiting if max_waiting is None else max_waiting,
         memory=None if memory is None else num_bytes("--memory", memory),
     )
     from whet.server.http.settings import Settings  # FastAPI, which mistakes above do without

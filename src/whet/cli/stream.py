@@ -7,48 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from whet.cli import stream_options as option
 from whet.cli.busy import INCONCLUSIVE
 from whet.cli.exit_codes import INTERRUPTED
-from whet.cli.stream_options import (
-    AsJsonOption,
-    BackendOption,
-    BudgetOption,
-    CodecThreadsOption,
-    DegradeOption,
-    DeviceOption,
-    DriftOption,
-    DtypeOption,
-    EmbedsOption,
-    FitOption,
-    GraphsOption,
-    GuidanceKindOption,
-    LiveOption,
-    NegativeOption,
-    OutOption,
-    OverwriteOption,
-    PromptOption,
-    RateOption,
-    RollingOption,
-    SamplerOption,
-    SeedOption,
-    SinkOption,
-    SizeOption,
-    SourceOption,
-    StepsOption,
-    StillOption,
-    StrengthOption,
-    TargetArgument,
-    ThreadsOption,
-)
-from whet.cli.stream_page import (
-    DEFAULT_PORT,
-    HostOption,
-    KeysOption,
-    OriginsOption,
-    PageAddress,
-    PageOption,
-    PortOption,
-)
 from whet.errors import OptionError, TargetError, WhetError
 from whet.measure.device_names import check_device_name
 from whet.measure.fast_import import large_imports
@@ -60,8 +21,9 @@ from whet.models.diffusion.names import (
     check_strength,
 )
 from whet.streamer.frames import MAX_SIDE, Fit, Size, check_size
+from whet.streamer.http.settings import DEFAULT_PORT, PageSettings
 from whet.streamer.target_name import check_sink, check_stream, source_kind
-from whet.ui.network import LOOPBACK, checked_port
+from whet.ui.network import LOOPBACK, checked_port, is_loopback
 from whet.ui.units import seconds
 
 if TYPE_CHECKING:
@@ -80,40 +42,40 @@ NAMES = {"target": check_stream}
 
 
 def stream(
-    target: TargetArgument = DEFAULT_TARGET,
-    source: SourceOption = "synthetic",
-    sink: SinkOption = "null",
-    steps: StepsOption = None,
-    sampler: SamplerOption = None,
-    guidance: GuidanceKindOption = "none",
-    strength: StrengthOption = None,
-    prompt: PromptOption = None,
-    negative_prompt: NegativeOption = "",
-    prompt_embeds: EmbedsOption = None,
-    size: SizeOption = None,
-    fit: FitOption = "crop",
-    budget: BudgetOption = None,
-    rolling: RollingOption = True,
-    skip_still: StillOption = None,
-    live: LiveOption = False,
-    rate: RateOption = None,
-    degrade: DegradeOption = True,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    graphs: GraphsOption = None,
-    backend: BackendOption = None,
-    threads: ThreadsOption = None,
-    codec_threads: CodecThreadsOption = None,
-    overwrite: OverwriteOption = False,
-    drift: DriftOption = None,
-    out: OutOption = None,
-    page: PageOption = False,
-    host: HostOption = LOOPBACK,
-    port: PortOption = DEFAULT_PORT,
-    api_key: KeysOption = None,
-    cors_origin: OriginsOption = None,
-    as_json: AsJsonOption = False,
+    target: option.Target = DEFAULT_TARGET,
+    source: option.Source = "synthetic",
+    sink: option.Sink = "null",
+    steps: option.Steps = None,
+    sampler: option.Sampler = None,
+    guidance: option.Guidance = "none",
+    strength: option.Strength = None,
+    prompt: option.Prompt = None,
+    negative_prompt: option.Negative = "",
+    prompt_embeds: option.Embeds = None,
+    size: option.Size = None,
+    fit: option.Fit = "crop",
+    budget: option.Budget = None,
+    rolling: option.Rolling = True,
+    skip_still: option.Still = None,
+    live: option.Live = False,
+    rate: option.Rate = None,
+    degrade: option.Degrade = True,
+    seed: option.Seed = 0,
+    device: option.Device = None,
+    dtype: option.Dtype = None,
+    graphs: option.Graphs = None,
+    backend: option.Backend = None,
+    threads: option.Threads = None,
+    codec_threads: option.CodecThreads = None,
+    overwrite: option.Overwrite = False,
+    drift: option.Drift = None,
+    out: option.Out = None,
+    page: option.Page = False,
+    host: option.Host = LOOPBACK,
+    port: option.Port = DEFAULT_PORT,
+    api_key: option.Keys = None,
+    cors_origin: option.Origins = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Turn frames into frames with a model, and report times, rates and whether the budget was held.
 
@@ -173,8 +135,10 @@ def stream(
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a video is finished then too
     if page:
-        where = PageAddress(host, port, tuple(api_key or ()), tuple(cors_origin or ()))
-        serve_page(target, source, options, where, console, rate=rate, as_json=as_json)
+        settings = PageSettings(
+            is_local=is_loopback(host), api_keys=tuple(api_key or ()), cors_origins=tuple(cors_origin or ())
+        )
+        serve_page(target, source, options, (host, port), settings, console, rate=rate, as_json=as_json)
         return
     if drift is not None:
         raise typer.Exit(test_drift(console, target, source, drift, options, rate=rate, out=out, as_json=as_json))
@@ -242,7 +206,7 @@ def _run(
     """Run the stream with a bar of its frames, and show the report, also where it ended early."""
     from rich.console import Console as Output
 
-    from whet.cli.counted_progress import counted_progress
+    from whet.cli.counted_progress import CountedProgress
     from whet.streamer.sinks import open_sink
     from whet.streamer.sources import open_source, paced
     from whet.streamer.stream import Stream
@@ -258,7 +222,7 @@ def _run(
     to = open_sink(sink, overwrite=overwrite, threads=codec_threads)
     if not source.startswith("camera"):
         open_source(source, rate=rate).close()
-    progress = counted_progress(console)
+    progress = CountedProgress(console)
     with Stream(target, opened, options) as running, progress:
         bar = progress.begin("frames", running.source.num_frames)
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from whet.cli.counted_progress import counted_progress
+from whet.cli.counted_progress import CountedProgress
 from whet.files import usable_directory, write_whole
 from whet.streamer.drift import page
 from whet.streamer.drift.report import DriftReport
@@ -41,7 +41,7 @@ def test_drift(
         as_json: Whether the report is also printed, as one JSON object.
     """
     directory = None if out is None else usable_directory(out)
-    with counted_progress(console) as progress:
+    with CountedProgress(console) as progress:
         bar = progress.begin("frames", num_frames)
         report = drift_test(
             target,

@@ -173,7 +173,7 @@ def tune(
         "--max-memory": max_memory is not None,
         "--storage": storage is not None,
         "--resume": resume,
-        **dict.fromkeys(streams.given(), True),
+        **dict.fromkeys(streams.options(), True),
     }
     chosen = [option for option, is_given in given.items() if is_given]
     options: dict[str, Any] = {
@@ -250,18 +250,15 @@ def _is_command(targets: Sequence[str]) -> bool:
 
 
 def _with(target: str, file: Path | None, training: str | None) -> str:
-    """Return the target with the file to train on, or the training that it came from, among its options."""
-    if file is not None and training is not None:
-        raise OptionError("--train tunes a training, and --training goes with a model to run; leave one of them out")
-    return _on_text(target, file) if training is None else with_training(target, training)
-
-
-def _on_text(target: str, file: Path | None) -> str:
-    """Return the target with the file to train on among its options.
+    """Return the target with the file to train on, or the training that it came from, among its options.
 
     Raises:
-        OptionError: The target is no Hugging Face directory.
+        OptionError: Both were given, or the file with a target that is no Hugging Face directory.
     """
+    if file is not None and training is not None:
+        raise OptionError("--train tunes a training, and --training goes with a model to run; leave one of them out")
+    if training is not None:
+        return with_training(target, training)
     if file is None:
         return target
     if not target.startswith("hf:"):

@@ -26,7 +26,7 @@ def report_html(report: TraceReport) -> str:
 def changes_html(changes: TraceChanges) -> str:
     """Return what changed, in a sentence and figure by figure."""
     unit = "per step" if changes.per_step else "in all"
-    figures = [(one.name, _value(one, one.before), _value(one, one.after)) for one in changes.figures]
+    figures = [(one.name, figure_value(one, one.before), figure_value(one, one.after)) for one in changes.figures]
     columns = ("", "before", "after")
     tables = [html_tables.table(columns, figures, caption=f"figures, {unit}", numbers=(1, 2))]
     for caption, found in (("kernels and copies", changes.kernels), ("operators, self time", changes.operators)):
@@ -40,7 +40,8 @@ def counted(value: float) -> str:
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
 
 
-def _value(figure: Figure, value: float | None) -> str:
+def figure_value(figure: Figure, value: float | None) -> str:
+    """Return one side of a figure in its unit."""
     if value is None:
         return DASH
     if figure.unit == "ns":

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 from whet.errors import OptionError
 from whet.ui.network import ANY_ORIGIN, checked_keys, is_key, names_loopback, origin
 
+DEFAULT_PORT = 8600
+
 
 @dataclass(frozen=True, kw_only=True)
 class PageSettings:
