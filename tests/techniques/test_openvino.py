@@ -17,10 +17,11 @@ pytest.importorskip("nncf")
 from whet.core.artefact.openvino import core, import_openvino
 from whet.core.workload import ExaminedWorkload, Workload, examine
 from whet.errors import MissingExtra, OptionError, TargetError, how_to_install
-from whet.measure.machine import Limits
+from whet.measure.machine import Limits, describe
 from whet.profiling.model import LayerCost, Profile
 from whet.techniques.backend import openvino
 from whet.techniques.backend.openvino import Options
+from whet.techniques.quantisation.quantisable import has_wide_sums
 from whet.techniques.structure import fuse_conv_bn
 from whet.techniques.technique import Applies, Candidate, NoOptions, NotApplicable
 
@@ -114,8 +115,9 @@ def test_after_structure_techniques(subjects) -> None:
 def test_every_way_of_quantising_holds(subjects, options) -> None:
     examined = subjects["encoder"]
     tuned = openvino.apply(Candidate.original(examined), options)
+    least = 0.999 if has_wide_sums(describe()) else 0.998  # else weights have 7 bits, so that sums do not overflow
     for batch, wanted in zip(examined.flat_calibration, examined.outputs, strict=True):
-        assert cosine(tuned.call(*batch)[0], wanted[0]) >= 0.999
+        assert cosine(tuned.call(*batch)[0], wanted[0]) >= least
 
 
 class Sore(nn.Module):

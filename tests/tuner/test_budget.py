@@ -44,7 +44,10 @@ class Clock:
 
 @dataclass
 class SlowRunner:
-    """Processes that take the time written here, and are ended at their limit, which takes stopping_s. trial_s: by technique, else "any"."""
+    """Processes that take the time written here, and are ended at their limit, which takes stopping_s.
+
+    trial_s: by technique, else "any".
+    """
 
     clock: Clock
     examination_s: float = 8.0
