@@ -9,34 +9,31 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from whet.errors import KernelsError, OptionError, TargetError
 from whet.kernels.build import Library, library
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.linear.packed import Kind
 from whet.models.config_file import FILE, read_json
-from whet.models.decoder import config as decoder_config
 from whet.models.decoder import files as decoder_files
 from whet.models.decoder import fresh as decoder_fresh
 from whet.models.decoder.native_layers import refusal
 from whet.models.decoder.paged import PagedDecoder
-from whet.models.hybrid import config_files as hybrid_config
 from whet.models.hybrid import files as hybrid_files
 from whet.models.hybrid import fresh as hybrid_fresh
 from whet.models.hybrid.native import NativeDecoder, NativeHybrid
-from whet.models.memory_bank import config as ltm_config
 from whet.models.memory_bank import files as ltm_files
 from whet.models.memory_bank import fresh as ltm_fresh
 from whet.models.memory_bank.native import NativeLtm
 from whet.models.memory_bank.rows import RowsOfLtmStates
 from whet.models.options import Dtype, KvBits, ServingOptions, WeightBits
-from whet.models.selective import config as selective_config
 from whet.models.selective import files as selective_files
 from whet.models.selective import fresh as selective_fresh
+from whet.models.selective.config import is_original
 from whet.models.selective.native import NativeSelective
 from whet.models.state_rows import ServedInRows
 from whet.models.step import ServedModel
+from whet.models.tensor_files import ModelFiles
 from whet.models.trainable import Trainable
 
 _log = logging.getLogger("whet.models")
@@ -52,7 +49,7 @@ class Family:
 
     Attributes:
         models: The names of its models, for messages.
-        load: Loads a directory as a readable module of PyTorch, whose matrices have a given type.
+        files: Reads its directories, and loads them as readable modules of PyTorch.
         native: Makes what runs a config with weights in whet's kernels, given the number formats and max_model_len.
         in_torch: Makes what runs a readable module where the kernels cannot, given the options.
         refusal: Returns why the kernels cannot run a config; None where they can.
@@ -62,9 +59,7 @@ class Family:
     """
 
     models: str
-    read_config: Callable[[Path | str], Any]
-    read_weights: Callable[[Path | str, Any], dict[str, Tensor]]
-    load: Callable[[Path | str, torch.dtype], nn.Module]
+    files: ModelFiles[Any, Any]
     native: Callable[..., ServedModel]
     in_torch: Callable[[Any, ServingOptions], ServedModel] = lambda model, options: ServedInRows(
         model, options.max_model_len
@@ -83,20 +78,18 @@ class Family:
         """
         if options.kv != "as-is" and not self.has_kv:
             raise OptionError(f"kv={options.kv}: a state-space model has no keys and values; leave kv out")
-        config = self.read_config(directory)
+        config = self.files.read_config(directory)
         kernels = _serving_kernels(options, self.refusal(config), torch_rounds_kv=self.torch_rounds_kv)
         if kernels is None:
-            return self.in_torch(self.load(directory, _TORCH_DTYPES[options.dtype]), options)
+            return self.in_torch(self.files.load(directory, _TORCH_DTYPES[options.dtype]), options)
         kind, kv = _formats(options)
-        weights = self.read_weights(directory, config)
+        weights = self.files.read(directory, config)
         return self.native(config, weights, kernels, kind=kind, kv=kv, max_model_len=options.max_model_len)
 
 
 _decoder = partial(
     Family,
-    read_config=decoder_config.read_config,
-    read_weights=decoder_files.read_weights,
-    load=decoder_files.load_decoder,
+    files=decoder_files.FILES,
     native=NativeDecoder,
     in_torch=lambda model, options: PagedDecoder(
         model, kv_dtype=torch.int8 if options.kv == "int8" else None, max_model_len=options.max_model_len
@@ -107,18 +100,14 @@ _decoder = partial(
 )
 _selective = partial(
     Family,
-    read_config=selective_config.read_config,
-    read_weights=selective_files.read_weights,
-    load=selective_files.load_selective,
+    files=selective_files.FILES,
     native=lambda config, weights, kernels, kv, **given: NativeSelective(config, weights, kernels, **given),
     has_kv=False,
     trains=selective_fresh.TRAINABLE,
 )
 _hybrid = partial(
     Family,
-    read_config=hybrid_config.read_config,
-    read_weights=hybrid_files.read_weights,
-    load=hybrid_files.load_hybrid,
+    files=hybrid_files.FILES,
     native=NativeHybrid,
     refusal=lambda config: refusal(config.decoder) if config.layers_with("attention") else None,
 )
@@ -139,9 +128,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "nemotron_h": _hybrid(models="Nemotron-H, dense", trains=hybrid_fresh.TRAINABLE["nemotron_h"]),
         "ltm": Family(
             models="long-term memory",
-            read_config=ltm_config.read_config,
-            read_weights=ltm_files.read_weights,
-            load=ltm_files.load_ltm,
+            files=ltm_files.FILES,
             native=NativeLtm,
             in_torch=lambda model, options: RowsOfLtmStates(model, options.max_model_len),
             refusal=lambda config: refusal(config.decoder),
@@ -157,7 +144,7 @@ def model_type_of(raw: Mapping[str, Any]) -> str:
 
     A config.json in the layout of the original code of Mamba names no model_type.
     """
-    return "mamba" if selective_config.is_original(raw) else str(raw.get("model_type"))
+    return "mamba" if is_original(raw) else str(raw.get("model_type"))
 
 
 def open_model(

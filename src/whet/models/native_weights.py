@@ -4,7 +4,7 @@ Shape suffixes: O outputs, I inputs, V vocabulary, D model width.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,16 @@ from torch import Tensor
 
 from whet.kernels.build import Library
 from whet.kernels.linear.packed import Kind, PackedWeights
+
+Tensors = Callable[[str], Tensor | None]
+"""Returns a tensor of a layer by name, or None."""
+
+
+def weight_and_bias(of: Tensors, name: str) -> tuple[Tensor, Tensor | None]:
+    """Return the weight of a linear layer, and its bias if it has one."""
+    weight = of(f"{name}.weight")
+    assert weight is not None
+    return weight, of(f"{name}.bias")
 
 
 class NativeWeights:
@@ -32,6 +42,10 @@ class NativeWeights:
         packed = PackedWeights(self._library, self._kind, weight_OI, bias_O)
         self._matrices.append(packed)
         return packed.struct
+
+    def linear(self, of: Tensors, name: str) -> ctypes.Structure:
+        """Pack a linear layer with its bias, if it has one, and return the structure that describes it."""
+        return self.packed(*weight_and_bias(of, name))
 
     def floats(self, tensor: Tensor | None) -> int | None:
         """Copy a tensor in float32, and return its address; None for None."""

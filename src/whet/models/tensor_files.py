@@ -4,21 +4,24 @@ Only safetensors are read, since a pickle can run any code.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from whet.errors import TargetError
+from whet.errors import TargetError, reason
+from whet.models.config_file import unusable
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STORED_AS = ("F32", "BF16", "F16")
 
 Shape = tuple[int, ...]
+Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
 
 _BY_TRANSFORMERS = "convert it with transformers, AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
@@ -92,7 +95,99 @@ def _tensors(file: Path, indexed: set[str] | None) -> Iterator[tuple[str, Tensor
         raise TargetError(f"{file} cannot be read: {error}") from error
 
 
-def compare_shapes(weights: Mapping[str, Tensor], directory: Path, shapes: Mapping[str, Shape]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles(Generic[Config, Model]):
+    """Read the directories of a family of models: config.json and safetensors.
+
+    Attributes:
+        read_config: Reads the config.json of a directory.
+        build: Makes a model of a config. No memory is allocated for its own weights.
+        name_of: Returns the name of a tensor, given that in the file; None for one that is left out.
+        is_wide: Returns whether the parameter of a name stays in float32 where others are rounded.
+        embedding: The name of the embedding's weight. It is the head's too where the config says tie_word_embeddings.
+        says: The key of config.json that says so, for the message.
+        pickles: What to do where a directory holds pickles alone, for the message.
+    """
+
+    read_config: Callable[[Path | str], Config]
+    build: Callable[[Config], Model]
+    name_of: Callable[[str], str | None]
+    is_wide: Callable[[str], bool] = lambda name: False
+    embedding: str = "embed_tokens.weight"
+    says: str = "tie_word_embeddings"
+    pickles: str = _BY_TRANSFORMERS
+
+    def shapes(self, config: Config) -> dict[str, Shape]:
+        """Return the shape of each tensor of a model, by name. With a tied head there is no lm_head.weight."""
+        with torch.device("meta"):
+            shapes = {name: tuple(tensor.shape) for name, tensor in self.build(config).state_dict().items()}
+        if _is_tied(config):
+            del shapes["lm_head.weight"]
+        return shapes
+
+    def read(self, directory: Path | str, config: Config) -> dict[str, Tensor]:
+        """Return the tensors that `shapes` names, in their stored dtype.
+
+        They are views of memory-mapped files. A tensor is read from the disk when it is used, and the files must not
+        change while the tensors exist.
+
+        Raises:
+            TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another
+                shape.
+        """
+        return self.read_as(self.shapes_for(directory, config), directory, config)
+
+    def shapes_for(self, directory: Path | str, config: Config) -> dict[str, Shape]:
+        """Return the shapes of a directory's config, or raise TargetError where no tensor can be so large."""
+        try:
+            return self.shapes(config)
+        except RuntimeError as error:
+            raise unusable(directory, f"its sizes make no tensors: {reason(error)}") from error
+
+    def read_as(self, shapes: Mapping[str, Shape], directory: Path | str, config: Config) -> dict[str, Tensor]:
+        """Return the tensors of a directory, which must have these shapes. See read."""
+        directory = Path(directory)
+        weights: dict[str, Tensor] = {}
+        for stored_name, tensor in stored_tensors(directory, self.pickles):
+            name = self.name_of(stored_name)
+            if name in weights:
+                raise TargetError(f"{directory} holds {name} twice")
+            if name is not None:
+                weights[name] = tensor
+        if _is_tied(config):
+            _drop_tied_head(weights, directory, self.embedding, self.says)
+        _compare_shapes(weights, directory, shapes)
+        return weights
+
+    def load(self, directory: Path | str, dtype: torch.dtype = torch.float32) -> Model:
+        """Load the model in a directory, in eval mode. Its weights are copies: they do not depend on the files.
+
+        Args:
+            dtype: The type of the parameters that do not stay wide.
+
+        Raises:
+            TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
+        """
+        config, wide = self.read_config(directory), torch.promote_types(dtype, torch.float32)
+        weights = {
+            name: tensor.to(wide if self.is_wide(name) else dtype, copy=True)
+            for name, tensor in self.read(directory, config).items()
+        }
+        if _is_tied(config):
+            weights["lm_head.weight"] = weights[self.embedding]
+        with torch.device("meta"):
+            model = self.build(config)
+        model.load_state_dict(weights, assign=True)
+        if _is_tied(config):
+            model.get_submodule("lm_head").weight = model.get_parameter(self.embedding)
+        return model.eval()
+
+
+def _is_tied(config: object) -> bool:
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+def _compare_shapes(weights: Mapping[str, Tensor], directory: Path, shapes: Mapping[str, Shape]) -> None:
     """Raise TargetError unless the tensors are exactly those that the config implies."""
     wrong = {
         "missing": [name for name in shapes if name not in weights],
@@ -107,43 +202,6 @@ def compare_shapes(weights: Mapping[str, Tensor], directory: Path, shapes: Mappi
         raise TargetError(f"the weights in {directory} do not fit its config.json: {'; '.join(found)}")
 
 
-def read_weights(
-    directory: Path | str,
-    shapes: Mapping[str, Shape],
-    name_of: Callable[[str], str | None],
-    *,
-    tied: bool,
-    embedding: str = "embed_tokens.weight",
-    says: str = "tie_word_embeddings",
-    pickles: str = _BY_TRANSFORMERS,
-) -> dict[str, Tensor]:
-    """Return the tensors of a directory that its config implies, as the views of `stored_tensors`.
-
-    Args:
-        shapes: The shape of each tensor, by name.
-        name_of: Returns the name of a tensor, given that in the file; None for one that is left out.
-        tied: Whether the head's weight is the embedding's. A second copy of it is left out.
-        embedding: The name of the embedding's weight.
-        says: The key of config.json that says so.
-        pickles: What to do where the directory holds pickles alone, for the message.
-
-    Raises:
-        TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another shape.
-    """
-    directory = Path(directory)
-    weights: dict[str, Tensor] = {}
-    for stored_name, tensor in stored_tensors(directory, pickles):
-        name = name_of(stored_name)
-        if name in weights:
-            raise TargetError(f"{directory} holds {name} twice")
-        if name is not None:
-            weights[name] = tensor
-    if tied:
-        _drop_tied_head(weights, directory, embedding, says)
-    compare_shapes(weights, directory, shapes)
-    return weights
-
-
 def _drop_tied_head(weights: dict[str, Tensor], directory: Path, embedding: str, says: str) -> None:
     """Remove the second copy of a head, and raise TargetError where it is not the embedding's weight."""
     name = next((name for name in weights if name.endswith("lm_head.weight")), "")
@@ -152,49 +210,6 @@ def _drop_tied_head(weights: dict[str, Tensor], directory: Path, embedding: str,
         raise TargetError(
             f"{directory}: config.json says {says}, but lm_head.weight is not {embedding}: set {says} to false"
         )
-
-
-def shapes_of(build: Callable[[], nn.Module], *, tied: bool = False) -> dict[str, Shape]:
-    """Return the shape of each tensor of a model, by name; with a tied head, without `lm_head.weight`.
-
-    Args:
-        build: Makes the model. No memory is allocated for its weights.
-    """
-    with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in build().state_dict().items()}
-    if tied:
-        del shapes["lm_head.weight"]
-    return shapes
-
-
-def filled(
-    build: Callable[[], Model],
-    weights: Mapping[str, Tensor],
-    dtype: torch.dtype,
-    *,
-    is_wide: Callable[[str], bool] = lambda name: False,
-    tied: bool = False,
-    embedding: str = "embed_tokens.weight",
-) -> Model:
-    """Return a model whose parameters are copies of tensors that were read, in eval mode.
-
-    Args:
-        build: Makes the model. No memory is allocated for its own weights.
-        weights: The tensors by name; with a tied head, without `lm_head.weight`.
-        dtype: The type of the parameters.
-        is_wide: Returns whether the parameter of a name is of float32 at least.
-        embedding: The name of the embedding's weight.
-    """
-    wide = torch.promote_types(dtype, torch.float32)
-    copies = {name: tensor.to(wide if is_wide(name) else dtype, copy=True) for name, tensor in weights.items()}
-    if tied:
-        copies["lm_head.weight"] = copies[embedding]
-    with torch.device("meta"):
-        model = build()
-    model.load_state_dict(copies, assign=True)
-    if tied:
-        model.get_submodule("lm_head").weight = model.get_parameter(embedding)
-    return model.eval()
 
 
 def _first_of(names: list[str]) -> str:

@@ -24,7 +24,7 @@ class Trainable:
         config: The type of its config.json. Its field `model_type` holds the family's name.
         also_known: Keys of a config.json that are no field of it, and that it understands or may ignore.
         build: Makes a model of a config, on the meta device too.
-        fresh: Makes a model whose weights are drawn from a generator.
+        initialise: Draws a model's weights anew from a generator.
         file_name: Returns the name of a weight in files, given its name in the module.
         config_json: Returns the keys of the config.json of a config, as transformers writes them.
         architectures: The class of transformers by model_type.
@@ -42,7 +42,7 @@ class Trainable:
     config: type[BaseModel]
     also_known: frozenset[str] = frozenset()
     build: Callable[[Any], nn.Module]
-    fresh: Callable[[Any, Generator], nn.Module]
+    initialise: Callable[[Any, Generator], None]
     file_name: Callable[[str], str]
     config_json: Callable[[Any], dict[str, Any]] = lambda config: config.model_dump(mode="json", exclude_none=True)
     architectures: Mapping[str, str]
@@ -52,6 +52,12 @@ class Trainable:
     dropped: tuple[str, ...] = ()
     size_keys: tuple[str, ...] = ("hidden_size", "num_hidden_layers")
     refusal: Callable[[Any], str] = lambda config: ""
+
+    def fresh(self, config: Any, generator: Generator) -> Any:
+        """Return a model whose weights are drawn from a generator."""
+        model = self.build(config)
+        self.initialise(model, generator)
+        return model
 
     def in_files(self, config: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a model's weights by their names in files, without the second copy of a tied head."""

@@ -91,7 +91,7 @@ def open_model(directory: Path, seed: int) -> TrainedModel:
     family = FAMILIES.get(model_type_of(raw))
     if family is None or family.trains is None:
         return _of_transformers(directory, seed)
-    module = family.load(directory, torch.float32)
+    module = family.files.load(directory)
     # The keys of a foreign layout say nothing to those who read what is written.
     return _of_family(family.trains, module, raw if "model_type" in raw else {})
 

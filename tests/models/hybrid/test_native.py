@@ -182,7 +182,7 @@ def test_heads_that_the_kernels_do_not_take_are_served_in_torch(tmp_path: Path, 
     config = {**config_of("bamba"), "num_attention_heads": 2, "mamba_d_head": 16}  # heads of 24 numbers
     (tmp_path / "config.json").write_text(json.dumps(config))
     family = FAMILIES["bamba"]
-    model = Hybrid(family.read_config(tmp_path))
+    model = Hybrid(family.files.read_config(tmp_path))
     save_file(to_files(model.config, {k: v.detach().clone() for k, v in model.state_dict().items()}),
               tmp_path / "model.safetensors")  # fmt: skip
     assert isinstance(open_model(tmp_path), ServedInRows)

@@ -10,13 +10,6 @@ from whet.models.decoder.reference import Decoder
 from whet.models.trainable import Trainable
 
 
-def fresh_decoder(config: DecoderConfig, generator: torch.Generator) -> Decoder:
-    """Return a decoder whose weights are drawn from a generator."""
-    model = Decoder(config)
-    initialise(model, generator)
-    return model
-
-
 def initialise(model: Decoder, generator: torch.Generator) -> None:
     """Draw normal weights with a standard deviation of 0.02, as GPT-2; less for layers that add to the stream.
 
@@ -40,7 +33,7 @@ TRAINABLE = Trainable(
     config=DecoderConfig,
     also_known=frozenset({"rope_theta", "rope_scaling", "use_sliding_window", "max_window_layers"}),
     build=Decoder,
-    fresh=fresh_decoder,
+    initialise=initialise,
     file_name=file_name,
     architectures={
         "llama": "LlamaForCausalLM",
@@ -54,3 +47,5 @@ TRAINABLE = Trainable(
     size_keys=("hidden_size", "intermediate_size", "num_hidden_layers"),
 )
 """Say how decoders are trained."""
+
+fresh_decoder = TRAINABLE.fresh

@@ -4,7 +4,7 @@ Shape suffixes: H head width, R rotated numbers of a head, L positions, N output
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,14 +17,11 @@ from whet.kernels.paged_attention.cache import Batch, KvCache
 from whet.kernels.paged_attention.native import cache_struct, ragged_struct
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.rope import inverse_frequencies, rotary_scale
-from whet.models.native_weights import NativeWeights
+from whet.models.native_weights import NativeWeights, Tensors, weight_and_bias
 from whet.models.step import StepBatch
 
 BLOCK_SIZE = 16  # tokens; the same number as in paged_attention/cache.h
 _KV_DTYPES = {Kv.F32: torch.float32, Kv.BF16: torch.bfloat16, Kv.S8: torch.int8}
-
-Tensors = Callable[[str], Tensor | None]
-"""Returns a tensor of a layer by name, or None."""
 
 
 def refusal(config: DecoderConfig) -> str | None:
@@ -46,15 +43,15 @@ def fill_attention(
     """
     norm = of("input_layernorm.weight")
     assert norm is not None
-    queries, keys = _joined(of, "self_attn.q_proj"), _joined(of, "self_attn.k_proj")
+    queries, keys = weight_and_bias(of, "self_attn.q_proj"), weight_and_bias(of, "self_attn.k_proj")
     parts = [
         (_rotated_first(config, weight), None if bias is None else _rotated_first(config, bias))
         for weight, bias in (queries, keys)
     ]
-    parts.append(_joined(of, "self_attn.v_proj"))
+    parts.append(weight_and_bias(of, "self_attn.v_proj"))
     biases = [bias for _, bias in parts if bias is not None]
     layer.qkv = packed.packed(torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None)
-    layer.o = packed.packed(*_joined(of, "self_attn.o_proj"))
+    layer.o = packed.linear(of, "self_attn.o_proj")
     layer.attention_norm = packed.floats(norm.float() * factor)
     for name in ("q_norm", "k_norm"):
         of_heads = of(f"self_attn.{name}.weight")
@@ -67,13 +64,13 @@ def fill_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors, *, gated: b
     Args:
         gated: Whether it has a gate; else it squares a ReLU.
     """
-    weight, bias = _joined(of, "mlp.up_proj")
+    weight, bias = weight_and_bias(of, "mlp.up_proj")
     if gated:
-        gate, gate_bias = _joined(of, "mlp.gate_proj")
+        gate, gate_bias = weight_and_bias(of, "mlp.gate_proj")
         bias = None if gate_bias is None or bias is None else interleave(gate_bias, bias)
         weight = interleave(gate, weight)
     layer.gate_up = packed.packed(weight, bias)
-    layer.down = packed.packed(*_joined(of, "mlp.down_proj"))
+    layer.down = packed.linear(of, "mlp.down_proj")
     layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
 
 
@@ -133,12 +130,6 @@ def ragged(batch: StepBatch) -> tuple[RaggedStruct, Batch]:
     arrays = (batch.positions, batch.query_start, batch.context_len, np.ascontiguousarray(batch.block_tables))
     kept = Batch(*map(torch.from_numpy, arrays))
     return ragged_struct(kept), kept
-
-
-def _joined(of: Tensors, name: str) -> tuple[Tensor, Tensor | None]:
-    weight = of(f"{name}.weight")
-    assert weight is not None
-    return weight, of(f"{name}.bias")
 
 
 def _rotated_first(config: DecoderConfig, rows: Tensor) -> Tensor:

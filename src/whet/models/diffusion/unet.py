@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from whet.errors import OptionError
 from whet.models.config_file import check_model_type, read_json, unusable
 from whet.models.diffusion.names import FRAME_UNET
-from whet.models.tensor_files import filled, read_weights, shapes_of
+from whet.models.tensor_files import ModelFiles
 
 MODEL_TYPE = FRAME_UNET
 
 _LONGEST_PERIOD = 10_000.0  # of the sines of the time embedding, in timesteps
-_NO_PICKLES = "save the weights as model.safetensors with safetensors.torch.save_file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,13 +241,12 @@ def config_from_json(directory: Path | str, raw: Mapping[str, Any]) -> UNetConfi
         raise unusable(directory, str(error)) from error
 
 
-def load_unet(directory: Path | str) -> FrameUNet:
-    """Return the U-Net of a directory with config.json and model.safetensors, in float32 and in eval mode.
+FILES = ModelFiles(
+    read_config=lambda directory: config_from_json(directory, read_json(directory)),
+    build=FrameUNet,
+    name_of=str,
+    pickles="save the weights as model.safetensors with safetensors.torch.save_file",
+)
+"""Read U-Nets of frames."""
 
-    Raises:
-        TargetError: A file is missing or damaged, or the weights do not fit the configuration.
-    """
-    config = config_from_json(directory, read_json(directory))
-    shapes = shapes_of(lambda: FrameUNet(config))
-    weights = read_weights(directory, shapes, str, tied=False, pickles=_NO_PICKLES)
-    return filled(lambda: FrameUNet(config), weights, torch.float32)
+load_unet = FILES.load

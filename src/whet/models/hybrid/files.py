@@ -6,17 +6,17 @@ Where a file has two matrices in one tensor, one below the other, both have the 
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from whet.models import tensor_files
 from whet.models.hybrid.config import HybridConfig
 from whet.models.hybrid.config_files import read_config
 from whet.models.hybrid.reference import Hybrid
-from whet.models.tensor_files import Shape
+from whet.models.tensor_files import ModelFiles, Shape
 
 _OF_BAMBA = {
     "norm.": "final_layernorm.",
@@ -75,68 +75,49 @@ def file_name(model_type: str, name: str) -> str:
     return f"{prefix}.{layer}{inner}"
 
 
-def weight_shapes(config: HybridConfig) -> dict[str, Shape]:
-    """Return the shape of each tensor by its name in the module.
-
-    With tied embeddings there is no lm_head.weight: embed_tokens.weight is used for both.
-    """
-    return tensor_files.shapes_of(lambda: Hybrid(config), tied=config.tie_word_embeddings)
-
-
 def to_files(config: HybridConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a module's weights, without a tied head's, by the names of files."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
-    for name in weight_shapes(config):
+    for name in FILES.shapes(config):
         parts[file_name(config.model_type, name)].append(weights[name])
     return {name: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for name, tensors in parts.items()}
 
 
-def read_weights(directory: Path | str, config: HybridConfig) -> dict[str, Tensor]:
-    """Return the tensors that `weight_shapes` names, in their stored dtype.
+class _HybridFiles(ModelFiles[HybridConfig, Hybrid]):
+    """Read hybrid models, whose tensors have the names of their family in files."""
 
-    They are views of memory-mapped files; see whet.models.tensor_files.stored_tensors.
+    def read(self, directory: Path | str, config: HybridConfig) -> dict[str, Tensor]:
+        """Return the tensors that `shapes` names, in their stored dtype. See ModelFiles."""
+        in_files: dict[str, Shape] = {}
+        of_module = self.shapes_for(directory, config)
+        shapes = {name: (file_name(config.model_type, name), shape) for name, shape in of_module.items()}
+        for where, shape in shapes.values():
+            known = in_files.get(where)
+            in_files[where] = shape if known is None else (known[0] + shape[0], *shape[1:])
 
-    Raises:
-        TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another shape.
-    """
-    in_files: dict[str, Shape] = {}
-    shapes = {name: (file_name(config.model_type, name), shape) for name, shape in weight_shapes(config).items()}
-    for where, shape in shapes.values():
-        known = in_files.get(where)
-        in_files[where] = shape if known is None else (known[0] + shape[0], *shape[1:])
+        def name_of(stored: str) -> str | None:
+            if stored.endswith(".rotary_emb.inv_freq"):
+                return None  # old files hold the rotary angles, which are computed
+            if config.model_type == "nemotron_h" and stored.startswith("model."):
+                return f"backbone.{stored.removeprefix('model.')}"  # some files have the prefix of the other families
+            return stored
 
-    def name_of(stored: str) -> str | None:
-        if stored.endswith(".rotary_emb.inv_freq"):
-            return None  # old files hold the rotary angles, which are computed
-        if config.model_type == "nemotron_h" and stored.startswith("model."):
-            return f"backbone.{stored.removeprefix('model.')}"  # some files have the prefix of the other families
-        return stored
-
-    embedding = file_name(config.model_type, "embed_tokens.weight")
-    stored = tensor_files.read_weights(
-        directory, in_files, name_of, tied=config.tie_word_embeddings, embedding=embedding
-    )
-    weights, used = {}, dict.fromkeys(in_files, 0)
-    for name, (where, shape) in shapes.items():
-        first = used[where]
-        weights[name] = stored[where][first : first + shape[0]]
-        used[where] = first + shape[0]
-    return weights
+        of_family = replace(self, name_of=name_of, embedding=file_name(config.model_type, self.embedding))
+        stored = of_family.read_as(in_files, directory, config)
+        weights, used = {}, dict.fromkeys(in_files, 0)
+        for name, (where, shape) in shapes.items():
+            first = used[where]
+            weights[name] = stored[where][first : first + shape[0]]
+            used[where] = first + shape[0]
+        return weights
 
 
-def load_hybrid(directory: Path | str, dtype: torch.dtype = torch.float32) -> Hybrid:
-    """Load the model in a Hugging Face directory (config.json and safetensors), in eval mode.
+FILES = _HybridFiles(
+    read_config=read_config,
+    build=Hybrid,
+    name_of=str,
+    is_wide=lambda name: name.endswith(_KEPT_WIDE) or name == "norm.weight",
+)
+"""Read hybrid models. Rates, step biases, convolutions and norms stay in float32."""
 
-    Its weights are copies: they do not depend on the files. `dtype` is the type of the matrices: rates,
-    step biases, convolutions and norms stay in float32.
-
-    Raises:
-        TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
-    """
-
-    def is_wide(name: str) -> bool:
-        return name.endswith(_KEPT_WIDE) or name == "norm.weight"
-
-    config = read_config(directory)
-    weights, tied = read_weights(directory, config), config.tie_word_embeddings
-    return tensor_files.filled(lambda: Hybrid(config), weights, dtype, is_wide=is_wide, tied=tied)
+weight_shapes, read_weights, load_hybrid = FILES.shapes, FILES.read, FILES.load

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from whet.models.hybrid.config import HybridConfig
 from whet.models.hybrid.config_files import FILES, NemotronHFile
-from whet.models.hybrid.file_types import HybridFile
 from whet.models.hybrid.files import file_name, to_files
 from whet.models.hybrid.reference import Hybrid, initialise
 from whet.models.trainable import Trainable
@@ -31,13 +29,6 @@ _ONE_MATRIX = "its file holds gate_proj and up_proj as one matrix, and peft woul
 _NOT_ADAPTED = {"granitemoehybrid": {"gate_proj": _ONE_MATRIX, "up_proj": _ONE_MATRIX}}
 
 
-def fresh_hybrid(file: HybridFile, generator: torch.Generator) -> Hybrid:
-    """Return a model whose weights are drawn from a generator."""
-    model = Hybrid(file.plan())
-    initialise(model, generator)
-    return model
-
-
 class _TrainableHybrid(Trainable):
     """Say how a family of hybrid models is trained. Its files may hold two matrices in one tensor."""
 
@@ -51,7 +42,7 @@ def _trainable(model_type: str) -> Trainable:
         config=FILES[model_type],
         also_known=frozenset(_ALSO_KNOWN | _ALSO_KNOWN_IN.get(model_type, set())),
         build=lambda file: Hybrid(file.plan()),
-        fresh=fresh_hybrid,
+        initialise=initialise,
         file_name=partial(file_name, model_type),
         config_json=lambda config: dict(config.keys),
         architectures=_ARCHITECTURES,

@@ -23,7 +23,6 @@ from whet.kernels.selective_model.structs import LayerStruct as MambaLayerStruct
 from whet.kernels.selective_model.structs import SegmentStruct, TokensStruct
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.native_layers import (
-    Tensors,
     cache_bytes,
     decoder_struct,
     fill_attention,
@@ -34,7 +33,7 @@ from whet.models.decoder.native_layers import (
 from whet.models.hybrid.config import HybridConfig, Multipliers
 from whet.models.hybrid.mixers import parts_scale
 from whet.models.native_model import NativeModel
-from whet.models.native_weights import NativeWeights
+from whet.models.native_weights import NativeWeights, Tensors
 from whet.models.options import checked_length
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.native import fill_mixer, selective_struct
@@ -178,10 +177,7 @@ def _fill_conv(layer: ConvLayerStruct, packed: NativeWeights, of: Tensors) -> No
     """Pack the weights of a short convolution, and fill in its structure, but for the norm before it."""
     convolution = of("conv.conv.weight")
     assert convolution is not None
-    for name in ("in_proj", "out_proj"):
-        weight = of(f"conv.{name}.weight")
-        assert weight is not None
-        setattr(layer, name, packed.packed(weight, of(f"conv.{name}.bias")))
+    layer.in_proj, layer.out_proj = packed.linear(of, "conv.in_proj"), packed.linear(of, "conv.out_proj")
     layer.conv_weight, layer.conv_bias = packed.floats(convolution[:, 0].T), packed.floats(of("conv.conv.bias"))
 
 

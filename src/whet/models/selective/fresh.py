@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from whet.models.selective.config import SelectiveConfig, written_number
 from whet.models.selective.reference import Selective, initialise
 from whet.models.trainable import Trainable
@@ -11,13 +9,6 @@ from whet.models.trainable import Trainable
 # The fields that only one of the two kinds of mixers has.
 _OF_MAMBA_1 = {"time_step_rank"}
 _OF_MAMBA_2 = {"num_heads", "head_dim", "n_groups", "time_step_limit"}
-
-
-def fresh_selective(config: SelectiveConfig, generator: torch.Generator) -> Selective:
-    """Return a model whose weights are drawn from a generator."""
-    model = Selective(config)
-    initialise(model, generator)
-    return model
 
 
 def file_name(name: str) -> str:
@@ -60,7 +51,7 @@ TRAINABLE = Trainable(
     config=SelectiveConfig,
     also_known=frozenset({"expand"}),
     build=Selective,
-    fresh=fresh_selective,
+    initialise=initialise,
     file_name=file_name,
     config_json=config_json,
     architectures={
@@ -77,3 +68,5 @@ TRAINABLE = Trainable(
     refusal=refusal,
 )
 """Say how selective state-space models are trained."""
+
+fresh_selective = TRAINABLE.fresh

@@ -8,7 +8,7 @@ Shape suffixes: D channels, N states, V vocabulary, R rows of logits.
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -18,15 +18,12 @@ from whet.kernels.build import Library
 from whet.kernels.linear.packed import LANES, Kind
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
 from whet.models.native_model import NativeModel
-from whet.models.native_weights import NativeWeights
+from whet.models.native_weights import NativeWeights, Tensors, weight_and_bias
 from whet.models.options import checked_length
 from whet.models.selective.config import SelectiveConfig
 from whet.models.selective.native_states import NativeStates
 from whet.models.selective.state import SelectiveState
 from whet.models.step import Allocation, StepBatch
-
-Tensors = Callable[[str], Tensor | None]
-"""Returns a tensor of a layer by name, or None."""
 
 
 class NativeSelective(NativeModel):
@@ -107,16 +104,10 @@ def fill_mixer(layer: LayerStruct, packed: NativeWeights, config: SelectiveConfi
         packed: It keeps what is packed.
         of: Returns the mixer's tensors by name, or None.
     """
-
-    def pack(name: str, biased: bool = True) -> ctypes.Structure:
-        weight = of(f"{name}.weight")
-        assert weight is not None
-        return packed.packed(weight, of(f"{name}.bias") if biased else None)
-
     convolution, logs = of("conv1d.weight"), of("A_log")
     assert convolution is not None
     assert logs is not None
-    layer.in_proj, layer.out_proj = pack("in_proj"), pack("out_proj")
+    layer.in_proj, layer.out_proj = packed.linear(of, "in_proj"), packed.linear(of, "out_proj")
     layer.conv_weight, layer.conv_bias = packed.floats(convolution[:, 0].T), packed.floats(of("conv1d.bias"))
     layer.d = packed.floats(of("D"))
     rates = -torch.exp(logs.float())
@@ -124,8 +115,9 @@ def fill_mixer(layer: LayerStruct, packed: NativeWeights, config: SelectiveConfi
         layer.rates, layer.delta_bias = packed.floats(rates), packed.floats(of("dt_bias"))
         layer.gated_norm = packed.floats(of("norm.weight"))
         return
-    layer.x_proj, layer.dt_proj = pack("x_proj"), pack("dt_proj", biased=False)
-    layer.delta_bias = packed.floats(of("dt_proj.bias"))
+    steps, delta_bias = weight_and_bias(of, "dt_proj")
+    layer.x_proj, layer.dt_proj = packed.linear(of, "x_proj"), packed.packed(steps, None)
+    layer.delta_bias = packed.floats(delta_bias)
     layer.rates = packed.floats(_in_lanes(rates * math.log2(math.e)))
 
 
