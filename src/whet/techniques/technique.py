@@ -62,6 +62,7 @@ class NotApplicable:
 
 
 Applicability = Applies | NotApplicable
+OptionSpace = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class AnyTechnique:
     card: str | None
     options: type[Any] = NoOptions
     check: Callable[..., Applicability]
-    space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    space: OptionSpace = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     restores_quality: bool = False

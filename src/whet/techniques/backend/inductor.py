@@ -25,9 +25,18 @@ from whet.errors import OptionError
 from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
-from whet.techniques.technique import BACKEND, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import (
+    BACKEND,
+    Applicability,
+    Applies,
+    Candidate,
+    NotApplicable,
+    OptionSpace,
+    Stage,
+    Technique,
+)
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {
+_SPACE: OptionSpace = {
     "engine": ("package", "jit", "cudagraphs"),
     "freezing": (True, False),
     "max_autotune": (False, True),

@@ -13,10 +13,8 @@ Composes        After every structure technique; alone in its groups (precision,
 Source          torch.onnx.export; onnxruntime.quantization (ONNX Runtime's documentation).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from whet.core.artefact.onnxruntime import ONNXRuntime
 from whet.core.workload import ExaminedWorkload
@@ -34,11 +32,12 @@ from whet.techniques.technique import (
     Applies,
     Candidate,
     NotApplicable,
+    OptionSpace,
     Stage,
     Technique,
 )
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"precision": ("int8", "f32"), "mode": ("static", "dynamic")}
+_SPACE: OptionSpace = {"precision": ("int8", "f32"), "mode": ("static", "dynamic")}
 
 _DTYPES = {"int8": "int8", "f32": "float32"}
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")

@@ -8,9 +8,7 @@ Composes        With everything; last.
 Source          PyTorch documentation, "CPU threading and TorchScript inference"; torch.set_num_threads.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import psutil
 
@@ -21,7 +19,7 @@ from whet.measure.cores import allowed_cores
 from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
-from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.techniques.technique import Applicability, Applies, Candidate, NotApplicable, OptionSpace, Stage, Technique
 
 
 def thread_counts() -> tuple[int, ...]:
@@ -36,7 +34,7 @@ def thread_counts() -> tuple[int, ...]:
 
 _ALONE_OVER_ALL = 1.5  # how much faster a core's clock may be while others rest, at the most
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": thread_counts()}
+_SPACE: OptionSpace = {"num_threads": thread_counts()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,18 +13,16 @@ Composes        With everything. Inside autocast the padding comes after the cas
 Source          NVIDIA, "Matrix Multiplication Background User's Guide" and "Convolutional Layers User's Guide".
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.padded_dimensions import align, unaligned_layers
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"most_growth": (1.25, 3.0)}
+_SPACE: OptionSpace = {"most_growth": (1.25, 3.0)}
 _VOLTA = (7, 0)  # the first compute capability with tensor cores
 
 

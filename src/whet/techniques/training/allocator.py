@@ -15,10 +15,8 @@ Source          glibc manual, "Malloc Tunable Parameters"; PyTorch issue 117429;
                 memory usage with PYTORCH_ALLOC_CONF"; ld.so(8) for LD_PRELOAD.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,10 +25,10 @@ from whet.measure.machine import Limits, Machine
 from whet.measure.malloc import PRELOAD, find, has_glibc, is_loaded, keep_all_memory, preloaded
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("keep", "jemalloc", "tcmalloc", "expandable_segments")}
+_SPACE: OptionSpace = {"kind": ("keep", "jemalloc", "tcmalloc", "expandable_segments")}
 _PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}  # of Debian and Ubuntu
 
 

@@ -15,9 +15,7 @@ Source          Micikevicius et al., 2017, arXiv:1710.03740 (masters); Zamirai e
                 (stochastic rounding).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,10 +31,10 @@ from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.optimizers import WHOLE_GROUPS, updates_one_by_one
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import EXCHANGES, EXCHANGES_SHARDS, Use
-from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable
+from whet.techniques.technique import PRECISION, Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"update": ("masters", "stochastic")}
+_SPACE: OptionSpace = {"update": ("masters", "stochastic")}
 _LEFT_ALONE = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear)  # their operators take no mixture of dtypes inside autocast
 
 

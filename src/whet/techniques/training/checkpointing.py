@@ -13,7 +13,6 @@ Source          Chen et al., 2016, arXiv:1604.06174; Korthikanti et al., 2022, a
                 torch.utils.checkpoint with use_reentrant=False and create_selective_checkpoint_contexts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -28,10 +27,10 @@ from whet.techniques.costs.step_profile import kind_of
 from whet.techniques.mechanisms.blocks import ACTIVATIONS, repeated_blocks
 from whet.techniques.mechanisms.module_class import AddedForward, extend
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"every": (1, 2, 3, 4, 6, 8), "keep": ("inputs", "products")}
+_SPACE: OptionSpace = {"every": (1, 2, 3, 4, 6, 8), "keep": ("inputs", "products")}
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 

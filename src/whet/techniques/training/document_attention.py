@@ -15,9 +15,7 @@ Source          Krell et al., 2021, arXiv:2107.02027 (packing); Dao et al., 2022
                 Dong et al., 2024, arXiv:2412.05496 (FlexAttention).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
@@ -26,10 +24,10 @@ from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.packing.document_masking import note_of_masks, with_block_size
 from whet.techniques.mechanisms.packing.packed_masks import SEEN
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"block_size": (128, 64, 256)}
+_SPACE: OptionSpace = {"block_size": (128, 64, 256)}
 
 
 @dataclass(frozen=True, kw_only=True)

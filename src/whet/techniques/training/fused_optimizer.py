@@ -14,7 +14,6 @@ Source          PyTorch documentation, torch.optim.AdamW, "fused" and "foreach";
                 optimizer with torch.compile".
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +26,10 @@ from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.optimizers import OPTIMIZER
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import is_sharded
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("fused", "foreach", "compiled")}
+_SPACE: OptionSpace = {"kind": ("fused", "foreach", "compiled")}
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_SHARDED = (torch.optim.Adam, torch.optim.AdamW)
 _COMPILED = (  # Adafactor and Muon read numbers in the middle of a step, which a compiler cannot follow

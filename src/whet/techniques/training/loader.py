@@ -13,7 +13,6 @@ Source          PyTorch documentation, torch.utils.data, "Multi-process data loa
 """
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.random_draws import first_sample, holds_generator
 from whet.techniques.mechanisms.uses import OWN_LOADER
 from whet.techniques.mechanisms.worker_loader import WorkerLoader, with_workers
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {
+_SPACE: OptionSpace = {
     "num_workers": (1, 2, 4, 8),
     "prefetch_factor": (2, 4),
     "persistent_workers": (True, False),

@@ -14,9 +14,7 @@ Composes        Alone in its group (optimizer). Clipping and accumulation go on 
 Source          Ren et al., 2021, arXiv:2101.06840 (ZeRO-Offload).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,10 +24,10 @@ from whet.techniques.mechanisms.optimizer_wrapper import ExchangedUpdates
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, updates_one_by_one
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import EXCHANGES, EXCHANGES_SHARDS, Use
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"gradients": (False, True)}
+_SPACE: OptionSpace = {"gradients": (False, True)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,8 @@ Source          PyTorch documentation, "A guide on good usage of non_blocking an
                 data_prefetcher of its ImageNet example.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -25,10 +24,10 @@ from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.prefetching import Prefetched, is_prefetched
 from whet.techniques.mechanisms.random_draws import first_sample
 from whet.techniques.mechanisms.uses import OWN_LOADER
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"depth": (2, 4), "copies": (False, True)}
+_SPACE: OptionSpace = {"depth": (2, 4), "copies": (False, True)}
 
 
 @dataclass(frozen=True, kw_only=True)

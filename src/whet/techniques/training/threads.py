@@ -8,9 +8,7 @@ Composes        With everything; last.
 Source          PyTorch documentation, "CPU threading and TorchScript inference"; torch.set_num_threads.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,10 +16,10 @@ from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.runtime.threads import of_threads, thread_counts
-from whet.techniques.technique import Applicability, Applies, NotApplicable
+from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": thread_counts()}
+_SPACE: OptionSpace = {"num_threads": thread_counts()}
 
 
 @dataclass(frozen=True, kw_only=True)
