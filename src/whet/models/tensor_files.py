@@ -20,6 +20,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STORED_AS = ("F32", "BF16", "F16")
 
+_MANY_LAYERS = 200  # more than the largest models have
+
 Shape = tuple[int, ...]
 Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
@@ -138,7 +140,15 @@ class ModelFiles(Generic[Config, Model]):
         return self.read_as(self.shapes_for(directory, config), directory, config)
 
     def shapes_for(self, directory: Path | str, config: Config) -> dict[str, Shape]:
-        """Return the shapes of a directory's config, or raise TargetError where no tensor can be so large."""
+        """Return the shapes of a directory's config.
+
+        Raises:
+            TargetError: No tensor can be so large, or there are fewer tensors than layers.
+        """
+        num_layers: int = getattr(config, "num_hidden_layers", 0)
+        # To build a model takes milliseconds a layer, so one whose config.json is not of these files is not built.
+        if num_layers > _MANY_LAYERS and num_layers > (found := sum(1 for _ in stored_tensors(Path(directory)))):
+            raise unusable(directory, f"it asks for {num_layers:,} layers, and there are {found:,} tensors")
         try:
             return self.shapes(config)
         except RuntimeError as error:

@@ -109,6 +109,12 @@ def test_tensors_that_do_not_fit(tmp_path, change, said):
     assert said in refused(tmp_path)
 
 
+def test_more_layers_than_tensors_are_refused_before_a_model_is_built(tmp_path):
+    save_file(random_weights(write_config(tmp_path)), tmp_path / "model.safetensors")
+    write_config(tmp_path, num_hidden_layers=10_000)
+    assert "asks for 10,000 layers, and there are 21 tensors" in refused(tmp_path)
+
+
 def test_file_damaged_or_missing(tmp_path):
     config = write_config(tmp_path)
     assert "has no model.safetensors" in refused(tmp_path)
