@@ -52,7 +52,7 @@ def opened(step, **fields):
 def serving(step=None, *, options=None, source="synthetic:12", reports=None, port=0, model=None, **settings):
     """Serve a page on a port of its own, and hand out the server."""
     options = options or StreamOptions()
-    served = Served.of(
+    served = Served(
         model or opened(step or Negative()), options, lambda size: open_source(source, size=size, rate=200), source
     )
     bound = bind(LOOPBACK, port)

@@ -27,7 +27,7 @@ class Clock:
 
 def test_frames_come_at_their_own_times() -> None:
     clock = Clock()
-    source = paced(SyntheticClip(4, rate=10), clock, clock.sleep)
+    source = Paced(SyntheticClip(4, rate=10), clock, clock.sleep)
     assert source.is_live
     assert source.rate == 10
     came = [(frame.index, frame.time_s, round(clock.now - 1000, 9)) for frame in source]
@@ -36,7 +36,7 @@ def test_frames_come_at_their_own_times() -> None:
 
 def test_frames_that_fell_due_meanwhile_come_at_once_and_in_order() -> None:
     clock = Clock()
-    source = paced(SyntheticClip(6, rate=10), clock, clock.sleep)
+    source = Paced(SyntheticClip(6, rate=10), clock, clock.sleep)
     plain = list(SyntheticClip(6, rate=10))
     next(source)
     clock.now += 0.35
@@ -51,7 +51,7 @@ def test_frames_that_fell_due_meanwhile_come_at_once_and_in_order() -> None:
 
 def test_a_sleep_that_returns_early_is_repeated() -> None:
     clock = Clock()
-    source = paced(SyntheticClip(2, rate=10), clock, lambda seconds: clock.sleep(seconds / 2 if seconds > 0.01 else 1))
+    source = Paced(SyntheticClip(2, rate=10), clock, lambda seconds: clock.sleep(seconds / 2 if seconds > 0.01 else 1))
     next(source)
     next(source)
     assert len(clock.slept) > 2

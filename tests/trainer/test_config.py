@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.errors import OptionError, TargetError
-from whet.trainer.config import ScheduleSection, TrainConfig, checked_config, read_config
+from whet.trainer.config import TrainConfig, checked_config, read_config
+from whet.trainer.sections import ScheduleSection
 from whet.trainer.workload import Schedule
 
 TOML = """

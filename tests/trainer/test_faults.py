@@ -22,7 +22,7 @@ from whet.core.workload.training import Trainer
 from whet.errors import ModelError, OptionError, OutputError, TargetError
 from whet.models.decoder import load_decoder
 from whet.techniques.prepared_trainer import PreparedTrainer
-from whet.trainer import free_memory, memory_parts
+from whet.trainer import memory_parts
 from whet.trainer.checkpoints import Checkpoints
 from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.export import write_model
@@ -264,7 +264,7 @@ def test_what_has_no_room_is_refused_before_the_work(tmp_path: Path, monkeypatch
     with pytest.raises(TargetError, match=r"^a step needs \d+ kB more memory, and 100 kB are free: 8 rows at once"):
         memory_parts.check_memory(setup)
     memory_parts.check_memory(replace(setup, steps=(Step(technique="adafactor"),)))  # a recipe may need less
-    monkeypatch.setattr(free_memory, "free_bytes", lambda **_: 80_000)
+    monkeypatch.setattr("whet.trainer.model.free_bytes", lambda **_: 80_000)
     with pytest.raises(
         TargetError, match=r"the weights of this model take 8\d\.\d kB, and 80\.0 kB of memory are free"
     ):

@@ -11,7 +11,7 @@ from tiny_run import tables, trained
 from whet.errors import OptionError
 from whet.models.memory_bank import load_ltm
 from whet.trainer.config import checked_config
-from whet.trainer.dropout import add_dropout
+from whet.trainer.model import add_dropout
 from whet.trainer.setup import set_up
 
 BANK = {"memory_slots": 4, "attention_block_size": 8}

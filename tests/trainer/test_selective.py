@@ -176,7 +176,7 @@ def test_what_does_not_apply_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
             raw = raw.model_copy(update={"model": raw.model.model_validate(more)})
         with pytest.raises(OptionError, match=said):
             set_up(raw, lambda line: None)
-    monkeypatch.setattr("whet.trainer.free_memory.free_bytes", lambda with_swap: 1000)
+    monkeypatch.setattr("whet.trainer.model.free_bytes", lambda with_swap: 1000)
     with pytest.raises(TargetError, match=r"make model.hidden_size or model.num_hidden_layers smaller"):
         set_up(made(tmp_path, "mamba"), lambda line: None)
 

@@ -90,7 +90,7 @@ def test_the_sampling_rate_is_that_of_the_feature_extractor(tmp_path: Path) -> N
     (directory / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 8000, "feature_size": 1}))
     assert resolve(f"hf:{directory}?seconds=1.5").inputs[0]["input_values"].shape == (1, 12_000)
     (directory / "preprocessor_config.json").write_text("{")
-    with pytest.raises(TargetError, match=r"preprocessor_config.json is damaged"):
+    with pytest.raises(TargetError, match=r"preprocessor_config.json cannot be read"):
         resolve(f"hf:{directory}")
 
 

@@ -9,9 +9,7 @@ from whet.measure.machine.notebook import COLUMNS, rate_rows
 
 def facts_table(machine: Machine) -> Table:
     """Return what this machine is."""
-    table = Table(title=f"machine {machine.fingerprint}", title_justify="left", show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = _facts(f"machine {machine.fingerprint}")
     table.add_row("chip", machine.chip)
     table.add_row("instructions", ", ".join(machine.isa) or "not known")
     table.add_row("cores", f"{machine.cores}, of which torch uses {machine.torch_threads}")
@@ -24,9 +22,7 @@ def facts_table(machine: Machine) -> Table:
 
 def parts_table(topology: Topology) -> Table:
     """Return the parts of the machine, and how they are linked."""
-    table = Table(title="topology", title_justify="left", show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = _facts("topology")
     for node in topology.nodes:
         memory = f", {node.memory_bytes / 2**30:.0f} GiB" if node.memory_bytes else ""
         cores = f"{len(node.cpus)} cores" if node.cpus else "no cores"
@@ -39,6 +35,13 @@ def parts_table(topology: Topology) -> Table:
         table.add_row("network", escape(", ".join(topology.nics)))
     if topology.links:
         table.add_row("links", topology.summary)
+    return table
+
+
+def _facts(title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     return table
 
 

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.cli.busy import INCONCLUSIVE, patience_of
-from whet.errors import WhetError
 from whet.profiling.bounds import Bound
 from whet.profiling.step.report import PhaseTime, StepReport
 from whet.tuner.target_profile.training import NUM_STEPS, profile_step
@@ -20,31 +19,23 @@ _WIDTH = 100  # of a sentence
 
 
 def run_step(target: str, *, limit_s: float, on_busy: str, busy_wait: str, as_json: bool) -> None:
-    """Show where the steps of a training loop go; what was seen until then, where it ends early.
+    """Show where the steps of a training loop go; what was seen until then, where it ends early or on Ctrl-C.
 
     Raises a WhetError where the target cannot be had, or where it raised.
     """
     console = Console(stderr=as_json, highlight=False)
     patience = patience_of(on_busy, busy_wait, console)
     found: list[StepReport] = []
-    failure = None
     try:
         with console.status(f"watching {target}: {NUM_STEPS} steps, for {limit_s:.0f} s at most"):
             found = [profile_step(target, limit_s=limit_s, patience=patience, ended_early=found.append)]
-    except KeyboardInterrupt:
+    finally:
         for report in found:
+            if report.busy:
+                console.print(Text(f"The machine was busy: {report.busy}. Times may be too long.", "yellow"))
             show_steps(console, report)
-        raise
-    except WhetError as error:
-        failure = error
-    for report in found:
-        if report.busy:
-            console.print(Text(f"The machine was busy: {report.busy}. Times may be too long.", "yellow"))
-        show_steps(console, report)
-        if as_json:
-            print(json.dumps({"target": target, **report.as_json()}))
-    if failure is not None:
-        raise failure
+            if as_json:
+                print(json.dumps({"target": target, **report.as_json()}))
     if found[0].busy and not patience.goes_on:
         raise typer.Exit(INCONCLUSIVE)
 

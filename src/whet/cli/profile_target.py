@@ -10,7 +10,6 @@ from rich.live import Live
 from rich.text import Text
 
 from whet.cli.busy import INCONCLUSIVE, patience_of
-from whet.errors import WhetError
 from whet.files import names_in
 from whet.profiling.model.report import Report
 from whet.profiling.model.report import as_json as report_json
@@ -21,35 +20,27 @@ from whet.tuner.target_profile.model import profile_target
 def run_target(
     target: str, *, out: Path | None, depth: int, rows: int, limit_s: float, on_busy: str, busy_wait: str, as_json: bool
 ) -> None:
-    """Profile a target and show what was found; what was found until then, where it ends early.
+    """Profile a target and show what was found; what was found until then, where it ends early or on Ctrl-C.
 
     Raises a WhetError where the target cannot be had, or ended before its time.
     """
     console = Console(stderr=as_json, highlight=False)
     patience = patience_of(on_busy, busy_wait, console)
     found: list[Report] = []
-    failure = None
     try:
         with Live(_Progress(target), console=console, transient=True, refresh_per_second=4):
-            report = profile_target(
+            whole = profile_target(
                 target, out=out, depth=depth, limit_s=limit_s, patience=patience, ended_early=found.append
             )
-        found = [report]
-    except KeyboardInterrupt:
+        found = [whole]
+    finally:
         for report in found:
-            show_report(console, report)
-        raise
-    except WhetError as error:
-        failure = error
-    for report in found:
-        show_report(console, report, rows=rows)
-        if out is not None and (names := names_in(out)):
-            console.print(f"\nwritten  {', '.join(str(out / name) for name in sorted(names))}", markup=False)
-        if as_json:
-            place = None if out is None else str(out)
-            print(json.dumps({"target": target, **report_json(report), "out": place}))
-    if failure is not None:
-        raise failure
+            show_report(console, report, rows=rows)
+            if out is not None and (names := names_in(out)):
+                console.print(f"\nwritten  {', '.join(str(out / name) for name in sorted(names))}", markup=False)
+            if as_json:
+                place = None if out is None else str(out)
+                print(json.dumps({"target": target, **report_json(report), "out": place}))
     if found[0].busy and not patience.goes_on:
         raise typer.Exit(INCONCLUSIVE)
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from whet.cli.busy import INCONCLUSIVE, patience_of
+from whet.profiling.model.show import plain_table
 from whet.techniques.costs.layer_profile import TrainingLayer
 from whet.tuner.target_profile.training_layers import TrainingProfile, profile_training
 from whet.ui.figures import DASH, duration, num_bytes, one_line, operations, percent
@@ -51,15 +51,11 @@ def show_training(console: Console, found: TrainingProfile, *, rows: int = 12) -
         console.print(Text(f"note: {note}", "dim"))
 
 
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-
-
 def _phases(found: TrainingProfile) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column("part of a step", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
+    for name in ("time", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     total = found.step.total_s or 1.0
     for words, seconds in found.step.parts.values():
@@ -72,7 +68,7 @@ def _phases(found: TrainingProfile) -> Table:
 
 def _layers(layers: Sequence[TrainingLayer], rows: int) -> Table:
     """Return the layers that take the most time, longest first."""
-    table = _table()
+    table = plain_table()
     table.add_column("layer", ratio=1, overflow="fold", min_width=16)
     for name in ("forward", "backward", "share", "FLOP", "bytes"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -20,7 +20,7 @@ from whet.models.diffusion.names import (
     check_sampler,
     check_strength,
 )
-from whet.streamer.frames import MAX_SIDE, Fit, Size, check_size
+from whet.streamer.frames import MAX_SIDE, Size, check_size
 from whet.streamer.http.settings import DEFAULT_PORT, PageSettings
 from whet.streamer.target_name import check_sink, check_stream, source_kind
 from whet.ui.network import LOOPBACK, checked_port, is_loopback
@@ -86,7 +86,7 @@ def stream(
     open.
     """
     frame_size = None if size is None else _size(size)
-    fitted = _fit(fit)
+    check_size(None, fit)  # type: ignore[arg-type]
     guided = _guidance(guidance)
     budget_s = None if budget is None else seconds("--budget", budget)
     _check_model(sampler, strength, dtype, backend, device)
@@ -129,7 +129,7 @@ def stream(
         budget_s=budget_s,
         degrades=degrade,
         stillness=skip_still,
-        fit=fitted,
+        fit=fit,  # type: ignore[arg-type]
         threads=threads,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -214,7 +214,7 @@ def _run(
 
     def opened(frame_size: Size) -> "Source":
         found = open_source(source, size=frame_size, fit=options.fit, rate=rate, threads=codec_threads)
-        return paced(found) if live and not found.is_live else found
+        return paced(found) if live else found
 
     if sink != "null" and not source.startswith(("camera", "synthetic")) and _is_same(Path(source), Path(sink)):
         raise OptionError(f"--sink {sink} is the source itself, which would be lost; name another place")
@@ -266,12 +266,6 @@ def _size(text: str) -> Size:
             f"--size {text!r}: write height and width as 256x512, or one number for a square; at most {MAX_SIDE}"
         )
     return height, width
-
-
-def _fit(text: str) -> Fit:
-    """Return a way to take another aspect."""
-    check_size(None, text)  # type: ignore[arg-type]
-    return text  # type: ignore[return-value]
 
 
 def _guidance(text: str) -> Guidance:

@@ -60,7 +60,7 @@ def serve_page(
             print(report.to_json(indent=None), end="", flush=True)
 
     with bind(*address) as bound:
-        served = Served.of(open_target(target, options), options, own_source, source)
+        served = Served(open_target(target, options), options, own_source, source)
         server = PageServer(served, settings, bound, show)
         server.run(lambda: _say_ready(server.url, served.opened.name, settings, console, as_json=as_json))
     console.print("whet stream: ended" if num_reports else "whet stream: ended; no frame came")

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.cli.tables import VERDICTS, show_headline
+from whet.cli.tables import VERDICTS, show_files, show_verdict
 from whet.core.recipe import FILE as RECIPE
 from whet.tuner import figures
 from whet.tuner.result import FILE, MeasuredVariant, Result
@@ -15,17 +15,11 @@ from whet.tuner.time_account import time_sentence
 
 def show_result(console: Console, result: Result) -> None:
     """Show the verdict, then the original and what was found side by side, within 80 columns."""
-    console.print()
-    show_headline(console, result)
-    console.print()
+    show_verdict(console, result, _table)
     if not result.is_disturbed:
-        console.print(_table(result))
-        console.print()
         for line in [*result.hints, time_sentence(result.time_s)]:
             console.print(Text(figures.one_line(line), "dim"))
-    for name, file in (("report", "report.html"), ("recipe", RECIPE), ("result", FILE)):
-        path = figures.one_line(str(figures.shortened(result.directory / file)))
-        console.print(Text.assemble((f"{name}  ", "dim"), path), overflow="fold")
+    show_files(console, result, {"report": "report.html", "recipe": RECIPE, "result": FILE})
     console.print(Text.assemble(("stream  ", "dim"), result.unsaved.rpartition(": ")[2]), overflow="fold")
 
 

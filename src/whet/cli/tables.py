@@ -1,6 +1,6 @@
 """Show on a terminal what `whet tune` found: the final comparison, the verdict, and a line for each trial."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -39,13 +39,25 @@ _STATUSES = {
 
 def show_result(console: Console, result: Result) -> None:
     """Show the verdict, the original, torch.compile alone and the finalists, and the paths, within 80 columns."""
+    show_verdict(console, result, _table)
+    _show_places(console, result)
+
+
+def show_verdict(console: Console, result: Result, table_of: Callable[[Result], Table]) -> None:
+    """Show the verdict and, unless the machine was too busy for figures, a table, with empty lines around them."""
     console.print()
     show_headline(console, result)
     console.print()
     if not result.is_disturbed:
-        console.print(_table(result))
+        console.print(table_of(result))
         console.print()
-    _show_places(console, result)
+
+
+def show_files(console: Console, result: Result, files: Mapping[str, str], width: int = 0) -> None:
+    """Show the paths of files that were written, each behind what it is in so many characters."""
+    for name, file in files.items():
+        path = figures.one_line(str(figures.shortened(result.directory / file)))
+        console.print(Text.assemble((f"{name:<{width}}  ", "dim"), path), overflow="fold")
 
 
 def _table(result: Result) -> Table:
@@ -136,11 +148,8 @@ def _cells(result: Result, point: MeasuredVariant) -> list[Text]:
 def _show_places(console: Console, result: Result) -> None:
     if not result.out:
         return
-    for name, file in (("report", "report.html"), ("recipe", RECIPE), ("model", MODEL)):
-        if file == MODEL and not result.has_model:
-            continue
-        path = figures.one_line(str(figures.shortened(result.directory / file)))
-        console.print(Text.assemble((f"{name:<8}", "dim"), path), overflow="fold")
+    model = {"model": MODEL} if result.has_model else {}
+    show_files(console, result, {"report": "report.html", "recipe": RECIPE, **model}, width=6)
     if result.has_model and result.libraries:
         call = figures.load_call(str(figures.shortened(result.directory / MODEL)), result.libraries)
         console.print(Text.assemble(("load it ", "dim"), figures.one_line(call)), overflow="fold")

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.cli.tables import VERDICTS, names_of, show_headline
+from whet.cli.tables import VERDICTS, names_of, show_files, show_verdict
 from whet.core.recipe import FILE as RECIPE
 from whet.techniques.costs.memory import StepMemory
 from whet.tuner import figures
@@ -23,18 +23,13 @@ def memory_line(memory: StepMemory) -> str:
 
 def show_result(console: Console, result: Result) -> None:
     """Show the verdict, the original, torch.compile alone and the finalists, and the recipe, within 80 columns."""
-    console.print()
-    show_headline(console, result)
-    console.print()
+    show_verdict(console, result, _table)
     if not result.is_disturbed:
-        console.print(_table(result))
-        console.print()
         _show_rest(console, result)
     if result.out:
-        for name, file in (("report", "report.html"), ("recipe", RECIPE), ("result", FILE)):
-            if (result.directory / file).exists():  # results of earlier versions may have no page
-                path = figures.one_line(str(figures.shortened(result.directory / file)))
-                console.print(Text.assemble((f"{name}  ", "dim"), path), overflow="fold")
+        files = {"report": "report.html", "recipe": RECIPE, "result": FILE}
+        written = {name: file for name, file in files.items() if (result.directory / file).exists()}
+        show_files(console, result, written)  # results of earlier versions may have no page
 
 
 def _table(result: Result) -> Table:
@@ -89,13 +84,8 @@ def _cells(result: Result, point: MeasuredVariant) -> list[Text]:
     return [
         name,
         Text(figures.duration(point.latency_ms, like=result.baseline.latency_ms)),
-        Text(_rate(point.throughput_per_s)),
+        Text(figures.rate(point.throughput_per_s)),
         speedup,
         Text(word, style),
         Text(num_bytes(point.peak_bytes) if point.peak_bytes else figures.DASH),
     ]
-
-
-def _rate(per_s: float) -> str:
-    """Return a rate with three digits at least."""
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"

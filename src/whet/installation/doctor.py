@@ -29,7 +29,6 @@ _LEAST_FREE_BYTES = 2 * 10**9  # what tuning a large model, with its trials, may
 _TUNING = "every command"
 _FROM_OUTSIDE = frozenset({"problem", "remedy", "path", "command", "environment"})
 _OWN = {"whet-audit": "./packages/whet-audit"}  # packages of whet's repository, which no package index has
-_BACKENDS = frozenset({"openvino", "onnx"})
 
 
 def doctor() -> Checkup:

@@ -81,11 +81,14 @@ def state() -> State:
 
 def places() -> tuple[Place, ...]:
     """Return the directories that whet, or a library under it, writes to."""
+    temporary = Path(tempfile.gettempdir())
+    # Asking torch for the cache of its inductor takes seconds.
+    inductor_cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or compiler_directory(temporary))
     return (
         _place("results (whet-out)", Path.cwd(), is_own=False),
         _place("whet's cache", cache_dir(), is_own=True),
-        _place("torch.compile's cache", _inductor_cache(), is_own=True),
-        _place("temporary files", Path(tempfile.gettempdir()), is_own=False),
+        _place("torch.compile's cache", inductor_cache, is_own=True),
+        _place("temporary files", temporary, is_own=False),
     )
 
 
@@ -104,13 +107,6 @@ def _place(purpose: str, directory: Path, *, is_own: bool) -> Place:
         free_bytes=free_bytes,
         is_writable=is_writable(existing),
     )
-
-
-def _inductor_cache() -> Path:
-    """Return the cache of torch's inductor. Asking torch for it takes seconds."""
-    if named := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
-        return Path(named)
-    return compiler_directory(Path(tempfile.gettempdir()))
 
 
 def _gpu(gpu: Gpu) -> str:

@@ -74,7 +74,7 @@ class Clocks:
 
     def __init__(self, cpus: Path = _CPUS, nvml: Any = None) -> None:
         self._cpus = cpus
-        self._nvml = nvml or _nvml_in_use()
+        self._nvml = nvml or nvml_in_use()
         self._began_us = int(time.time() * 1e6)
         self._khz = self._frequency()
 
@@ -104,7 +104,7 @@ class Clocks:
         nvml = self._nvml
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlInit()
-            device = _current_device(nvml)
+            device = current_device(nvml)
             bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
             for bit, text in _SLOWED.items():
                 if bits & bit:
@@ -120,7 +120,7 @@ class Clocks:
         return ""
 
 
-def _nvml_in_use() -> Any:
+def nvml_in_use() -> Any:
     """Return pynvml where this process uses a GPU; None elsewhere. It does not import torch by itself."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -132,7 +132,7 @@ def _nvml_in_use() -> Any:
     return pynvml
 
 
-def _current_device(nvml: Any) -> Any:
+def current_device(nvml: Any) -> Any:
     """Return NVML's handle of the device that torch uses, which CUDA may count in another order."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

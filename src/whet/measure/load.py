@@ -107,6 +107,7 @@ class Load:
 
 NO_LOAD = Load()
 _SUMMED = tuple(field.name for field in fields(Load) if field.name != "cores")
+_COUNTED = tuple(name for name in _SUMMED if name not in ("seconds", "foreign_s"))  # what the kernel itself counts
 
 
 def total(loads: Iterable[Load]) -> Load:
@@ -150,12 +151,8 @@ class Reading:
         return Load(
             seconds=later.at_s - self.at_s,
             cores=later.cores,
-            waited_s=max(0.0, later.waited_s - self.waited_s),
             foreign_s=max(0.0, (later.busy_s - self.busy_s) - (later.own_s - self.own_s)),
-            stolen_s=max(0.0, later.stolen_s - self.stolen_s),
-            throttled_s=max(0.0, later.throttled_s - self.throttled_s),
-            heat_s=max(0.0, later.heat_s - self.heat_s),
-            pressure_s=max(0.0, later.pressure_s - self.pressure_s),
+            **{name: max(0.0, getattr(later, name) - getattr(self, name)) for name in _COUNTED},
         )
 
 
@@ -295,9 +292,7 @@ class _Counter:
 
     def text(self) -> str:
         """Return what the file holds now; what it held last, where its process has ended; "" where there is none."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self.last = os.pread(self._file, 65536, 0).decode("ascii", errors="replace")
+        self.last = self.now() or self.last
         return self.last
 
     def now(self) -> str:

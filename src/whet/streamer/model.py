@@ -11,7 +11,7 @@ from whet.core.workload.stream import Step
 from whet.errors import ModelError, type_name
 from whet.models.diffusion.colour import luma
 from whet.streamer.frames import Image, Size
-from whet.streamer.transfers import Staged, TorchCopyStreams, Transfers
+from whet.streamer.transfers import CopyStreams, Staged, Transfers
 
 _WARM_UP_CALLS = 3  # after a rolling batch is full
 
@@ -43,7 +43,7 @@ class FrameModel:
         self._channels, self._device = channels, torch.device(device)
         self._transfers: Transfers | None = None
         if self._device.type == "cuda":
-            self._transfers = Transfers(TorchCopyStreams(self._device))
+            self._transfers = Transfers(CopyStreams(self._device))
 
     @property
     def in_flight(self) -> int:

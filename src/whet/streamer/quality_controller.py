@@ -101,7 +101,8 @@ class Controller:
         self._since_change += 1
         if self._since_change == WINDOW:
             self._learn_ratio()
-        late = sum(time > self._budget() for time in self._newest)
+        budget_s = self._budget_s * self.level.every  # where frames are skipped, a computed one has their time too
+        late = sum(time > budget_s for time in self._newest)
         if late > _LATE_SHARE * WINDOW and self._at + 1 < len(self._levels):
             return self._down()
         if self._at and self._since_change >= self._wait and not late and self._fits_above():
@@ -109,10 +110,6 @@ class Controller:
         if self._has_returned and self._since_change >= self._wait:
             self._has_returned, self._wait = False, _FIRST_WAIT
         return None
-
-    def _budget(self) -> float:
-        """Return the seconds that a computed frame may take: where frames are skipped, it has their time too."""
-        return self._budget_s * self.level.every
 
     def _learn_ratio(self) -> None:
         """Compute how many times longer a frame takes one level above, from the frames before and after the change."""

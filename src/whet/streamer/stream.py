@@ -17,7 +17,6 @@ from whet.streamer.frame_skip_filter import FrameSkipFilter
 from whet.streamer.frames import Fit, Frame, Size
 from whet.streamer.interrupts import uninterrupted
 from whet.streamer.loop import Answer, Loop, LoopOptions
-from whet.streamer.quality_controller import Level
 from whet.streamer.report import StreamReport, times_of
 from whet.streamer.sinks import Sink
 from whet.streamer.sources import Source, open_source
@@ -78,7 +77,8 @@ class Stream:
         on_taken: Callable[[Frame], None] = lambda frame: None,
     ) -> None:
         self._options = options = options or StreamOptions()
-        _check_budget(options.budget_s)
+        if options.budget_s is not None and not options.budget_s > 0:
+            raise OptionError(f"a budget is above 0 seconds; got {options.budget_s}")
         if not 0 <= options.seed < 2**63:
             raise OptionError(f"a seed is a whole number from 0 to below 2**63; got {options.seed}")
         if options.threads is not None and options.threads < 1:
@@ -111,7 +111,7 @@ class Stream:
                 stillness=stillness,
             ),
             self.timings,
-            on_level=self._note_level,
+            on_level=lambda level: self._levels.append((self._loop.newest, str(level))),
             on_taken=on_taken,
         )
 
@@ -248,11 +248,3 @@ class Stream:
             notes=(*self.source.notes, *self.opened.notes),
             **times_of(self.timings),
         )
-
-    def _note_level(self, level: Level) -> None:
-        self._levels.append((self._loop.newest, str(level)))
-
-
-def _check_budget(budget_s: float | None) -> None:
-    if budget_s is not None and not budget_s > 0:
-        raise OptionError(f"a budget is above 0 seconds; got {budget_s}")

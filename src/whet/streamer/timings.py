@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from whet.measure.latency_histogram import LatencyHistogram
 
-NUM_NEWEST = 240  # intervals and latencies that the page draws
-
 
 @dataclass
 class Timings:

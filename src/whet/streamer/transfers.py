@@ -9,7 +9,7 @@ alone.
 from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,37 +20,8 @@ from whet.streamer.frames import Image
 NUM_BUFFERS = 3  # one is written by the reader, one crosses, and one is waited for by the model
 
 
-class Event(Protocol):
-    """Describe a mark in a stream's work."""
-
-    def synchronize(self) -> None:
-        """Wait on the host until the work before the mark is done."""
-
-
-class CopyStreams(Protocol):
-    """Describe what transfers need of CUDA, so that their logic can be tested without a GPU."""
-
-    def buffer(self, shape: tuple[int, ...]) -> Tensor:
-        """Return a pinned host buffer of bytes."""
-
-    def uploading(self) -> AbstractContextManager[None]:
-        """Run work on the stream of uploads."""
-
-    def fetching(self) -> AbstractContextManager[None]:
-        """Run work on the stream of downloads, after what the current stream has got to do so far."""
-
-    def mark(self) -> Any:
-        """Return an event behind the work that the current stream has got so far."""
-
-    def wait_for(self, event: Any, tensor: Tensor) -> None:
-        """Let the current stream wait for an event before it uses a tensor that another stream has made."""
-
-    def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Return a device tensor of bytes, whose memory belongs to the current stream."""
-
-
-class TorchCopyStreams:
-    """Copy with PyTorch on one CUDA device."""
+class CopyStreams:
+    """Copy with PyTorch on one CUDA device. Tests of `Transfers` put a CPU in its place."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -95,7 +95,8 @@ def read_tuned(directory: Path) -> TunedStream:
             raise ValueError(f"its format is {found.format}, and this whet reads {FORMAT}")
         if unknown := set(found.settings) - set(FIXED):
             raise ValueError(f"it has settings that this whet does not know: {', '.join(sorted(unknown))}")
-        if any(not _is_below(directory, model.directory) for model in found.models.values()):
+        place = directory.resolve()
+        if not all((place / model.directory).resolve().is_relative_to(place) for model in found.models.values()):
             raise ValueError("an artefact lies outside of the directory")
     except ValidationError as error:
         first = error.errors()[0]
@@ -121,10 +122,6 @@ def threads_of_codec(target: str, given: int | None) -> int | None:
         raise OptionError(f"{directory} was tuned, which fixes --codec-threads; leave it out")
     threads = read_tuned(directory).settings.get("codec_threads")
     return threads if isinstance(threads, int) else None
-
-
-def _is_below(directory: Path, part: str) -> bool:
-    return (directory / part).resolve().is_relative_to(directory.resolve())
 
 
 def with_settings(directory: Path, tuned: TunedStream, options: Any) -> Any:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from whet.core.workload.micro_batches import counted
 from whet.errors import OptionError
-from whet.trainer.config import DataSection, TrainConfig
+from whet.trainer.config import TrainConfig
 from whet.trainer.labelled import (
     Example,
-    Label,
     LabelledOrder,
     LabelledRows,
     check_known,
@@ -27,6 +26,7 @@ from whet.trainer.labelled import (
     read_examples,
 )
 from whet.trainer.model import Batch, TrainedModel
+from whet.trainer.sections import DataSection
 from whet.trainer.tokens.order import Order
 from whet.trainer.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
 from whet.workloads.huggingface_classifier import OpenedClassifier, load_classifier
@@ -219,23 +219,16 @@ def open_classification(config: TrainConfig) -> tuple[ClassifierModel, Classific
             f"the config.json in {directory} names no pad_token_id, and the tokenizer no end of text, so that short "
             "texts cannot be padded; write pad_token_id into it"
         )
-    rows = [_rows(part, tokenizer, section, class_of, pad_id) for part in (learnt, held)]
+    rows = [
+        encoded_rows(part, tokenizer.tokenizer, section.sequence_length, class_of.__getitem__, pad_id)
+        for part in (learnt, held)
+    ]
     cut = sum(part.num_cut for part in rows)
     told = f"{cut:,} of {sum(map(len, rows)):,} texts have more than {section.sequence_length} tokens, and were cut"
     data = ClassificationData(config, tokenizer, rows[0], rows[1], (told,) if cut else ())
     if config.evaluation.prompt is not None:
         data.encode(config.evaluation.prompt)
     return model, data
-
-
-def _rows(
-    examples: list[Example],
-    tokenizer: LoadedTokenizer,
-    section: DataSection,
-    class_of: Mapping[Label, int],
-    pad_id: int,
-) -> LabelledRows:
-    return encoded_rows(examples, tokenizer.tokenizer, section.sequence_length, class_of.__getitem__, pad_id)
 
 
 def _tokenizer(section: DataSection, directory: Path, examples: list[Example]) -> LoadedTokenizer:

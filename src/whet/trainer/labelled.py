@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from whet.errors import TargetError, foreign, type_name
-from whet.trainer.config import DataSection
 from whet.trainer.model import Batch
+from whet.trainer.sections import DataSection
 from whet.trainer.tokens.documents import records
 from whet.trainer.tokens.order import Order
 

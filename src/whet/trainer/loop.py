@@ -28,7 +28,6 @@ from whet.trainer.export import write_model
 from whet.trainer.memory_parts import check_memory, memory_told
 from whet.trainer.metrics_log import Line, MetricsLog
 from whet.trainer.pruning import gradual_pruning
-from whet.trainer.sample import go_on
 from whet.trainer.setup import SetUp, check_same
 from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
@@ -289,8 +288,7 @@ class _Run:
             sample = None
             if section.prompt is not None:
                 ids = self._setup.data.encode(section.prompt)
-                drawn = go_on(
-                    self._setup.model,
+                drawn = self._setup.model.go_on(
                     model,
                     ids,
                     num_tokens=section.num_sampled,

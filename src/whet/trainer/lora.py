@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from whet.errors import MissingExtra, OptionError, TargetError, foreign
 from whet.techniques.mechanisms.distillation import blocks_of
-from whet.trainer.fine_tuning import LoraSection
 from whet.trainer.model import TrainedModel
+from whet.trainer.sections import LoraSection
 
 ADAPTER = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -42,17 +42,16 @@ def with_lora(model: TrainedModel, section: LoraSection, directory: Path, seed: 
         raise MissingExtra("peft", "lora", "[lora]") from error
     linear = {name: one for name, one in model.module.named_modules() if _is_linear(one)}
     chosen = _chosen(model, linear, section.target_modules)
-    is_transposed = any(not isinstance(linear[name], nn.Linear) for name in chosen)
+    transposed = frozenset(name for name in chosen if not isinstance(linear[name], nn.Linear))
     config = peft.LoraConfig(
         r=section.r,
         lora_alpha=section.alpha,
         lora_dropout=section.dropout,
         target_modules=_targets(model, linear, chosen),
-        fan_in_fan_out=is_transposed,
+        fan_in_fan_out=bool(transposed),
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(directory.resolve()),
     )
-    transposed = frozenset(name for name in chosen if not isinstance(linear[name], nn.Linear))
     # The model lies in another module, so that peft asks nothing of its config: whet's decoders have one of their own.
     holder = nn.Module()
     holder.model = model.module

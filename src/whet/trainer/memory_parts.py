@@ -122,10 +122,6 @@ def memory_told(when: str, setup: SetUp, optimizer: Optimizer | None = None) -> 
         traceback.clear_frames(error.__traceback__)  # the tensors of the step go
         found = memory_parts(setup, optimizer)
         with suppress(Exception):  # it may need more memory than there is
-            found.parts[_KEPT] = found.rows * _kept_by_a_row(setup)
+            kept = saved_activations(setup.model.module, setup.model.loss, setup.data.one_row())  # of one row
+            found.parts[_KEPT] = found.rows * sum(kept.blocks)
         raise TargetError(f"memory ran out {when} ({memory_shortage(reason(error))}): {found.sentence}") from error
-
-
-def _kept_by_a_row(setup: SetUp) -> int:
-    """Return the bytes that the blocks of the model keep for the backward of one row."""
-    return sum(saved_activations(setup.model.module, setup.model.loss, setup.data.one_row()).blocks)

@@ -15,6 +15,15 @@ from whet.ui.figures import duration
 
 FILE = "log.jsonl"
 TENSORBOARD = "tensorboard"
+_FIGURES = {
+    "loss": "loss {:.4f}",
+    "held_out_loss": "held-out {:.4f}",
+    "accuracy": "accuracy {:.4f}",
+    "macro_f1": "macro F1 {:.4f}",
+    "lr": "lr {:.2e}",
+    "gradient_norm": "norm {:.2f}",
+    "tokens_per_s": "{:,.0f} tokens/s",
+}  # what may be known at a moment, as people read it
 
 
 class Line(BaseModel):
@@ -48,22 +57,12 @@ class Line(BaseModel):
 
     def words(self, steps: int) -> str:
         """Return the line for people."""
-        told = [f"step {self.step:>{len(str(steps))}}/{steps}"]
-        if self.loss is not None:
-            told.append(f"loss {self.loss:.4f}")
-        if self.held_out_loss is not None:
-            told.append(f"held-out {self.held_out_loss:.4f}")
-        if self.accuracy is not None:
-            told.append(f"accuracy {self.accuracy:.4f}")
-        if self.macro_f1 is not None:
-            told.append(f"macro F1 {self.macro_f1:.4f}")
-        if self.lr is not None:
-            told.append(f"lr {self.lr:.2e}")
-        if self.gradient_norm is not None:
-            told.append(f"norm {self.gradient_norm:.2f}")
-        if self.tokens_per_s is not None:
-            told.append(f"{self.tokens_per_s:,.0f} tokens/s")
-        return "  ".join([*told, duration(self.seconds)])
+        told = [_FIGURES[name].format(value) for name, value in self.figures().items()]
+        return "  ".join([f"step {self.step:>{len(str(steps))}}/{steps}", *told, duration(self.seconds)])
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures that are known, by name."""
+        return {name: value for name in _FIGURES if (value := getattr(self, name)) is not None}
 
 
 class MetricsLog:
@@ -104,9 +103,8 @@ class MetricsLog:
                 f"cannot write {self._path}: {error.strerror or error}; free some space and go on with --resume"
             ) from error
         if self._board is not None:
-            for name in ("loss", "held_out_loss", "accuracy", "macro_f1", "lr", "gradient_norm", "tokens_per_s"):
-                if (value := getattr(line, name)) is not None:
-                    self._board.add_scalar(name, value, line.step)
+            for name, value in line.figures().items():
+                self._board.add_scalar(name, value, line.step)
             self._board.flush()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from whet.errors import OptionError
+from whet.errors import OptionError, TargetError
+from whet.measure.memory import free_bytes
 from whet.models.config_file import read_json
 from whet.models.decoder.reference import Decoder
 from whet.models.families import FAMILIES, model_type_of
@@ -19,7 +21,7 @@ from whet.techniques.mechanisms.packing.packed_attention import Documents
 from whet.techniques.mechanisms.packing.packed_models import arguments_of, why_not
 from whet.techniques.mechanisms.packing.packing import IGNORED
 from whet.techniques.mechanisms.pruning.decoders import Kept, changed_config, cut_decoder
-from whet.trainer.free_memory import check_room
+from whet.ui.figures import num_bytes
 
 _CARRIES = "this model carries what it has read from one document into the next"
 Batch = dict[str, Tensor]
@@ -79,6 +81,32 @@ class TrainedModel:
             count += num
         return {"held_out_loss": total / max(1, count)}
 
+    @torch.no_grad()
+    def go_on(self, module: nn.Module, ids: list[int], *, num_tokens: int, temperature: float, seed: int) -> list[int]:
+        """Return the tokens with which a model goes on.
+
+        Every token computes the whole text again, or as much of its end as the model takes. A server does better; this
+        is for a look at a model that trains.
+
+        Args:
+            module: The model, or what computes in its place.
+            ids: The text's tokens, at least one.
+            temperature: What logits are divided by; 0 takes the likeliest token.
+            seed: Decides what is drawn. The generators of the training go on where they were.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        device = next(module.parameters()).device
+        found = list(ids)
+        for _ in range(num_tokens):
+            seen = found if self.max_tokens is None else found[-self.max_tokens :]
+            logits_V: Tensor = self.logits(module, torch.tensor([seen], device=device), None, None)[0, -1].float().cpu()
+            if temperature == 0:
+                found.append(int(logits_V.argmax()))
+            else:
+                chances_V = torch.softmax(logits_V / temperature, -1)
+                found.append(int(torch.multinomial(chances_V, 1, generator=generator)))
+        return found[len(ids) :]
+
 
 def open_model(directory: Path, seed: int) -> TrainedModel:
     """Open the model of a Hugging Face directory, to be trained further.
@@ -124,8 +152,25 @@ def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedMo
         raise OptionError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
     if why := family.refusal(config):
         raise OptionError(f"model.{why}")
-    check_room(family, config)
+    _check_room(family, config)
     return _of_family(family, family.fresh(config, torch.Generator().manual_seed(seed)), given)
+
+
+def _check_room(family: Trainable, config: Any) -> None:
+    """Check that the weights of a new model fit into the free memory.
+
+    Raises:
+        TargetError: They do not.
+    """
+    with torch.device("meta"):
+        weights = sum(p.nbytes for p in family.build(config).parameters())
+    free = free_bytes(with_swap=True)
+    if weights > free:
+        *others, last = (f"model.{key}" for key in family.size_keys)
+        raise TargetError(
+            f"the weights of this model take {num_bytes(weights)}, and {num_bytes(free)} of memory are free; make "
+            f"{', '.join(others)} or {last} smaller"
+        )
 
 
 def _of_family(family: Trainable, module: Any, given: Mapping[str, Any]) -> TrainedModel:
@@ -202,3 +247,31 @@ def _of_transformers(directory: Path, seed: int) -> TrainedModel:
 def _named(family: str, module: nn.Module) -> str:
     count = sum(p.numel() for p in module.parameters())
     return f"{family}, {count / 1e6:.3g} million parameters"
+
+
+def add_dropout(model: TrainedModel, share: float) -> None:
+    """Add dropout behind the embedding and the parts of the blocks of a model of models/, in place.
+
+    It sets a share of the numbers that these add to the model's stream to zero while it trains (Srivastava et al.,
+    2014). Evaluation and the model that is written have none.
+
+    Args:
+        share: The share of numbers that become zero.
+
+    Raises:
+        OptionError: The model is one of transformers, or of a family whose parts are not named.
+    """
+    if not share:
+        return
+    if not model.dropped:
+        raise OptionError(
+            "whet adds no dropout to models of this family; leave optimizer.dropout out (models of transformers have a "
+            "dropout of their own in config.json)"
+        )
+    for module in model.module.modules():
+        if isinstance(module, nn.Embedding) or type(module).__name__ in model.dropped:
+            module.register_forward_hook(partial(_drop, share))
+
+
+def _drop(share: float, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return F.dropout(output, share, module.training)

@@ -11,7 +11,7 @@ from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData
 from whet.trainer.gradual_pruning import GradualPruning
 from whet.trainer.model import TrainedModel, cut_model
-from whet.trainer.prune_section import PruneSection
+from whet.trainer.sections import PruneSection
 from whet.trainer.workload import workload_of
 from whet.ui.figures import percent
 

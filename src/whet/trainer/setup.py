@@ -14,9 +14,8 @@ from whet.measure.machine import describe
 from whet.trainer.classification import ClassificationData, open_classification
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
-from whet.trainer.dropout import add_dropout
 from whet.trainer.lora import with_lora
-from whet.trainer.model import Batch, TrainedModel, new_model, open_model
+from whet.trainer.model import Batch, TrainedModel, add_dropout, new_model, open_model
 from whet.trainer.pruning import check_structured, cut_to_size
 from whet.trainer.teacher import Teacher, open_teacher
 from whet.trainer.tokens.file_digests import tokens_cache, weights_digest

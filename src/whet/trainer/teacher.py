@@ -13,8 +13,8 @@ from whet.models.config_file import FILE
 from whet.techniques.mechanisms.distillation import HiddenStates, blocks_of, distilled, even_layers
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData
-from whet.trainer.fine_tuning import DistillSection
 from whet.trainer.model import TrainedModel, open_model
+from whet.trainer.sections import DistillSection
 from whet.trainer.tokens.file_digests import tokens_cache, weights_digest
 from whet.trainer.tokens.tokenizer import load_tokenizer
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +48,7 @@ def train(
     Raises:
         WhetError: Anything the user can mend.
     """
-    say = say or _on_standard_error
+    say = say or partial(print, file=sys.stderr, flush=True)
     tune_budget_s = duration_s("tune_budget_s", tune_budget_s)
     read = read_config(Path(config), changes)
     found = read.out / TUNED
@@ -89,8 +90,3 @@ def _check_tuning(config: TrainConfig, directory: Path, *, resume: bool) -> None
 
 def _with_recipe(config: TrainConfig, directory: Path) -> TrainConfig:
     return config.model_copy(update={"recipe": directory})
-
-
-def _on_standard_error(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

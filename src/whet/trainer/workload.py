@@ -13,8 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from whet.core.workload import Predict, Quality, TrainingWorkload
 from whet.core.workload.plain_parameters import plain_parameters
-from whet.trainer.config import OptimizerSection, ScheduleSection, TrainConfig
+from whet.trainer.config import TrainConfig
 from whet.trainer.model import Batch, TrainedModel
+from whet.trainer.sections import OptimizerSection, ScheduleSection
 
 HELD_OUT_LOSS = "held-out loss"
 

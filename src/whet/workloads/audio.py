@@ -4,15 +4,16 @@ The shape comes from config.json and the sampling rate from preprocessor_config.
 feature extractors scale their outputs to a mean of 0 and a variance of 1.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.errors import TargetError, reason
+from whet.errors import TargetError
+from whet.files import read_object
+from whet.workloads.huggingface_options import Options
 
 DEFAULT_SECONDS = 2.0
 DEFAULT_RATE = 16_000  # samples per second, where preprocessor_config.json gives no rate
@@ -20,26 +21,14 @@ DEFAULT_RATE = 16_000  # samples per second, where preprocessor_config.json give
 _FRAMES_A_SECOND = 100  # a spectrogram has one frame every 10 ms
 
 
-class Wanted(Protocol):
-    """Declare the options that concern sound."""
-
-    @property
-    def batch(self) -> int:
-        """Return the number of samples in a batch."""
-
-    @property
-    def seconds(self) -> float | None:
-        """Return the length of each sound in seconds; None for the default."""
-
-
-def sound(config: Any, options: Wanted, generator: torch.Generator, directory: Path) -> dict[str, Tensor]:
+def sound(config: Any, options: Options, generator: torch.Generator, directory: Path) -> dict[str, Tensor]:
     """Return one batch of sound for a model of one of KINDS, float32.
 
     Raises:
         TargetError: preprocessor_config.json is damaged, or `seconds` does not apply.
     """
     name, shape_of = KINDS[config.model_type]
-    preprocessor = _preprocessor(directory)
+    preprocessor = read_object(directory / "preprocessor_config.json", required=False)
     shape = shape_of(config, preprocessor, options.seconds)
     return {name: torch.randn(options.batch, *shape, generator=generator)}
 
@@ -99,15 +88,3 @@ KINDS: dict[str, tuple[str, _Shape]] = {
     "speech_to_text": ("input_features", _speech_to_text),
     "wav2vec2-bert": ("input_features", _wav2vec2_bert),
 }
-
-
-def _preprocessor(directory: Path) -> dict[str, Any]:
-    """Return the content of preprocessor_config.json, or {} without one."""
-    path = directory / "preprocessor_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TargetError(f"{path} is damaged: {reason(error)}") from error
-    return found if isinstance(found, dict) else {}

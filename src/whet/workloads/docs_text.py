@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.errors import MissingExtra
+from whet.core.tokenizer_files.reading import library
 
 TOKENIZER = "tokenizer.json"
 START = "<|start|>"  # the tokenizer's one special token, id 0
@@ -59,11 +59,7 @@ def tokenizers() -> Any:
     Raises:
         MissingExtra: It is not installed.
     """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingExtra("tokenizers", "examples", "the text of the docs-* workloads") from error
-    return tokenizers
+    return library("examples", "the text of the docs-* workloads")
 
 
 def load_tokenizer(directory: Path) -> Any:

@@ -32,14 +32,13 @@ def hand_over(workload: AnyWorkload, path: Path) -> str:
         "libraries": loaded_libraries(),
     }
     (path.parent / _SURROUNDINGS).write_text(json.dumps(surroundings), encoding="utf-8")
-    with foreign(TargetError, "the model cannot be handed to another process", words=_with_remedy):
+
+    def with_remedy(error: Exception) -> str:
+        return f"{named_reason(error)}; write a function that builds it, and name it as FILE.py:FUNCTION"
+
+    with foreign(TargetError, "the model cannot be handed to another process", words=with_remedy):
         torch.save(workload, path, pickle_module=cloudpickle)
     return f"{PICKLED}{path}"
-
-
-def _with_remedy(error: Exception) -> str:
-    """Return what an error says, with what the user can do."""
-    return f"{named_reason(error)}; write a function that builds it, and name it as FILE.py:FUNCTION"
 
 
 def taken_over(address: str) -> AnyWorkload:

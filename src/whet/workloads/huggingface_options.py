@@ -1,7 +1,7 @@
 """Read what follows hf: in a target: a directory, and options after a question mark. Nothing is loaded."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from whet.errors import TargetError
 
 TOKENIZER = "tokenizer.json"
+
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 class Options(BaseModel):
@@ -46,16 +48,24 @@ class TrainingOptions(BaseModel):
 
 def parse_options(query: str) -> Options:
     """Return the options of a model to run, or raise TargetError."""
+    return _parsed(Options, query, "batch, seq, seconds and device: hf:DIR?batch=8&seq=256&device=cuda")
+
+
+def parse_training_options(query: str) -> TrainingOptions:
+    """Return the options of a training, or raise TargetError."""
+    return _parsed(TrainingOptions, query, "train, batch, seq and lr: hf:DIR?train=FILE&batch=8&seq=256")
+
+
+def _parsed(kind: type[_Kind], query: str, known: str) -> _Kind:
+    """Return options of a kind; `known` names them for the message."""
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-        return Options.model_validate(dict(pairs))
+        return kind.model_validate(dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))))
     except ValidationError as error:
         first = error.errors()[0]
         wrong = f"{'.'.join(map(str, first['loc']))}={first['input']}: {first['msg']}"
     except ValueError:
         wrong = "not of the form NAME=VALUE&NAME=VALUE"
-    known = "Options are batch, seq, seconds and device: hf:DIR?batch=8&seq=256&device=cuda"
-    raise TargetError(f"bad option in ?{query}: {wrong}. {known}")
+    raise TargetError(f"bad option in ?{query}: {wrong}. Options are {known}")
 
 
 def check_directory(directory: Path) -> None:
@@ -104,15 +114,3 @@ def check_training(directory_and_options: str) -> tuple[Path, TrainingOptions]:
     if not file.stat().st_size:
         raise TargetError(f"{options.train} is empty; give a file with text to train on")
     return directory, options
-
-
-def parse_training_options(query: str) -> TrainingOptions:
-    """Return the options of a training, or raise TargetError."""
-    try:
-        return TrainingOptions.model_validate(dict(parse_qsl(query, keep_blank_values=True)))
-    except ValidationError as error:
-        first: Any = error.errors()[0]
-        wrong = f"{'.'.join(map(str, first['loc']))}={first.get('input')}: {first['msg']}"
-        raise TargetError(
-            f"bad option in ?{query}: {wrong}. Options are train, batch, seq and lr: hf:DIR?train=FILE&batch=8&seq=256"
-        ) from error

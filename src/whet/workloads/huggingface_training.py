@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.core.tokenizer_files.reading import library, read_tokenizer
 from whet.core.workload import Predict, Quality, TrainingWorkload
-from whet.errors import MissingExtra, TargetError, foreign
+from whet.errors import TargetError
 from whet.workloads.huggingface import load_model
 from whet.workloads.huggingface_options import TOKENIZER, TrainingOptions, check_training
 from whet.workloads.shuffled import Shuffled
@@ -98,14 +99,7 @@ def _windows(directory: Path, options: TrainingOptions, num_tokens: int, vocab_s
         text = options.train.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TargetError(f"{options.train} cannot be read as text in UTF-8: {error}") from error
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingExtra("tokenizers", "examples", "training on a text file") from error
-    with foreign(TargetError, f"{directory / TOKENIZER} cannot be read"):
-        tokenizer = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer, _ = read_tokenizer(library("examples", "training on a text file"), directory / TOKENIZER)
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     if ids and max(ids) >= vocab_size:
         raise TargetError(

@@ -25,8 +25,8 @@ from whet.workloads import huggingface, huggingface_training
 from whet.workloads.device import on_device, split_device, training_on_device
 from whet.workloads.handover import PICKLED, taken_over
 from whet.workloads.sizes import checked_sizes, resized
-from whet.workloads.target_name import FORMS, NAMES, asks_for_training, reject, split_training
-from whet.workloads.user_code import load_function, parameters_of, what_and_where
+from whet.workloads.target_name import NAMES, asks_for_training, split_function, split_training
+from whet.workloads.user_code import check_arguments, load_function, parameters_of, what_and_where
 
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 
@@ -107,11 +107,7 @@ def _resolved(target: str, sizes: Mapping[str, int], device: str) -> AnyWorkload
         return _unsized(huggingface_training.build(target.removeprefix("hf:")), target, sizes)
     if target.startswith("hf:"):
         return huggingface.build(target.removeprefix("hf:"), sizes)
-    place, colon, name = target.rpartition(":")
-    if not colon:
-        reject(target)
-    if not place or not name:
-        raise TargetError(f"{target!r} lacks a {'FUNCTION' if place else 'FILE.py or module'}; give {FORMS}")
+    place, name = split_function(target)
     function = load_function(place, name, f"one that returns {_RETURNS}")
     taken = parameters_of(function)
     given: dict[str, Any] = {size: value for size, value in sizes.items() if size in taken}
@@ -133,16 +129,7 @@ def _unsized(workload: AnyWorkload, target: str, sizes: Mapping[str, int]) -> An
 
 def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, Any]) -> AnyWorkload:
     """Call the user's function and return its workload."""
-    needed = [
-        p.name
-        for p in parameters_of(function).values()
-        if p.name not in given and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if needed:
-        raise TargetError(
-            f"{place}:{name} needs arguments ({', '.join(needed)}); whet calls it without any: give them defaults, or "
-            "write a function that calls it"
-        )
+    check_arguments(function, f"{place}:{name}", given)
     try:
         returned = function(**given)
     except WhetError:

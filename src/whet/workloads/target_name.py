@@ -39,13 +39,8 @@ def split_training(target: str) -> tuple[str, str]:
 
     The training is "" where none is named.
     """
-    address, _, query = target.partition("?")
-    options = query.split("&") if query else []
-    named = [option.removeprefix(_TRAINING) for option in options if option.startswith(_TRAINING)]
-    if not named:
-        return target, ""
-    others = "&".join(option for option in options if not option.startswith(_TRAINING))
-    return address + (f"?{others}" if others else ""), unquote(named[-1])
+    address, training = _split_option(target, _TRAINING)
+    return address, unquote(training or "")
 
 
 def split_device_name(target: str) -> tuple[str, str]:
@@ -54,16 +49,32 @@ def split_device_name(target: str) -> tuple[str, str]:
     Raises:
         TargetError: whet does not measure on this device.
     """
-    address, _, query = target.partition("?")
-    options = query.split("&") if query else []
-    devices = [option.removeprefix("device=") for option in options if option.startswith("device=")]
-    if not devices:
-        return target, ""
-    if (device := devices[-1]) not in DEVICES:
+    address, device = _split_option(target, "device=")
+    if device is not None and device not in DEVICES:
         hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
         raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device!r}{hint}")
-    others = "&".join(option for option in options if not option.startswith("device="))
-    return address + (f"?{others}" if others else ""), device
+    return address, device or ""
+
+
+def _split_option(target: str, option: str) -> tuple[str, str | None]:
+    """Split a target into its address, with its other options, and the last value of an option; None for none."""
+    address, _, query = target.partition("?")
+    given = query.split("&")
+    values = [one.removeprefix(option) for one in given if one.startswith(option)]
+    if not values:
+        return target, None
+    others = "&".join(one for one in given if not one.startswith(option))
+    return address + (f"?{others}" if others else ""), values[-1]
+
+
+def split_function(target: str) -> tuple[str, str]:
+    """Split FILE.py:FUNCTION or package.module:FUNCTION into both parts; raise TargetError where one is missing."""
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        reject(target)
+    if not place or not name:
+        raise TargetError(f"{target!r} lacks a {'FUNCTION' if place else 'FILE.py or module'}; give {FORMS}")
+    return place, name
 
 
 def check_name(target: str) -> None:
@@ -90,7 +101,12 @@ def check_name(target: str) -> None:
     elif target.startswith("hf:"):
         _check_huggingface(target.removeprefix("hf:"))
     else:
-        _check_function(target)
+        place, name = split_function(target)
+        if place.endswith(".py"):
+            check_file(place)
+            _check_defined(place, name)
+        else:
+            _check_module(place)
 
 
 def is_training(target: object) -> bool:
@@ -125,20 +141,6 @@ def _check_huggingface(directory_and_options: str) -> None:
         raise TargetError("hf: lacks a directory: hf:DIR")
     options.check_directory(Path(directory).expanduser())
     options.parse_options(query)
-
-
-def _check_function(target: str) -> None:
-    """Raise TargetError where a target is no FILE.py:FUNCTION or package.module:FUNCTION that can be there."""
-    place, colon, name = target.rpartition(":")
-    if not colon:
-        reject(target)
-    if not place or not name:
-        raise TargetError(f"{target!r} lacks a {'FUNCTION' if place else 'FILE.py or module'}; give {FORMS}")
-    if place.endswith(".py"):
-        check_file(place)
-        _check_defined(place, name)
-    else:
-        _check_module(place)
 
 
 def _check_defined(file: str, name: str) -> None:

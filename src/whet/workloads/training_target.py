@@ -5,7 +5,7 @@ from typing import Any
 
 from whet.errors import TargetError
 from whet.workloads import BUILTIN, BUILTIN_STREAMS
-from whet.workloads.user_code import load_function, parameters_of
+from whet.workloads.user_code import check_arguments, load_function
 
 _FORMS = "FILE.py:FUNCTION or package.module:FUNCTION, a function that trains"
 
@@ -19,13 +19,7 @@ def training_function(target: str) -> Callable[[], Any]:
     check_training_name(target)
     place, _, name = target.rpartition(":")
     function = load_function(place, name, "one that trains")
-    parameters = parameters_of(function).values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if needed:
-        raise TargetError(
-            f"{target} needs arguments ({', '.join(needed)}); whet calls it without any: give them defaults, or write "
-            "a function that calls it"
-        )
+    check_arguments(function, target)
     return function
 
 

@@ -5,7 +5,7 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -38,6 +38,20 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
         return inspect.signature(function).parameters
     except ValueError:
         return {}
+
+
+def check_arguments(function: Callable[..., Any], target: str, given: Collection[str] = ()) -> None:
+    """Raise TargetError where a function that a target names needs other arguments than those that are given."""
+    needed = [
+        p.name
+        for p in parameters_of(function).values()
+        if p.name not in given and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise TargetError(
+            f"{target} needs arguments ({', '.join(needed)}); whet calls it without any: give them defaults, or write "
+            "a function that calls it"
+        )
 
 
 def what_and_where(error: BaseException) -> str:
@@ -79,7 +93,8 @@ def _load_file(name: str) -> ModuleType:
     check_file(name)
     path = Path(name).expanduser().resolve()
     taken = sys.modules.get(path.stem)
-    if taken is not None and not _is_file_of_users(taken):
+    # A file that whet loaded may be loaded again or replaced.
+    if taken is not None and not hasattr(taken, "__whet_target__"):
         raise TargetError(f"{name} has the name of a module in use, {path.stem!r}; rename the file")
     spec = spec_from_file_location(path.stem, path, loader=_SourceLoader(path.stem, str(path)))
     assert spec is not None and spec.loader is not None  # the loader was passed above
@@ -127,11 +142,6 @@ def _prefer(directory: Path) -> None:
     """Put a directory first on Python's path, if it is not there yet."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
-
-
-def _is_file_of_users(module: ModuleType) -> bool:
-    """Return whether whet loaded a module from a file, so that it may be loaded again or replaced."""
-    return hasattr(module, "__whet_target__")
 
 
 def _function(module: ModuleType, name: str, place: str, wanted: str) -> Callable[..., Any]:

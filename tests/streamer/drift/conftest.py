@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from whet.streamer.drift.calibration import Thresholds, calibrate
-from whet.streamer.drift.clip import there_and_back
 from whet.streamer.drift.meter import DriftMeter
 from whet.streamer.drift.report import DriftReport, report
+from whet.streamer.drift.run import there_and_back
 
 VIDEO = Path(__file__).parents[3].parent / "shared" / "data" / "video" / "nasa_13013.mp4"
 Clip = list[np.ndarray]

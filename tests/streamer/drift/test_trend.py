@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.streamer.drift.calibration import ALARMS
-from whet.streamer.drift.clip import there_and_back
 from whet.streamer.drift.measures import MEASURES
 from whet.streamer.drift.meter import Series
+from whet.streamer.drift.run import there_and_back
 from whet.streamer.drift.trend import blocks, estimate, parts, resampled
 from whet.streamer.drift.verdict import judge
 

@@ -111,7 +111,7 @@ def describe() -> Machine:
     return Machine(
         chip=chip(text) or platform.processor() or platform.machine(),
         isa=instruction_sets(text),
-        cores=_num_cores(),
+        cores=min(len(allowed_cores()), cpu_quota() or sys.maxsize),
         memory_bytes=min(psutil.virtual_memory().total, memory_limit() or sys.maxsize),
         gpu=gpus[0].label if gpus else "",
         gpu_driver=_gpu_driver() if gpus else "",
@@ -126,11 +126,6 @@ def describe() -> Machine:
 def _plain(facts: dict[str, Any]) -> dict[str, Any]:
     """Return facts as they are read back from a file, with lists in place of tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
-
-
-def _num_cores() -> int:
-    allowed = len(allowed_cores())
-    return min(allowed, cpu_quota() or allowed)
 
 
 def _gpus() -> tuple[Gpu, ...]:

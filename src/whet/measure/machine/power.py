@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from whet.measure.clocks import current_device, nvml_in_use
 
 _POWERCAP = Path("/sys/class/powercap")
 
@@ -113,18 +113,14 @@ def _gpus() -> list[Any]:
 
     Other GPUs of the machine work for others, and one that is not in use has no part in what a CPU does.
     """
-    if not torch.cuda.is_initialized():
+    nvml = nvml_in_use()
+    if nvml is None:
         return []
     try:
-        import pynvml
-    except ImportError:
-        return []
-    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    try:
-        pynvml.nvmlInit()  # type: ignore[no-untyped-call]
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # type: ignore[no-untyped-call]
-    except pynvml.NVMLError:
+        nvml.nvmlInit()
+        handle = current_device(nvml)
+        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except nvml.NVMLError:
         return []
     return [handle]
 

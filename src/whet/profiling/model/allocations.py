@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -79,20 +78,6 @@ class TensorMemory:
 
 
 @dataclass
-class _Storage:
-    """Hold what is known of one storage while it lives. The weak reference must live as long."""
-
-    num_bytes: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-    line: Line
-    step: int
-    is_outside: bool
-    reference: Any = None
-
-
-@dataclass
 class _LineTotal:
     num_bytes: int = 0
     num_tensors: int = 0
@@ -118,7 +103,7 @@ class AllocationTracker(TorchDispatchMode):
 
     def __init__(self, *, changed: Callable[[int], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._held: dict[int, _Storage] = {}
+        self._held: dict[int, tuple[Allocation, Any]] = {}  # with the weak reference, which must live as long
         self._track = _Totals()
         self.changed = changed
         self._step = 0
@@ -154,13 +139,7 @@ class AllocationTracker(TorchDispatchMode):
 
     def alive(self) -> list[Allocation]:
         """Return every storage that is alive now, largest first."""
-        found = [
-            Allocation(
-                h.num_bytes, h.shape, str(h.dtype).removeprefix("torch."), h.device, h.line, h.step, h.is_outside, key
-            )
-            for key, h in list(self._held.items())
-        ]
-        return sorted(found, key=lambda a: -a.num_bytes)
+        return sorted((allocation for allocation, _ in list(self._held.values())), key=lambda a: -a.num_bytes)
 
     def memory(self) -> TensorMemory:
         """Return the memory of the run so far."""
@@ -205,9 +184,10 @@ class AllocationTracker(TorchDispatchMode):
         key = int(storage._cdata)
         if key in self._held or not num_bytes or device == "meta":
             return
-        held = _Storage(num_bytes, tuple(tensor.shape), tensor.dtype, device, line, self._step, is_outside)
-        held.reference = weakref.ref(storage, lambda _, key=key: self._remove_storage(key))  # type: ignore[misc]
-        self._held[key] = held
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        found = Allocation(num_bytes, tuple(tensor.shape), dtype, device, line, self._step, is_outside, key)
+        reference = weakref.ref(storage, lambda _, key=key: self._remove_storage(key))  # type: ignore[misc]
+        self._held[key] = (found, reference)
         track = self._track
         use = track.uses.setdefault(line, _LineTotal())
         use.num_bytes += num_bytes
@@ -218,9 +198,9 @@ class AllocationTracker(TorchDispatchMode):
             self.changed(track.held_bytes)
 
     def _remove_storage(self, key: int) -> None:
-        held = self._held.pop(key, None)
-        if held is None:
+        if key not in self._held:
             return
+        held, _ = self._held.pop(key)
         use = self._track.uses[held.line]
         use.num_bytes -= held.num_bytes
         use.num_tensors -= 1

@@ -51,7 +51,7 @@ def shortened(trace: dict[str, Any], keep: float, most_bytes: int) -> tuple[byte
         The gzip file's content, and the number of events that were left out.
     """
     events = trace["traceEvents"]
-    spans = sorted((e for e in events if _is_span(e)), key=lambda e: -float(e["dur"]))
+    spans = sorted((e for e in events if e.get("ph") == "X" and "dur" in e), key=lambda e: -float(e["dur"]))
     always = [e for e in events if e.get("ph") == "M"]
     while True:
         num_kept = int(len(spans) * keep)
@@ -62,7 +62,3 @@ def shortened(trace: dict[str, Any], keep: float, most_bytes: int) -> tuple[byte
         if len(packed) <= most_bytes or not num_kept:
             return packed, lost
         keep *= 0.9 * most_bytes / len(packed)
-
-
-def _is_span(event: dict[str, Any]) -> bool:
-    return event.get("ph") == "X" and "dur" in event

@@ -1,9 +1,9 @@
 """Show a profile in a notebook."""
 
 from whet.profiling.model.report import Report
-from whet.profiling.model.show import folded_sections
+from whet.profiling.model.show import folded_sections, layer_cells
 from whet.ui import html_tables
-from whet.ui.figures import DASH, digits, duration, num_bytes, one_line, operations, percent
+from whet.ui.figures import DASH, digits, duration, one_line, percent
 
 _ROWS = 12  # of each table
 _LAYERS = ("layer", "kind", "time", "share", "FLOPs", "bytes", "F/B", "bound", "limit")
@@ -63,21 +63,8 @@ def _sections(report: Report) -> list[tuple[str, ...]]:
 
 
 def _layers(report: Report) -> list[tuple[str, ...]]:
-    whole_s = report.layers_s or 1.0
-    return [
-        (
-            one_line(layer.name or "(the model itself)"),
-            one_line(layer.kind),
-            duration(layer.time_s),
-            percent(layer.time_s / whole_s),
-            operations(layer.flops or None, short=True),
-            num_bytes(layer.num_bytes or None),
-            digits(layer.intensity),
-            layer.bound.removesuffix("-bound"),
-            percent(layer.share_of_limit),
-        )
-        for layer in sorted(report.layers, key=lambda layer: -layer.time_s)[:_ROWS]
-    ]
+    ranked = sorted(report.layers, key=lambda layer: -layer.time_s)
+    return [layer_cells(layer, report.layers_s or 1.0) for layer in ranked[:_ROWS]]
 
 
 def _operators(report: Report) -> list[tuple[str, ...]]:

@@ -19,6 +19,7 @@ _LEAST_SHARE = 0.01  # if there are many sections, those with a smaller share of
 _WIDE = 100  # on a terminal with so many columns, nothing needs to be left out
 _LAYER_FIGURES = 58  # columns that a layer's row needs in addition to its name
 _SHARE = 7  # columns for a layer's share of the time
+_SUMMED = ("calls", "total_s", "self_s", "cpu_s", "self_cpu_s", "grown_bytes")  # of sections that are folded
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
 
@@ -77,7 +78,7 @@ def _show_sections(console: Console, report: Report) -> None:
     if not report.sections:
         return
     has_gpu = any(section.gpu_s is not None for section in report.sections)
-    table = _table(["section"], ["calls", "total", "self", "busy", *(["gpu"] if has_gpu else [])])
+    table = plain_table(["section"], ["calls", "total", "self", "busy", *(["gpu"] if has_gpu else [])])
     table.add_column("kept" if report.latency else "grown", justify="right", no_wrap=True)
     table.add_column("peak", justify="right", no_wrap=True)
     folded = folded_sections(report.sections)
@@ -126,25 +127,20 @@ def folded_sections(sections: Sequence[SectionCost]) -> list[SectionCost]:
 
 
 def _added(a: SectionCost, b: SectionCost, path: tuple[str, ...]) -> SectionCost:
-    return SectionCost(
+    return replace(
+        a,
         path=path,
-        calls=a.calls + b.calls,
-        total_s=a.total_s + b.total_s,
-        self_s=a.self_s + b.self_s,
         longest_s=max(a.longest_s, b.longest_s),
-        cpu_s=a.cpu_s + b.cpu_s,
-        self_cpu_s=a.self_cpu_s + b.self_cpu_s,
         gpu_s=None if a.gpu_s is None or b.gpu_s is None else a.gpu_s + b.gpu_s,
-        grown_bytes=a.grown_bytes + b.grown_bytes,
         peak_bytes=max(a.peak_bytes, b.peak_bytes),
-        thread=a.thread,
+        **{name: getattr(a, name) + getattr(b, name) for name in _SUMMED},
     )
 
 
 def _show_timers(console: Console, report: Report) -> None:
     if not report.timers:
         return
-    table = _table(["timer"], ["calls", "total", "median", "P90", "P99"])
+    table = plain_table(["timer"], ["calls", "total", "median", "P90", "P99"])
     for timer in report.timers:
         p99 = None if timer.p99_ms is None else timer.p99_ms / 1e3
         table.add_row(
@@ -159,7 +155,7 @@ def _show_layers(console: Console, report: Report, rows: int) -> None:
         return
     has_share = console.width >= _WIDE
     name_width = max(12, console.width - _LAYER_FIGURES - _SHARE * has_share)
-    table = _table([], [])
+    table = plain_table()
     table.add_column("layer", no_wrap=True)
     table.add_column("kind", overflow="ellipsis")
     for name in ("time", *(["share"] if has_share else []), "FLOPs", "bytes", "F/B"):
@@ -169,7 +165,9 @@ def _show_layers(console: Console, report: Report, rows: int) -> None:
     ranked = sorted(report.layers, key=lambda layer: -layer.time_s)
     whole_s = report.layers_s or 1.0
     for layer in ranked[:rows]:
-        table.add_row(*_layer_cells(layer, layer.time_s / whole_s if has_share else None, name_width))
+        name, kind, time, share, *others = layer_cells(layer, whole_s)
+        figures = (time, *([share] if has_share else []), *others)
+        table.add_row(Text(_tail(name, name_width)), Text(kind, no_wrap=True, overflow="ellipsis"), *map(Text, figures))
     _print(console, "layers, one call", table)
     rest = ranked[rows:]
     if rest:
@@ -182,19 +180,19 @@ def _show_layers(console: Console, report: Report, rows: int) -> None:
         )
 
 
-def _layer_cells(layer: LayerLine, share: float | None, name_width: int) -> list[Text]:
-    name = layer.name or "(the model itself)"
-    return [
-        Text(_tail(one_line(name), name_width)),
-        Text(one_line(layer.kind), no_wrap=True, overflow="ellipsis"),
-        Text(duration(layer.time_s)),
-        *([] if share is None else [Text(percent(share))]),
-        Text(operations(layer.flops or None, short=True)),
-        Text(num_bytes(layer.num_bytes or None)),
-        Text(digits(layer.intensity)),
-        Text(layer.bound.removesuffix("-bound")),
-        Text(percent(layer.share_of_limit)),
-    ]
+def layer_cells(layer: LayerLine, whole_s: float) -> tuple[str, ...]:
+    """Return a layer's name, kind, time, share of the time of all layers, operations, bytes, intensity and bounds."""
+    return (
+        one_line(layer.name or "(the model itself)"),
+        one_line(layer.kind),
+        duration(layer.time_s),
+        percent(layer.time_s / whole_s),
+        operations(layer.flops or None, short=True),
+        num_bytes(layer.num_bytes or None),
+        digits(layer.intensity),
+        layer.bound.removesuffix("-bound"),
+        percent(layer.share_of_limit),
+    )
 
 
 def _show_operators(console: Console, report: Report, rows: int) -> None:
@@ -203,7 +201,7 @@ def _show_operators(console: Console, report: Report, rows: int) -> None:
         return
     has_gpu = operators.device_s is not None
     columns = ["calls", "self", "total", *(["gpu"] if has_gpu else []), "share"]
-    table = _table(["operator", "shapes"], columns)
+    table = plain_table(["operator", "shapes"], columns)
     for cost in operators.costs[:rows]:
         gpu = [duration(cost.device_self_s)] if has_gpu else []
         table.add_row(
@@ -248,7 +246,7 @@ def _show_largest(console: Console, report: Report) -> None:
         highlight=False,
     )
     if report.largest:
-        table = _table([], ["size"])
+        table = plain_table(figures=["size"])
         table.add_column("shape", max_width=26, overflow="ellipsis", no_wrap=True)
         table.add_column("what, and where it was allocated", ratio=1, overflow="fold")
         for live in report.largest[:8]:
@@ -261,7 +259,7 @@ def _show_largest(console: Console, report: Report) -> None:
             table.add_row(num_bytes(found.num_bytes), f"{found.dtype}{list(found.shape)}{times}", where)
         _print(console, "largest tensors alive", table)
     if tensors.peak_lines:
-        table = _table([], ["size", "tensors"])
+        table = plain_table(figures=["size", "tensors"])
         table.add_column("line", ratio=1, overflow="fold")
         for use in tensors.peak_lines[:5]:
             table.add_row(num_bytes(use.num_bytes), f"{use.num_tensors:,}", Text(one_line(str(use.line))))
@@ -289,7 +287,8 @@ def _print(console: Console, title: str, table: Table) -> None:
     console.print(table)
 
 
-def _table(names: Sequence[str], figures: Sequence[str]) -> Table:
+def plain_table(names: Sequence[str] = (), figures: Sequence[str] = ()) -> Table:
+    """Return a table without lines but under its head, with columns of names and of figures."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     for name in names:  # on a narrow terminal these columns shrink; their cells do not wrap
         table.add_column(name, overflow="ellipsis")

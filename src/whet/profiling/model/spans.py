@@ -22,11 +22,9 @@ class Watcher(Protocol):
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Handle the start of a call of module number `index` with these arguments."""
-        ...
 
     def leave(self, index: int, output: Any) -> None:
         """Handle the end of a call of module number `index`. The output is None if the call raised."""
-        ...
 
 
 @contextmanager

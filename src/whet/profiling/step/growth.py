@@ -134,7 +134,7 @@ def memory_series(device: str) -> list[MemorySeries]:
     heap = heap_reader()
     series = [MemorySeries("heap", heap) if heap is not None else MemorySeries("resident", ResidentMemory())]
     if device == "cuda":
-        series.append(MemorySeries("cuda", _cuda_bytes))
+        series.append(MemorySeries("cuda", torch.cuda.memory_allocated))
     return series
 
 
@@ -166,10 +166,6 @@ class _Mallinfo2(ctypes.Structure):
             *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
         )
     )
-
-
-def _cuda_bytes() -> int:
-    return int(torch.cuda.memory_allocated())
 
 
 def _lower(points: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -54,7 +54,6 @@ class Marks(Protocol):
 
     def mark(self, ran: int) -> None:
         """Note that phase `ran` has run until now."""
-        ...
 
 
 class PhaseTotals(NamedTuple):

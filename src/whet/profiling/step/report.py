@@ -175,7 +175,7 @@ def summarize(log: StepLog) -> StepReport:
         num_steps=log.num_steps,
         num_counted=num_counted,
         phases=_phases(log, records, num_counted, device) if records else (),
-        step_ms=_mean_ns(log, records, num_counted) / 1e6 if records else None,
+        step_ms=sum(_totals(log, records)[0]) / num_counted / 1e6 if records else None,
         p50_ms=percentile(seconds, 50) * 1e3 if records else None,
         p90_ms=percentile(seconds, 90) * 1e3 if records else None,
         p99_ms=percentile(seconds, 99) * 1e3 if len(seconds) >= MIN_SAMPLES_FOR_P99 else None,
@@ -217,10 +217,6 @@ def _totals(log: StepLog, records: Sequence[StepRecord]) -> tuple[list[int], lis
         [sum(record.ns[phase] for record in records) for phase in Phase],
         [sum(record.calls[phase] for record in records) for phase in Phase],
     )
-
-
-def _mean_ns(log: StepLog, records: Sequence[StepRecord], num_counted: int) -> float:
-    return sum(_totals(log, records)[0]) / num_counted
 
 
 def _why_absent(phase: Phase, log: StepLog) -> str:

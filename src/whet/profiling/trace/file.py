@@ -64,7 +64,9 @@ class TraceFile:
             with self._open() as self._stream:
                 yield from self._document()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise self._broken(_gzip_fault(error)) from error
+            is_cut_off = isinstance(error, EOFError)
+            fault = "is cut off (its gzip stream has no end)" if is_cut_off else "is damaged (bad gzip data)"
+            raise self._broken(fault) from error
         except OSError as error:
             raise TraceError(f"{self.path}: cannot be read: {error.strerror or error}") from error
         finally:
@@ -216,10 +218,6 @@ class TraceFile:
     def _broken(self, what: str) -> TraceError:
         where = f" after {self.num_seen:,} events" if self.num_seen else ""
         return TraceError(f"{self.path} {what}{where}; copy the file again, or record the trace again")
-
-
-def _gzip_fault(error: Exception) -> str:
-    return "is cut off (its gzip stream has no end)" if isinstance(error, EOFError) else "is damaged (bad gzip data)"
 
 
 def _short(text: str, length: int = 80) -> str:

@@ -1,6 +1,6 @@
 """Show a trace, and what changed between two traces, in a notebook."""
 
-from whet.profiling.trace.changes import Change, Changed, Figure, TraceChanges
+from whet.profiling.trace.changes import Change, Figure, TraceChanges
 from whet.profiling.trace.report import TraceReport
 from whet.ui import html_tables
 from whet.ui.figures import DASH, nanoseconds, one_line, percent
@@ -30,7 +30,11 @@ def changes_html(changes: TraceChanges) -> str:
     columns = ("", "before", "after")
     tables = [html_tables.table(columns, figures, caption=f"figures, {unit}", numbers=(1, 2))]
     for caption, found in (("kernels and copies", changes.kernels), ("operators, self time", changes.operators)):
-        rows = [_row(one) for one in found if one.change is not Change.SAME][:_ROWS]
+        changed = [one for one in found if one.change is not Change.SAME][:_ROWS]
+        rows = [
+            (one_line(one.name), nanoseconds(one.before_ns), nanoseconds(one.after_ns), str(one.change))
+            for one in changed
+        ]
         tables.append(html_tables.table((*columns, ""), rows, caption=f"{caption}, {unit}", numbers=(1, 2)))
     return html_tables.block(html_tables.paragraph(changes.sentence, is_strong=True), *tables)
 
@@ -47,7 +51,3 @@ def figure_value(figure: Figure, value: float | None) -> str:
     if figure.unit == "ns":
         return nanoseconds(value)
     return percent(value) if figure.unit == "share" else counted(value)
-
-
-def _row(changed: Changed) -> tuple[str, str, str, str]:
-    return one_line(changed.name), nanoseconds(changed.before_ns), nanoseconds(changed.after_ns), str(changed.change)

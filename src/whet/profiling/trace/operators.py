@@ -84,7 +84,8 @@ def operator_times(trace: Trace, kind: Kind = Kind.OPERATOR) -> tuple[OperatorTi
     inside = tree.parent != NONE
     self_ns = events.duration_ns - _sums(tree.parent[inside], events.duration_ns[inside], len(events))
     gpu_self_ns = _gpu_by_launcher(trace, tree)
-    gpu_total_ns = _with_inner(gpu_self_ns, _operator_above(tree))
+    operator_above = np.where(inside, tree.launcher[tree.parent], NONE)  # the nearest around each event, not itself
+    gpu_total_ns = _with_inner(gpu_self_ns, operator_above)
     mine = events.kind == kind
     if kind is Kind.ANNOTATION:
         gpu_self_ns = np.zeros_like(gpu_self_ns)
@@ -120,11 +121,6 @@ def _gpu_by_launcher(trace: Trace, tree: CallTree) -> npt.NDArray[np.int64]:
     by_call = _gpu_by_call(trace, tree.events)
     launched = tree.launcher != NONE
     return _sums(tree.launcher[launched], by_call[launched], len(by_call))
-
-
-def _operator_above(tree: CallTree) -> npt.NDArray[np.int64]:
-    """Return for each event the nearest operator around it, without itself, or NONE."""
-    return np.where(tree.parent != NONE, tree.launcher[tree.parent], NONE)
 
 
 def _with_inner(own: npt.NDArray[np.int64], above: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

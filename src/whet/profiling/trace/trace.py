@@ -7,7 +7,7 @@ KINDS has those of PyTorch 1.8 to 2.13 on CUDA, ROCm, Intel and out-of-tree devi
 import re
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -90,15 +90,7 @@ class Events:
 
     def __getitem__(self, which: npt.NDArray[Any]) -> "Events":
         """Return the events under a mask, or at indices."""
-        return Events(
-            self.start_ns[which],
-            self.end_ns[which],
-            self.kind[which],
-            self.name[which],
-            self.lane[which],
-            self.correlation[which],
-            self.num_bytes[which],
-        )
+        return Events(*(getattr(self, column.name)[which] for column in fields(self)))
 
     @property
     def duration_ns(self) -> npt.NDArray[np.int64]:
@@ -150,10 +142,6 @@ class Trace:
     device_names: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
     world_size: int | None = None
-
-    def name_of(self, index: int) -> str:
-        """Return the name at an index."""
-        return self.names[index]
 
     def names_matching(self, pattern: str) -> npt.NDArray[np.bool_]:
         """Return for each name whether it matches a regular expression from its start."""

@@ -1,14 +1,14 @@
 """Run a stream's drift test: its model over frames that end where they began, and the verdict."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from whet.core.workload import StreamWorkload
 from whet.errors import OptionError
 from whet.streamer.drift.calibration import LATE, MIN_FRAMES, calibrate
-from whet.streamer.drift.clip import there_and_back
 from whet.streamer.drift.departure import alone, sampled
 from whet.streamer.drift.meter import DriftMeter
 from whet.streamer.drift.report import DriftReport, report
@@ -16,6 +16,8 @@ from whet.streamer.frames import Image, Size
 from whet.streamer.sources import Source, first_frames
 from whet.streamer.sources.memory import MemoryClip
 from whet.streamer.stream import Stream, StreamOptions
+
+T = TypeVar("T")
 
 _RATE = 25.0  # frames a second, where the source does not say
 FEWEST = 2 * (MIN_FRAMES + LATE)  # half of the frames are read from the source, and calibrate the thresholds
@@ -72,3 +74,20 @@ def _alone(stream: Stream, frames: Sequence[Image]) -> dict[int, Image]:
     opened = stream.opened
     places = sampled(len(frames), stream.source.rate or _RATE, is_cheap=hasattr(opened.model.step, "reset"))
     return alone(opened.model, {index: frames[index] for index in places}, opened.size)
+
+
+def there_and_back(clip: Sequence[T], num_frames: int) -> Iterator[T]:
+    """Yield the frames of a clip forwards and backwards, so that the whole reads the same from both ends.
+
+    No cut is added: a clip of more than half of the frames is walked half the way and back, and a shorter one is walked
+    to and fro. A stream whose faithfulness depends on the scene is then the same at both ends, unless it drifts.
+
+    Raises:
+        ValueError: The clip is empty.
+    """
+    if not clip:
+        raise ValueError("a clip has at least one frame")
+    around = max(1, 2 * len(clip) - 2)
+    for index in range(num_frames):
+        place = min(index, num_frames - 1 - index) % around
+        yield clip[min(place, around - place)]

@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from whet.errors import RequestError, WhetError, reason
@@ -33,8 +32,8 @@ class Served:
     Attributes:
         opened: The model. It is called in one thread only.
         own_source: Opens the server's own source at a size.
-        prompt: The prompt; None where none was given.
         on_applied: Called in the model's thread once a prompt or a guidance holds, with its message's type.
+        prompt: The prompt; None where none was given.
         steps: Steps of the sampler at the best level; None where the model has no such choice.
     """
 
@@ -42,57 +41,38 @@ class Served:
     options: StreamOptions
     own_source: Callable[[Size], Source]
     source_name: str
-    prompt: str | None
-    negative: str
-    guidance: Guidance
-    steps: int | None
     on_applied: Callable[[str], None] = lambda what: None
 
-    @classmethod
-    def of(
-        cls, opened: Opened, options: StreamOptions, own_source: Callable[[Size], Source], source_name: str
-    ) -> "Served":
-        """Return a model as it was opened."""
-        served = cls(
+    def __post_init__(self) -> None:
+        opened, options = self.opened, self.options
+        self.options = replace(options, warms_up=False)
+        self.prompt, self.negative, self.guidance = options.prompt, options.negative, options.guidance
+        self.steps = opened.model.steps
+        self.opened = replace(
             opened,
-            replace(options, warms_up=False),
-            own_source,
-            source_name,
-            options.prompt,
-            options.negative,
-            options.guidance,
-            opened.model.steps,
+            prepare_prompt=self._noting("prompt", opened.prepare_prompt),
+            prepare_guidance=self._noting("guidance", opened.prepare_guidance),
         )
-        served.opened = replace(
-            opened,
-            prepare_prompt=None if opened.prepare_prompt is None else partial(served._prepare_prompt, opened),
-            prepare_guidance=None if opened.prepare_guidance is None else partial(served._prepare_guidance, opened),
-        )
-        return served
 
-    def _prepare_prompt(self, opened: Opened, prompt: str, negative: str) -> Change:
-        """Prepare a prompt, and note it once it holds."""
-        assert opened.prepare_prompt is not None
-        change = opened.prepare_prompt(prompt, negative)
+    def _noting(self, what: str, prepare: Callable[..., Change] | None) -> Callable[..., Change] | None:
+        """Return what prepares a prompt or a guidance as before, and notes it once it holds."""
+        if prepare is None:
+            return None
 
-        def changed() -> None:
-            change()
-            self.prompt, self.negative = prompt, negative
-            self.on_applied("prompt")
+        def prepared(*given: Any) -> Change:
+            change = prepare(*given)
 
-        return changed
+            def changed() -> None:
+                change()
+                if what == "prompt":
+                    self.prompt, self.negative = given
+                else:
+                    (self.guidance,) = given
+                self.on_applied(what)
 
-    def _prepare_guidance(self, opened: Opened, guidance: Guidance) -> Change:
-        """Prepare a guidance, and note it once it holds."""
-        assert opened.prepare_guidance is not None
-        change = opened.prepare_guidance(guidance)
+            return changed
 
-        def changed() -> None:
-            change()
-            self.guidance = guidance
-            self.on_applied("guidance")
-
-        return changed
+        return prepared
 
     def facts(self) -> dict[str, Any]:
         """Return what the page shows of the model."""

@@ -44,10 +44,11 @@ def open_source(
     if kind == "synthetic":
         num_frames = int(detail) if detail else 600
         return SyntheticClip(num_frames, size=size or _SYNTHETIC_SIZE, rate=rate, seed=seed)
-    if kind == "camera" and not text.startswith("camera"):  # the path of a device
-        return _camera(text, size, fit, rate)
     if kind == "camera":
-        return _camera((int(detail) if detail.isdigit() else detail) if detail else 0, size, fit, rate)
+        from whet.streamer.sources.camera import Camera
+
+        named = (detail or "0") if text.startswith("camera") else text  # a number, or the path of a device
+        return Camera(int(named) if named.isdigit() else named, rate=rate, size=size, fit=fit)
     path = Path(text)
     if kind == "folder":
         from whet.streamer.sources.folder import ImageFolder
@@ -56,9 +57,3 @@ def open_source(
     from whet.streamer.sources.video import VideoFile
 
     return VideoFile(path, size=size, fit=fit, threads=threads)
-
-
-def _camera(device: int | str, size: Size | None, fit: Fit, rate: float | None) -> Source:
-    from whet.streamer.sources.camera import Camera
-
-    return Camera(device, rate=rate, size=size, fit=fit)

@@ -51,14 +51,10 @@ class Paced(Source):
         self._source.close()
 
 
-def paced(
-    source: Source, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] | None = None
-) -> Source:
+def paced(source: Source) -> Source:
     """Return a source that hands out a recording's frames as a camera would. A live source is returned as it is.
 
     Args:
         source: The source. It must not have handed out a frame yet.
-        clock: Returns seconds, from any origin.
-        sleep: Waits for a number of seconds; the default wakes up early when the source is closed.
     """
-    return source if source.is_live else Paced(source, clock, sleep)
+    return source if source.is_live else Paced(source)

@@ -1,11 +1,13 @@
-"""Define what every source of frames does."""
+"""Define what every source of frames does, and read the first frames of one that ends."""
 
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Self
 
+from whet.errors import TargetError
 from whet.streamer.frames import Frame, Image
 
 _MOST_NOTES = 4  # where each frame has another size
@@ -86,3 +88,29 @@ class Source(ABC, Iterator[Frame]):
     @abstractmethod
     def _release(self) -> None:
         """Release what the source reads from. It is called once."""
+
+
+def refuse_live(source: Source, what: str) -> None:
+    """Raise TargetError where frames come at their own times, and no two runs would see the same ones.
+
+    Args:
+        what: Who asks, as "a drift test".
+    """
+    if source.is_live:
+        raise TargetError(f"{source.name} is live; {what} takes a video, a folder or a synthetic clip")
+
+
+def first_frames(source: Source, num_frames: int, what: str) -> list[Image]:
+    """Return the first frames of a source, at most so many, and close it.
+
+    Raises:
+        TargetError: The source is live, has no frames, cannot be read, or these frames are damaged.
+    """
+    with source:
+        refuse_live(source, what)
+        frames = [frame.image for frame in islice(source, num_frames)]
+    if not frames:
+        raise TargetError(f"{source.name} has no frames")
+    if source.damage:
+        raise TargetError(f"{source.damage}; {what} takes whole frames: mend the file, or name another")
+    return frames

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import MissingExtra, TargetError, reason
-from whet.streamer.frames import Fit, Image, Placement, Size, check_size, placed
+from whet.streamer.frames import Fit, Image, Size, check_size, placed
 from whet.streamer.sources.damage import Damage, logged
 from whet.streamer.sources.source import Source
 from whet.streamer.sources.timeline import Timeline
@@ -154,7 +154,8 @@ class VideoFile(Source):
         scaled = self._reformatter.reformat(
             frame, width=width, height=height, format="rgb24", interpolation=_INTERPOLATION, threads=1
         )
-        return _turned(np.asarray(scaled.to_ndarray(), np.uint8), turns, is_mirrored, place)
+        shown = np.asarray(scaled.to_ndarray(), np.uint8)
+        return place.cut(np.rot90(shown[:, ::-1] if is_mirrored else shown, turns))
 
     def _release(self) -> None:
         self._decoded.clear()
@@ -182,13 +183,6 @@ def orientation(frame: av.VideoFrame) -> tuple[int, bool]:
     if abs(a) >= abs(b):
         return (0 if a >= 0 else 2), is_mirrored
     return (1 if b < 0 else 3), is_mirrored
-
-
-def _turned(scaled: Image, turns: int, is_mirrored: bool, place: Placement) -> Image:
-    """Return a scaled picture as it is shown, cut to its size."""
-    if is_mirrored:
-        scaled = scaled[:, ::-1]
-    return place.cut(np.rot90(scaled, turns))
 
 
 def _opened(path: Path) -> InputContainer:

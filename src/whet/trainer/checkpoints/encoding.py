@@ -159,7 +159,7 @@ def json_text(values: Mapping[str, Any]) -> bytes:
 
 def _check_value(value: Any, name: str) -> None:
     kind = type(value)
-    if kind in (str, int, float, bool, type(None)):
+    if kind in _PLAIN:
         return
     if kind is dict and all(type(key) is str for key in value):
         for key, item in value.items():

@@ -167,16 +167,16 @@ def _laid_out(places: list[Place], shard_bytes: int, *, is_pinned: bool) -> list
     """Return files with room for tensors: one for each part, or several where it is large."""
     files = []
     for part in dict.fromkeys(name.partition(".")[0] for name, *_ in places):
-        mine = [(name, dtype, shape) for name, dtype, shape, owner in places if _is_of(part, name) and owner == name]
+        mine = [
+            (name, dtype, shape)
+            for name, dtype, shape, owner in places
+            if name.startswith(f"{part}.") and owner == name
+        ]
         shards = _shards(mine, shard_bytes)
         for number, shard in enumerate(shards, 1):
             of_many = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
             files.append(_file(f"{part}{of_many}.safetensors", part, shard, is_pinned=is_pinned))
     return files
-
-
-def _is_of(part: str, name: str) -> bool:
-    return name.partition(".")[0] == part
 
 
 Spec = tuple[str, torch.dtype, torch.Size]

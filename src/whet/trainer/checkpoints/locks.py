@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -123,9 +122,7 @@ class RunLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

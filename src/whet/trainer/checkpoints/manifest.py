@@ -160,18 +160,6 @@ def unreadable(file: Path, error: OSError) -> str:
     return f"{file.name} cannot be read: {error.strerror or error}"
 
 
-def described(path: Path, manifest: Manifest) -> SavedStep:
-    """Return a checkpoint with what its directory says of it."""
-    return SavedStep(
-        path=path,
-        step=manifest.step,
-        number=manifest.number,
-        saved_at=manifest.saved_at,
-        num_bytes=sum(file.size_bytes for file in manifest.files),
-        is_pinned=(path / PINNED).exists(),
-    )
-
-
 def read_manifests(directory: Path) -> Iterator[tuple[Path, Manifest | CheckpointError]]:
     """Yield the checkpoints of a directory with their manifests, or with why there is none that can be used.
 
@@ -196,7 +184,9 @@ def sized_steps(directory: Path) -> list[SavedStep]:
         if isinstance(manifest, Manifest):
             with contextlib.suppress(Damage):
                 check_sizes(path, manifest)
-                found.append(described(path, manifest))
+                num_bytes = sum(file.size_bytes for file in manifest.files)
+                is_pinned = (path / PINNED).exists()
+                found.append(SavedStep(path, manifest.step, manifest.number, manifest.saved_at, num_bytes, is_pinned))
     return sorted(found, key=lambda one: one.number, reverse=True)
 
 

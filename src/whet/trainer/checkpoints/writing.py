@@ -50,8 +50,7 @@ def write_checkpoint(directory: Path, step: int, copy: HostCopy, values: bytes) 
             files.append(_write(partial / VALUES, [memoryview(values)], None))
             manifest = Manifest(
                 step=step,
-                number=1
-                + max((one.number for _, one in read_manifests(directory) if isinstance(one, Manifest)), default=0),
+                number=_next_number(directory),
                 saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
                 made_with={"whet": __version__, "torch": torch.__version__},
                 files=tuple(files),

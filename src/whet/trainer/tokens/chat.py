@@ -4,7 +4,7 @@ The text is that of the tokenizer's own chat template, or of whet's plain one. I
 learnt or not, and each is encoded by itself, so that no token lies half in an answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from whet.core.tokenizer_files.chat_template import ChatTemplate
@@ -116,8 +116,3 @@ def _joined(segments: Sequence[Segment]) -> list[Segment]:
         elif segment.text:
             found.append(segment)
     return found
-
-
-def is_conversation(record: Mapping[str, Any]) -> bool:
-    """Return whether a record holds messages, or a prompt and its completion."""
-    return MESSAGES in record or (PROMPT in record and COMPLETION in record)

@@ -75,7 +75,8 @@ def cutter_of(described: Mapping[str, Any]) -> Cutter:
     reason = _hindrance(described)
     if reason:
         return Cutter(reason, lambda text, least: None)
-    pattern = _SPACE if _holds(described["pre_tokenizer"], "Metaspace") else _SPACE_OR_LINE
+    kinds = [part.get("type") for part in _flat(described["pre_tokenizer"], "pretokenizers")]
+    pattern = _SPACE if "Metaspace" in kinds else _SPACE_OR_LINE
     return Cutter("", lambda text, least: _last(pattern, text, least))
 
 
@@ -181,7 +182,3 @@ def _flat(part: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
     if part.get("type") != "Sequence":
         return [part]
     return [one for inner in part.get(name) or [] for one in _flat(inner, name)]
-
-
-def _holds(part: Mapping[str, Any], kind: str) -> bool:
-    return any(one.get("type") == kind for one in _flat(part, "pretokenizers"))

@@ -5,6 +5,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -78,20 +79,15 @@ class Sources:
             TargetError: A file is missing, cannot be read, or does not hold what it should.
         """
         for path in self.files:
-            kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+            kind = _kind_of(path)
             if kind not in _TEXT + _LINES:
                 known = ", ".join(_TEXT + _LINES)
                 raise TargetError(f"{path} is no file of text that whet knows: it reads {known}, and these with .gz")
-            try:
-                with _opened(path) as file:
-                    if kind in _TEXT:
-                        yield from _text_parts(_decoded(path, file), self.separator)
-                    else:
-                        yield from self._record_parts(path, file, template)
-            except OSError as error:
-                raise TargetError(cannot_be_read(path, error)) from error
-            except (EOFError, zlib.error) as error:
-                raise TargetError(f"{path} cannot be read: {reason(error)}") from error
+            with _opened(path) as file:
+                if kind in _TEXT:
+                    yield from _text_parts(_decoded(path, file), self.separator)
+                else:
+                    yield from self._record_parts(path, file, template)
 
     def _record_parts(self, path: Path, file: BinaryIO, template: ChatTemplate) -> Iterator[Part]:
         for place, record in _records(path, file):
@@ -125,18 +121,12 @@ def records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     Raises:
         TargetError: The file is missing, cannot be read, or holds something else.
     """
-    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if kind not in _LINES:
+    if _kind_of(path) not in _LINES:
         raise TargetError(
             f"{path} is no file of JSON lines: give one that ends in {', '.join(_LINES)}, or in these with .gz"
         )
-    try:
-        with _opened(path) as file:
-            yield from _records(path, file)
-    except OSError as error:
-        raise TargetError(cannot_be_read(path, error)) from error
-    except (EOFError, zlib.error) as error:
-        raise TargetError(f"{path} cannot be read: {reason(error)}") from error
+    with _opened(path) as file:
+        yield from _records(path, file)
 
 
 def _closed(segments: Sequence[Segment], *, has_end: bool) -> list[Part]:
@@ -157,8 +147,20 @@ def _valid(text: str) -> str:
     return text
 
 
-def _opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+def _kind_of(path: Path) -> str:
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, which may be compressed, and say as a TargetError what is wrong where it cannot be read."""
+    try:
+        with cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise TargetError(cannot_be_read(path, error)) from error
+    except (EOFError, zlib.error) as error:
+        raise TargetError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:

@@ -368,16 +368,8 @@ def open_raw(
     """
     path, place = Path(path).absolute(), tokens_cache(cache)
     found = read_raw(path, None if dtype is None else token_dtype(dtype), end_id, place)
-    return TokenStore(
-        tokens=found.tokens,
-        starts=found.starts,
-        trained=None,
-        digest=found.digest,
-        vocab_size=None,
-        largest_id=found.largest_id,
-        place=found.place,
-        origin=(_raw_again, (path, found.tokens.dtype, end_id, place)),
-    )
+    origin = (_raw_again, (path, found.tokens.dtype, end_id, place))
+    return TokenStore(**vars(found), trained=None, vocab_size=None, origin=origin)
 
 
 def _raw_again(path: Path, dtype: np.dtype[Any], end_id: int | None, cache: Path) -> TokenStore:
