@@ -245,7 +245,7 @@ def _run(
     try:
         child = start(address, directory) if start is not None else None
         if child is None:
-            child = _start(address, directory, job)
+            child = _start(address, directory, job.environment, job.working_directory, job.inherit)
     finally:
         for descriptor in job.inherit:
             os.close(descriptor)
@@ -258,17 +258,23 @@ def _run(
     return Outcome(value, failure, seconds, peak)
 
 
-def _start(function: str, directory: Path, job: Job) -> Child:
+def _start(
+    function: str,
+    directory: Path,
+    environment: Mapping[str, str],
+    working_directory: Path | None,
+    inherit: Sequence[int],
+) -> Child:
     with (directory / LOG).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "whet.measure.child", function, str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **load.environment(), **job.environment},
-            cwd=job.working_directory,
+            env={**os.environ, **load.environment(), **environment},
+            cwd=working_directory,
             start_new_session=True,
-            pass_fds=job.inherit,
+            pass_fds=inherit,
         )
 
 
