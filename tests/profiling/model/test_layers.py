@@ -280,7 +280,8 @@ def test_time_goes_to_the_innermost_module(clock: Clock) -> None:
     inner = Sleeper(clock, 0.02)
     found = profile(nn.Sequential(Sleeper(clock, 0.01, inner), inner, nn.Identity()), torch.randn(2), repeats=3)
     layers = by_name(found)
-    assert layers["0"].time_s == pytest.approx(0.01)
+    # What watching costs around the second call of the inner module is taken off its first caller too.
+    assert layers["0"].time_s == pytest.approx(0.01, abs=1e-6)
     assert layers["0.inner"].time_s == pytest.approx(0.04)
     assert layers["0.inner"].calls == 2
     assert layers["2"].time_s == pytest.approx(0, abs=1e-9)
