@@ -123,6 +123,7 @@ def test_without_finalists_the_original_is_measured_alone_where_the_kind_does_th
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) -> None:
     run = isolated(None)
     target = f"{targets.HERE}:conv"
