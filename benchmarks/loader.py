@@ -49,7 +49,7 @@ from whet.core.workload import TrainingWorkload
 from whet.core.workload.training import Trainer
 from whet.files import write_whole
 from whet.measure.machine import describe
-from whet.techniques.applied import applied, refusals
+from whet.techniques.applied import applied, unfit
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.training import TRAINING_TABLE
 
@@ -273,8 +273,8 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _changed(parts: Parts, steps: tuple[Step, ...]) -> Parts:
     """Apply a recipe, and end where a technique refuses."""
-    for step, reason in refusals(parts, steps, TRAINING_TABLE, describe()):
-        sys.exit(f"{step.technique} does not apply: {reason}")
+    for step, verdict in unfit(parts, steps, TRAINING_TABLE, describe()):
+        sys.exit(f"{step.technique} does not apply: {verdict.reason}")
     return applied(parts, steps, TRAINING_TABLE)
 
 

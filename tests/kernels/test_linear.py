@@ -40,6 +40,12 @@ def test_rounding_costs_what_its_bits_say(kernels: Library, kind: Kind) -> None:
     assert error < {Kind.F32: 1e-6, Kind.BF16: 3e-3, Kind.S8: 1.5e-2, Kind.S4: 0.12}[kind]
 
 
+@pytest.mark.parametrize("num", [15, 17])
+def test_a_bias_of_another_length_is_refused(num: int) -> None:
+    with pytest.raises(RuntimeError, match="must match the existing size"):
+        pack_weights(torch.randn(16, 32), Kind.F32, torch.zeros(num))
+
+
 @KINDS
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(rows=st.lists(st.integers(0, 199), min_size=1, max_size=200))

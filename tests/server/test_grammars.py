@@ -1,6 +1,8 @@
 """Structures compiled: what is kept, what is refused, and vocabularies of other kinds."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,18 @@ def test_a_structure_is_compiled_once_and_the_last_ones_are_kept(monkeypatch: py
     for pattern in ("a", "b", "a", "c", "a", "b"):
         store.guide(OutputConstraint.regex(pattern))
     assert compiled == ["a", "b", "c", "b"], "b went when c came, as a was used since"
+
+
+def test_what_is_kept_does_not_keep_the_vocabulary_alive() -> None:
+    store = Grammars(TOKENIZER, VOCAB)
+    store.guide(OutputConstraint.regex("a"))
+    gone = weakref.ref(store)
+    gc.disable()
+    try:
+        del store
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_two_requests_do_not_share_their_place() -> None:

@@ -22,13 +22,12 @@ from whet.measure.quiet import QuietWait
 from whet.measure.stats import noise_floor
 from whet.tuner import verdict
 from whet.tuner.doubt import doubt_about
-from whet.tuner.facts import TargetFacts
 from whet.tuner.finals import Finals, compare_finalists
 from whet.tuner.goal import Goal
 from whet.tuner.model_sides import ModelSide
 from whet.tuner.processes import isolated
 from whet.tuner.records import Timing, TrialRecord
-from whet.tuner.target_examination import ExaminationRequest, examine_target
+from whet.tuner.target_examination import Examination, ExaminationRequest, examine_any
 from whet.tuner.trial import TrialRequest, save_original
 from whet.tuner.trial_context import TrialContext
 
@@ -128,9 +127,9 @@ def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) 
     run = isolated(None)
     target = f"{targets.HERE}:conv"
     request = ExaminationRequest(target=target, directory=tmp_path)
-    facts = run(examine_target, request, tmp_path / "examination", 120).answer(TargetFacts)
-    assert facts is not None
-    trials = TrialContext(target, facts, tmp_path, run)
+    found = run(examine_any, request, tmp_path / "examination", 120).answer(Examination)
+    assert found is not None and found.facts is not None
+    trials = TrialContext(target, found.facts, tmp_path, run)
     # Two records of one and the same artefact: any difference between them is noise.
     saved = run(save_original, TrialRequest(known=trials.known, directory=trials.artefact(0)), tmp_path / "a", 120)
     assert saved.failure is None

@@ -114,8 +114,9 @@ def test_bare_model_where_no_class_is_named(bert):
     assert type(resolve(f"hf:{bert}").model).__name__ == "BertModel"
 
 
-def test_options(bert):
-    workload = resolve(f"hf:{bert}?batch=8&seq=32")
+@pytest.mark.parametrize("query", ["batch=8&seq=32", "batch=8&&seq=32&"])
+def test_options(bert, query):
+    workload = resolve(f"hf:{bert}?{query}")
     assert workload.inputs[0]["input_ids"].shape == (8, 32)
     assert workload.num_samples == 8
 

@@ -14,6 +14,7 @@ FILE = "config.json"
 Config = TypeVar("Config", bound=BaseModel)
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
+HeadSize = Annotated[int, Field(gt=0, le=2**16)]  # angles of rotary positions are computed for each half of it
 Layers = Annotated[int, Field(gt=0, le=10_000)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """The types of fields that many families have."""

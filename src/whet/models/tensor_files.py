@@ -147,11 +147,13 @@ class ModelFiles(Generic[Config, Model]):
         """
         num_layers: int = getattr(config, "num_hidden_layers", 0)
         # To build a model takes milliseconds a layer, so one whose config.json is not of these files is not built.
-        if num_layers > _MANY_LAYERS and num_layers > (found := sum(1 for _ in stored_tensors(Path(directory)))):
+        if num_layers > _MANY_LAYERS and num_layers > (
+            found := sum(1 for _ in stored_tensors(Path(directory), self.pickles))
+        ):
             raise unusable(directory, f"it asks for {num_layers:,} layers, and there are {found:,} tensors")
         try:
             return self.shapes(config)
-        except RuntimeError as error:
+        except (RuntimeError, ArithmeticError) as error:
             raise unusable(directory, f"its sizes make no tensors: {reason(error)}") from error
 
     def read_as(self, shapes: Mapping[str, Shape], directory: Path | str, config: Config) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ Source: github.com/guidance-ai/llguidance.
 """
 
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -71,7 +72,8 @@ class Grammars:
         self._vocabulary: Any = None
         self._described: dict[str, object] = {}
         self._building = threading.Lock()
-        self._compiled = lru_cache(_MOST_KEPT)(lambda structure: self._compile(structure))
+        this = weakref.proxy(self)  # a vocabulary is large: the cache must not keep it alive
+        self._compiled = lru_cache(_MOST_KEPT)(lambda structure: this._compile(structure))
 
     def guide(self, structure: OutputConstraint) -> Guide:
         """Return the beginning of a structure's grammar, compiled now unless it was before.

@@ -57,9 +57,10 @@ def parse_training_options(query: str) -> TrainingOptions:
 
 
 def _parsed(kind: type[_Kind], query: str, known: str) -> _Kind:
-    """Return options of a kind; `known` names them for the message."""
+    """Return options of a kind; `known` names them for the message. A "&" too many does no harm."""
+    given = "&".join(filter(None, query.split("&")))
     try:
-        return kind.model_validate(dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))))
+        return kind.model_validate(dict(parse_qsl(given, keep_blank_values=True, strict_parsing=bool(given))))
     except ValidationError as error:
         first = error.errors()[0]
         wrong = f"{'.'.join(map(str, first['loc']))}={first['input']}: {first['msg']}"

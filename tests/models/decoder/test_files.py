@@ -115,6 +115,12 @@ def test_more_layers_than_tensors_are_refused_before_a_model_is_built(tmp_path):
     assert "asks for 10,000 layers, and there are 21 tensors" in refused(tmp_path)
 
 
+@pytest.mark.parametrize("sizes", [{"head_dim": 2**31 - 2}, {"hidden_size": 2**31 - 2, "num_attention_heads": 1}])
+def test_a_head_too_large_for_its_angles_is_refused_with_the_config(tmp_path, sizes):
+    with pytest.raises(TargetError, match="head_dim: Input should be less than or equal to 65536"):
+        write_config(tmp_path, **sizes)
+
+
 def test_file_damaged_or_missing(tmp_path):
     config = write_config(tmp_path)
     assert "has no model.safetensors" in refused(tmp_path)

@@ -16,6 +16,11 @@ using selective_model::Tokens;
 
 constexpr int32_t ATTENTION = 1, MAMBA = 2, CONV = 4, MLP = 8;
 
+inline bool has_several(int32_t mixers) {
+  mixers &= ~MLP;
+  return (mixers & (mixers - 1)) != 0;
+}
+
 // y = out_proj(C * conv(B * u)), where in_proj gives B, C and u side by side.
 struct ConvLayer {
   Weights in_proj, out_proj;
@@ -55,9 +60,14 @@ struct Workspace {
       most = std::max(most, part.batch.num_tokens);
     }
     const size_t hidden = m.decoder.hidden;
-    before.resize(std::max(before.size(), most * hidden));
-    projected.resize(std::max(projected.size(), 3 * most * hidden));
-    gated.resize(std::max(gated.size(), most * hidden));
+    bool has_conv = false, adds = false;  // a decoder does neither
+    for (int i = 0; i < m.decoder.num_layers; i++) {
+      has_conv |= (m.mixers[i] & CONV) != 0;
+      adds |= has_several(m.mixers[i]);
+    }
+    if (adds) before.resize(std::max(before.size(), most * hidden));
+    if (has_conv) projected.resize(std::max(projected.size(), 3 * most * hidden));
+    if (has_conv) gated.resize(std::max(gated.size(), most * hidden));
     if (!m.has_mamba) return;
     mamba.fit(m.mamba, most, 1);
     for (const Tokens& part : parts) mamba.fit_replayed(m.mamba, part.num_replayed);
@@ -129,10 +139,10 @@ inline void squared_mlp(Team& team, const Decoder& d, const Layer& layer, int nu
 
 // One layer of one part, in place.
 inline void advance(Team& team, const Model& m, int layer, int part, float* x, Workspace& ws) {
-  const int32_t mixers = m.mixers[layer] & ~MLP;
+  const int32_t mixers = m.mixers[layer];
   const int T = ws.parts[part].num_tokens, D = m.decoder.hidden;
   const float* from = x;
-  if ((mixers & (mixers - 1)) != 0) {  // several
+  if (has_several(mixers)) {
     team.each(T, [&](int t) {
       const size_t at = static_cast<size_t>(D) * t;
       std::memcpy(ws.before.data() + at, x + at, sizeof(float) * D);
@@ -143,7 +153,7 @@ inline void advance(Team& team, const Model& m, int layer, int part, float* x, W
   if (mixers & MAMBA)
     selective_model::mix(team, m.mamba, m.mamba.layers[layer], nullptr, ws.parts[part], from, x, ws.mamba);
   if (mixers & CONV) mix(team, m, m.convs[layer], ws.parts[part], from, x, ws);
-  if (!(m.mixers[layer] & MLP)) return;
+  if (!(mixers & MLP)) return;
   const Layer& mlp_layer = m.decoder.layers[layer];
   if (m.squares)
     squared_mlp(team, m.decoder, mlp_layer, T, x, ws.decoder);

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.models.config_file import Layers, Positive, Size, check_model_type, read_json, set_keys, validated
+from whet.models.config_file import HeadSize, Layers, Positive, Size, check_model_type, read_json, set_keys, validated
 
 ModelType = Literal["llama", "mistral", "qwen2", "qwen3"]
 MODEL_TYPES: tuple[str, ...] = get_args(ModelType)
@@ -96,7 +96,7 @@ class DecoderConfig(BaseModel):
     num_hidden_layers: Layers
     num_attention_heads: Size
     num_key_value_heads: Size
-    head_dim: Size
+    head_dim: HeadSize
     max_position_embeddings: Size = 2048
     rms_norm_eps: Positive = 1e-6
     tie_word_embeddings: bool = False

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from whet.models.config_file import Layers, Positive, Size, set_keys
+from whet.models.config_file import HeadSize, Layers, Positive, Size, set_keys
 from whet.models.decoder.config import DecoderConfig, Rope, fill_in_heads, rope_parameters
 from whet.models.hybrid.config import HybridConfig, Mixer, Multipliers
 from whet.models.selective.config import SelectiveConfig, number_of, written_number
@@ -46,7 +46,7 @@ class HybridFile(BaseModel):
     num_hidden_layers: Layers = 32
     num_attention_heads: Size = 32
     num_key_value_heads: Size = 8
-    head_dim: Size
+    head_dim: HeadSize
     max_position_embeddings: Size
     rms_norm_eps: Positive = 1e-5
     tie_word_embeddings: bool = False

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from whet.models.config_file import Layers, Positive, Size, check_model_type, read_json, validated
+from whet.models.config_file import HeadSize, Layers, Positive, Size, check_model_type, read_json, validated
 from whet.models.decoder.config import DecoderConfig, fill_in_heads
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -64,7 +64,7 @@ class LtmConfig(BaseModel):
     num_hidden_layers: Layers
     num_attention_heads: Size
     num_key_value_heads: Size
-    head_dim: Size
+    head_dim: HeadSize
     rope_theta: Positive = 10_000.0
     rms_norm_eps: Positive = 1e-6
     tie_word_embeddings: bool = False

@@ -198,9 +198,9 @@ class AllocationTracker(TorchDispatchMode):
             self.changed(track.held_bytes)
 
     def _remove_storage(self, key: int) -> None:
-        if key not in self._held:
+        if (found := self._held.pop(key, None)) is None:
             return
-        held, _ = self._held.pop(key)
+        held, _ = found
         use = self._track.uses[held.line]
         use.num_bytes -= held.num_bytes
         use.num_tensors -= 1

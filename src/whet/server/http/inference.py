@@ -56,7 +56,8 @@ async def worked(request: Request, lifecycle: Lifecycle, work: Coroutine[Any, An
     try:
         return await answered(request.receive, task)
     except asyncio.CancelledError:
-        if not is_cut:
+        this = asyncio.current_task()
+        if not is_cut or (this is not None and this.cancelling()):
             raise
         said = "the server is shutting down, and this request took too long; send it again later"
         raise unavailable(said) from None

@@ -14,5 +14,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        model.train(modes[model])  # by its own method: some modules change their weights with their mode
         for module, is_training in modes.items():
             module.training = is_training
