@@ -50,6 +50,10 @@ def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
          "signs-stream is a stream of frames; whet stream runs it, and whet tune makes it faster"),
         ("doctor --foo", "there is no option --foo; whet doctor --help lists what there is"),
         ("doctor now", "now is an argument too many; whet doctor --help lists what there is"),
+        ("limits now then", "now then is an argument too many; whet limits --help lists what there is"),
+        ("run --recipe none.toml -- python none.py", "there is no script none.py; name a Python file that exists"),
+        ("run --recipe none.toml -- python -m json.tool", "none.toml does not exist; `whet tune` writes one"),
+        ("apply none.toml digits-cnn --out x", "none.toml does not exist; `whet tune` writes one"),
     ],
 )  # fmt: skip
 def test_one_line_names_the_option(capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import whet
-from whet.core.recipe import FILE, Evidence, Recipe, Step
+from whet.core.recipe import Evidence, Recipe, Step
+from whet.core.recipe_file import FILE
 from whet.errors import OutputError, RecipeError
 
 values = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)

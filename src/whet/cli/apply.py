@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from whet.core.recipe_file import parsed
 from whet.errors import RecipeRefused
 from whet.files import check_new_directory
 from whet.measure.fast_import import large_imports
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _REFUSED = 3
 
-NAMES = {"target": check_name}
+NAMES = {"target": check_name, "recipe": lambda given: parsed(Path(given))}
 """What checks a parameter as it was typed; see typed.py."""
 
 

@@ -1,11 +1,13 @@
 """Run a training script with a recipe applied to its loop: whet run."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from whet.core.recipe_file import parsed
 from whet.measure.fast_import import large_imports
 from whet.scripts.injection.script_command import ScriptCommand
 
@@ -15,6 +17,9 @@ _Command = Annotated[
 _RecipeFile = Annotated[
     Path, typer.Option(metavar="FILE", help="a recipe.toml for training, or the directory of a tuning run")
 ]
+
+NAMES: dict[str, Callable[[Any], Any]] = {"command": ScriptCommand.checked, "recipe": lambda given: parsed(Path(given))}
+"""What checks a parameter as it was typed; see typed.py."""
 
 
 def run(command: _Command, recipe: _RecipeFile) -> None:

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.cli.tables import VERDICTS, show_files, show_verdict
-from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe_file import FILE as RECIPE
 from whet.tuner import figures
 from whet.tuner.result import FILE, MeasuredVariant, Result
 from whet.tuner.streams.report import QUALITY, quality_figure

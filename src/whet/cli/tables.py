@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.core.artefact.runtime import MODEL
-from whet.core.recipe import FILE as RECIPE
 from whet.core.recipe import Step
+from whet.core.recipe_file import FILE as RECIPE
 from whet.tuner import figures
 from whet.tuner.headline import headline
 from whet.tuner.records import TrialRecord

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.cli.tables import VERDICTS, names_of, show_files, show_verdict
-from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe_file import FILE as RECIPE
 from whet.techniques.costs.memory import StepMemory
 from whet.tuner import figures
 from whet.tuner.result import FILE, MeasuredVariant, Result

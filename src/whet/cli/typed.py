@@ -66,13 +66,13 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Check names before the values of all parameters are converted, which takes longer than all else here."""
         command = sys.modules[self.module]
-        checks = getattr(command, "NAMES", {})
-        if checks:
-            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-            are_names = not any(given.get(option) for option in ("help", *getattr(command, "NO_NAMES_WITH", ())))
-            for name in checks:
-                if are_names and given.get(name) not in (None, (), []):
-                    checks[name](given[name])
+        given, too_many, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if too_many and not given.get("help"):
+            ctx.fail(f"Got unexpected extra arguments ({' '.join(map(str, too_many))})")
+        if not any(given.get(option) for option in ("help", *getattr(command, "NO_NAMES_WITH", ()))):
+            for name, check in getattr(command, "NAMES", {}).items():
+                if given.get(name) not in (None, (), []):
+                    check(given[name])
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

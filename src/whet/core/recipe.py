@@ -3,7 +3,6 @@
 A recipe is written by whet, read by people and by `whet apply`, and compared with diff.
 """
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -11,10 +10,10 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from whet.core.recipe_file import file_of, parsed
 from whet.errors import RecipeError
 from whet.files import write_whole
 
-FILE = "recipe.toml"
 _APPLY = "whet apply recipe.toml TARGET --out DIR"
 _STREAM = "whet stream DIR, where DIR is the directory of this file"
 _PREPARE = (
@@ -142,26 +141,14 @@ class Recipe(BaseModel, extra="forbid"):
         Raises:
             RecipeError: It is missing or damaged; the message says what is wrong.
         """
-        path = path / FILE if path.is_dir() else path
-        try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise RecipeError(f"{path} does not exist; `whet tune` writes one") from error
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise RecipeError(
-                f"{path} cannot be read as a recipe: {error}; give a recipe.toml that `whet tune` wrote"
-            ) from error
-        if not data:
-            raise RecipeError(f"{path} is empty; give a recipe.toml that `whet tune` wrote")
-        if data.get("format", 1) != 1:
-            raise RecipeError(f"{path} has format {data['format']}; this whet reads format 1: install a newer whet")
+        data = parsed(path)
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise RecipeError(
-                f"{path} is not a valid recipe: {where}: {first['msg']}; give a recipe.toml that `whet tune` wrote"
+                f"{file_of(path)} is not a valid recipe: {where}: {first['msg']}; give one that `whet tune` wrote"
             ) from error
 
 

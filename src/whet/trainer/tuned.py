@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe_file import FILE as RECIPE
 from whet.trainer.setup import SetUp
 from whet.tuner.listener import Listener
 from whet.tuner.study import FILE as STUDY

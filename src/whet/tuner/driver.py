@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from whet.core.recipe import FILE as RECIPE
 from whet.core.recipe import Evidence, Recipe
+from whet.core.recipe_file import FILE as RECIPE
 from whet.files import write_whole
 from whet.measure.machine import versions
 from whet.measure.quiet import QuietWait

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe_file import FILE as RECIPE
 from whet.errors import OptionError, OutputError, StudyError
 from whet.files import names_in, writable_parent
 from whet.measure.isolate import QUIET, run_isolated

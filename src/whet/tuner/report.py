@@ -18,8 +18,8 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from whet.core.artefact.runtime import MODEL
-from whet.core.recipe import FILE as RECIPE
 from whet.core.recipe import Recipe
+from whet.core.recipe_file import FILE as RECIPE
 from whet.errors import MissingExtra, TargetError, how_to_install
 from whet.files import write_whole
 from whet.models.config_file import read_json

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field, PrivateAttr
 
 from whet.core.artefact import load
 from whet.core.artefact.runtime import MODEL, RESULT
-from whet.core.recipe import FILE as RECIPE
 from whet.core.recipe import Recipe, Step
+from whet.core.recipe_file import FILE as RECIPE
 from whet.errors import ArtefactError
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.proof.loss_proof import LossProof

@@ -106,8 +106,9 @@ class PackedWeights(PackedMatrix):
     def __init__(self, library: Library | None, kind: Kind, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
         N, K = weight_NK.shape
         lanes = layout.num_strips(N) * LANES
-        bias = None if bias_N is None else torch.zeros(lanes)
-        if bias is not None:
+        bias = None
+        if bias_N is not None:
+            bias = torch.zeros(lanes)
             bias[:N] = bias_N
         data = large_pages(layout.packed_bytes(kind, N, K)).fill_(PADDING[kind])
         super().__init__(kind, N, K, data, torch.ones(lanes), bias)

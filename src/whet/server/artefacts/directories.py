@@ -6,7 +6,7 @@ from pathlib import Path
 
 from whet.core.artefact import MANIFEST, read_manifest
 from whet.core.artefact.runtime import MODEL, RESULT
-from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe_file import FILE as RECIPE
 from whet.errors import ArtefactError, TargetError, reason
 from whet.models.config_file import FILE as CONFIG
 from whet.models.config_file import read_json

@@ -5,7 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from whet.core.recipe import FILE as RECIPE
+from whet.core.recipe_file import FILE as RECIPE
 from whet.techniques.costs.memory import PARTS
 from whet.tuner import figures, plots
 from whet.tuner.figures import DASH
