@@ -62,7 +62,7 @@ class Mamba1Mixer(nn.Module):
         self.conv1d = Convolution(E, config.conv_kernel, config.use_conv_bias)
         self.x_proj = nn.Linear(E, self.rank + 2 * N, bias=False)
         self.dt_proj = nn.Linear(self.rank, E)
-        self.A_log = nn.Parameter(torch.arange(1, N + 1).float().log().repeat(E, 1))
+        self.A_log = nn.Parameter(torch.empty(E, N).copy_(_logarithms(N)))
         self.D = nn.Parameter(torch.ones(E))
         self.out_proj = nn.Linear(E, D, bias=config.use_bias)
         self.config = config
@@ -111,7 +111,7 @@ class Mamba2Mixer(nn.Module):
         self.in_proj = nn.Linear(D, sum(self.parts), bias=config.use_bias)
         self.conv1d = Convolution(config.conv_size, config.conv_kernel, config.use_conv_bias)
         self.dt_bias = nn.Parameter(torch.zeros(H))
-        self.A_log = nn.Parameter(torch.arange(1, H + 1).float().log())
+        self.A_log = nn.Parameter(torch.empty(H).copy_(_logarithms(H)))
         self.D = nn.Parameter(torch.ones(H))
         self.norm: nn.Module = GatedNorm(E, self.num_groups, config.layer_norm_epsilon)
         self.out_proj = nn.Linear(E, D, bias=config.use_bias)
@@ -187,3 +187,8 @@ def unweighted_norm(x: Tensor, eps: float) -> Tensor:
     """Divide rows by the root of their mean square (Zhang and Sennrich, 2019, arXiv:1910.07467)."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _logarithms(num: int) -> Tensor:
+    """Return those of 1 to `num`, on the CPU: on the meta device, log would import torch's compiler for seconds."""
+    return torch.arange(1, num + 1, device="cpu").float().log()
