@@ -89,10 +89,7 @@ def bench(
     _check_purpose(compare, against, files, {"--junit": junit is not None, "--github": github})
     for path in (*files, junit):
         check_file(path)
-    if processes is not None and processes < 1:
-        raise OptionError(f"--processes {processes}: each point is measured in at least one process; give 1 or more")
-    if not 0 < allowed < 1:
-        raise OptionError(f"--tolerance must lie between 0 and 1: 0.02 or 2% allows two percent; got {allowed:g}")
+    _check_numbers(processes, allowed)
     if plot is not None:
         from whet.comparison.bench.plot import check_plot  # pydantic, which help does without
 
@@ -153,6 +150,13 @@ def _check_purpose(
             raise OptionError(
                 f"{name} writes verdicts, and there are none without --compare or --against; give one of them"
             )
+
+
+def _check_numbers(processes: int | None, tolerance: float) -> None:
+    if processes is not None and processes < 1:
+        raise OptionError(f"--processes {processes}: each point is measured in at least one process; give 1 or more")
+    if not 0 < tolerance < 1:
+        raise OptionError(f"--tolerance must lie between 0 and 1: 0.02 or 2% allows two percent; got {tolerance:g}")
 
 
 def _sizes(text: str, name: str) -> list[int]:

@@ -68,13 +68,16 @@ class SearchTime:
 
         One that has to be stopped is time lost, so their mean will not do.
         """
-        taken = [r.seconds for r in records if r.seconds > 0 and not self.compiled(r)]
-        return max(taken[-_NUM_LAST:], default=self.trial_s)
+        return max(self._taken(records, compiled=False), default=self.trial_s)
 
     def compiling_s(self, records: Sequence[TrialRecord]) -> float:
         """Return how many seconds more a trial may take that runs a compiler."""
-        taken = [r.seconds for r in records if r.seconds > 0 and self.compiled(r)]
-        return max(0.0, max(taken[-_NUM_LAST:]) - self.expected_s(records)) if taken else self.compile_s
+        taken = self._taken(records, compiled=True)
+        return max(0.0, max(taken) - self.expected_s(records)) if taken else self.compile_s
+
+    def _taken(self, records: Sequence[TrialRecord], *, compiled: bool) -> list[float]:
+        """Return the seconds of the last trials that ran a compiler, or of those that ran none."""
+        return [r.seconds for r in records if r.seconds > 0 and self.compiled(r) is compiled][-_NUM_LAST:]
 
     def allows_reference(self, records: Sequence[TrialRecord]) -> bool:
         """Return whether there is time for torch.compile alone, the reference, beside other trials."""

@@ -36,9 +36,15 @@ def paged_attention_native(
         return out_TC
     structs = (CacheStruct * len(caches))(*(cache_struct(cache) for cache in caches))
     failed = library.functions.whet_paged_attention(
-        ctypes.byref(heads), qkv_TC.data_ptr(), softmax_scale, window, structs, len(caches),
-        ctypes.byref(ragged_struct(batch)), out_TC.data_ptr(),
-    )  # fmt: skip
+        ctypes.byref(heads),
+        qkv_TC.data_ptr(),
+        softmax_scale,
+        window,
+        structs,
+        len(caches),
+        ctypes.byref(ragged_struct(batch)),
+        out_TC.data_ptr(),
+    )
     if failed:
         raise MemoryError(f"no memory for attention of {len(qkv_TC)} tokens")
     return out_TC
