@@ -150,7 +150,6 @@ def foreign(kind: type[WhetError], what: str, *, words: Callable[[Exception], st
     Errors of whet and MemoryError pass through unchanged.
 
     Args:
-        kind: The error that is raised instead.
         what: What could not be done, as the beginning of the message.
         words: Returns what the library's error says; `reason`, if not given.
     """

@@ -47,11 +47,7 @@ def writable_parent(directory: Path) -> Path:
 
 
 def check_file(path: Path | None) -> None:
-    """Check, before any work is done for it, that `write_whole` can write a file. None stands for no file.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
+    """Raise OutputError, before any work is done, where `write_whole` cannot write a file. None stands for no file."""
     if path is None:
         return
     if not path.absolute().parent.is_dir():
@@ -73,11 +69,7 @@ def check_new_directory(path: Path) -> None:
 
 
 def usable_directory(directory: Path) -> Path:
-    """Make a directory for results where there is none, and return it.
-
-    Raises:
-        OutputError: It cannot be made or written to.
-    """
+    """Make a directory for results where there is none, and return it; raise OutputError where it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

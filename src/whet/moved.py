@@ -159,6 +159,5 @@ class OldPlaces:
 
 
 def keep_old_places() -> None:
-    """Have Python find modules at their old places."""
     if not any(isinstance(finder, OldPlaces) for finder in sys.meta_path):
         sys.meta_path.append(OldPlaces())

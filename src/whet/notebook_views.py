@@ -21,5 +21,4 @@ VIEWS = {
 
 
 def register_views() -> None:
-    """Have notebooks show records by these functions."""
     show_records(VIEWS)

@@ -17,7 +17,6 @@ or if a file cannot be read, and 3 if the machine was too busy for --measure."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse the arguments, audit, print; returns the exit code."""
     own, passed_on = _split_at_dashes(arguments)
     with errors_of_whet():
         given = _parser().parse_intermixed_args(own)
@@ -63,7 +62,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments into whet's own and those after `--`."""
     given = list(arguments)
     if "--" not in given:
         return given, []

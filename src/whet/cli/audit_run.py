@@ -17,7 +17,6 @@ _REPORTS = ("markdown", "html")  # formats that give advice for the machine at h
 
 
 def run(given: argparse.Namespace) -> int:
-    """Audit what the arguments name, print or write the report, and return the exit code."""
     if given.explain is not None:
         return explain(given.explain)
     outcome = _measured(given) if given.measure else found(given)

@@ -134,9 +134,7 @@ def _check_purpose(
 ) -> None:
     """Check that the options fit what is done: a sweep, or a comparison, which gives verdicts.
 
-    Args:
-        files: What is to be written of a sweep.
-        for_verdicts: The options that do something with verdicts, and whether each was given.
+    `files` are what is to be written of a sweep; `for_verdicts` says which options on verdicts were given.
     """
     if compare is not None and against is not None:
         raise OptionError("--compare holds against a file, --against against a git reference: give one of them")

@@ -86,7 +86,6 @@ def leave(sweep: Sweep, patience: QuietWait, *, as_json: bool) -> None:
 
 
 def write(sweep: Sweep, save: Path | None, csv: Path | None, plot: Path | None) -> None:
-    """Write the files of a sweep that were asked for."""
     if save is not None:
         sweep.write(save)
     if csv is not None:

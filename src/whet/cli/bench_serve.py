@@ -158,7 +158,6 @@ def bench_serve(
 
 
 def _check_target(target: str) -> None:
-    """Check that a target is an address, or a model's directory."""
     if "://" not in target:
         model_directory(target)
 

@@ -14,7 +14,6 @@ _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 
 
 def show_sweep(console: Console, sweep: Sweep, *, with_memory: bool, with_energy: bool) -> None:
-    """Show a table for each target, with a line for each size."""
     for target in dict.fromkeys(point.target for point in sweep.points):
         points = [point for point in sweep.points if point.target == target]
         table = Table(title=target, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -62,7 +61,6 @@ def show_notes(console: Console, sweep: Sweep, *, with_energy: bool) -> None:
 
 
 def _why_no_share(point: Point) -> str:
-    """Say why a point has no share of the machine's limit."""
     if point.busy:
         return "the machine was busy"
     if point.status != "done":
@@ -71,7 +69,6 @@ def _why_no_share(point: Point) -> str:
 
 
 def show_gate(console: Console, gate: Gate) -> None:
-    """Show the verdicts, then the outcome and what was compared."""
     for verdict in gate.verdicts:
         console.print(show_verdict(verdict))
     line = Text(gate.outcome.upper(), style=_STYLES[gate.outcome])

@@ -171,7 +171,6 @@ def _stats(talk: "Conversation") -> str:
 
 
 def _summary(answers: "Sequence[Answer]") -> str:
-    """Summarise the answers in one line: their number, their length, their speed."""
     from whet.server.conversation import tokens_per_s
 
     if not answers:

@@ -50,10 +50,7 @@ def run(arguments: list[str]) -> None:
 def join_at_colons(environment: MutableMapping[str, str]) -> str:
     """Put together in COMP_WORDS what bash has split at colons, and return the beginning that it will not replace.
 
-    For `hf:mod`, bash gives the words "hf", ":" and "mod", and replaces "mod" alone.
-
-    Args:
-        environment: Holds COMP_WORDS and COMP_CWORD, which are changed.
+    For `hf:mod`, bash gives the words "hf", ":" and "mod", and replaces "mod" alone. COMP_CWORD is changed too.
     """
     given = environment["COMP_WORDS"].split("\n")[: int(environment["COMP_CWORD"]) + 1]
     words: list[str] = []

@@ -41,7 +41,6 @@ class CountedProgress(Progress):
         return task_id
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """Count what is done. See rich.progress.Progress."""
         super().advance(task_id, advance)
         if not self.console.is_terminal and (now := time.monotonic()) >= self._next_s:
             self._pause_s = min(2 * self._pause_s, _LONGEST_S)

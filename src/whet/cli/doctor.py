@@ -23,7 +23,6 @@ essential is broken."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse the arguments, print the page, and return the exit code."""
     parser = parser_of()
     given = parser.parse_args(list(arguments))
     try:
@@ -45,7 +44,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser_of() -> argparse.ArgumentParser:
-    """Return the parser of the command's options."""
     parser = Parser(
         prog="whet doctor",
         description=_ABOUT,

@@ -24,9 +24,7 @@ class ForStreams:
         steps: The steps of the sampler that the stream has now.
         source: The frames that it is measured on.
         sink: The kind of video that it will write.
-        frame_budget: The time that a frame may take.
         sampler: The sampler that it has now.
-        prompt: The prompt.
         data: The archive with the true frames of signs-stream.
         budget: The time for all of it.
     """
@@ -48,11 +46,7 @@ class ForStreams:
         return {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
 
     def check_options(self, target: str, options: Mapping[str, Any]) -> None:
-        """Check the options for a target that is a stream.
-
-        Args:
-            target: The stream.
-            options: The options of `whet.tune`, by name.
+        """Check the options for a target that is a stream. `options` are those of `whet.tune`, by name.
 
         Raises:
             OptionError: An option is out of its range.
@@ -72,11 +66,7 @@ class ForStreams:
         self.goal(options, {})
 
     def goal(self, options: Mapping[str, Any], busy: Mapping[str, Any]) -> StreamGoal:
-        """Return what tuning a stream is to reach.
-
-        Args:
-            options: The options of `whet.tune`, by name.
-            busy: What to do on a busy machine, by name.
+        """Return what tuning a stream is to reach, by options of `whet.tune`. `busy` has those for a busy machine.
 
         Raises:
             OptionError: A number is out of its range.

@@ -8,7 +8,6 @@ from whet.measure.machine.notebook import COLUMNS, rate_rows
 
 
 def facts_table(machine: Machine) -> Table:
-    """Return what this machine is."""
     table = _facts(f"machine {machine.fingerprint}")
     table.add_row("chip", machine.chip)
     table.add_row("instructions", ", ".join(machine.isa) or "not known")
@@ -21,7 +20,6 @@ def facts_table(machine: Machine) -> Table:
 
 
 def parts_table(topology: Topology) -> Table:
-    """Return the parts of the machine, and how they are linked."""
     table = _facts("topology")
     for node in topology.nodes:
         memory = f", {node.memory_bytes / 2**30:.0f} GiB" if node.memory_bytes else ""
@@ -46,7 +44,6 @@ def _facts(title: str) -> Table:
 
 
 def rates_table(limits: Limits) -> Table:
-    """Return what a device can do at best."""
     table = Table(title=f"measured limits, {limits.device}", title_justify="left")
     name, *figures = COLUMNS
     table.add_column(name)

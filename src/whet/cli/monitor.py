@@ -39,7 +39,6 @@ _AsJson = Annotated[bool, typer.Option("--json", help="print the summary as one 
 
 
 def _check_program(command: Sequence[str]) -> None:
-    """Check that there is a program to run."""
     if shutil.which(command[0]) is None and not Path(command[0]).exists():
         raise TargetError(f"cannot run {command[0]}: there is no such program; write it as: -- python train.py")
 

@@ -31,14 +31,7 @@ Row = tuple[str | Text, ...]
 
 @dataclass(frozen=True)
 class _Section:
-    """Hold one table.
-
-    Attributes:
-        title: The heading of the column of names.
-        columns: The headings of the other columns.
-        rows: The rows.
-        num_all: The number of all rows, if `rows` holds only the first ones.
-    """
+    """Hold a table. `title` heads the names, `columns` the rest; `num_all` counts all rows if `rows` has only some."""
 
     title: str
     columns: tuple[str, ...]
@@ -47,11 +40,7 @@ class _Section:
 
 
 def run_trace(paths: list[Path], *, as_json: bool) -> None:
-    """Show one trace, or what changed from the first to the second.
-
-    Args:
-        paths: One file or two.
-        as_json: Whether to print one JSON object and nothing else. Its times are in nanoseconds.
+    """Show one trace, or what changed from the first to the second. Times in JSON, which is printed alone, are in ns.
 
     Raises:
         TraceError: A file cannot be read.
@@ -80,7 +69,6 @@ def show_trace(console: Console, report: TraceReport) -> None:
 
 
 def show_changes(console: Console, changes: TraceChanges) -> None:
-    """Show what changed in a sentence, then figure by figure, kernel by kernel and operator by operator."""
     for word, report in (("before", changes.before), ("after", changes.after)):
         console.print(Text(f"{word:<7} {one_line(report.path)}: {_contents(report)}", "dim"))
     console.print()

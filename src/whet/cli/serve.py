@@ -268,7 +268,6 @@ def _by_name(models: Sequence[str]) -> dict[str, str]:
 
 
 def _check_files(draft: str | None, recipe: Path | None, certificates: Mapping[str, str]) -> None:
-    """Check that the smaller model, the recipe and the files of HTTPS are there."""
     if draft is not None:
         model_directory.model_directory(draft)
     if recipe is not None:

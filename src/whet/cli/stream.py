@@ -169,8 +169,6 @@ def _check_purpose(*, page: bool, drift: bool, page_options: bool, out: bool, fo
     """Check that the options fit what is done: a page, a test of drift, or a stream from a source to a sink.
 
     Args:
-        page: Whether a page is served.
-        drift: Whether the drift is tested.
         page_options: Whether options of a page alone were given.
         out: Whether a directory for the report of the drift was given.
         for_page: Whether options were given that a page does not take.
@@ -238,7 +236,6 @@ def _run(
 
 
 def _is_same(source: Path, sink: Path) -> bool:
-    """Return whether both are one file or one folder."""
     try:
         return source.samefile(sink)
     except (OSError, ValueError):  # one of them is not there

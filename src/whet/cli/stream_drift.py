@@ -30,15 +30,7 @@ def test_drift(
 ) -> int:
     """Run the test, show the verdict, write drift.html and drift.json, and return the exit code.
 
-    Args:
-        console: Where messages go.
-        target: The model.
-        source: The source's name.
-        num_frames: The length of the stream.
-        options: How the model runs.
-        rate: The frames a second of a folder or a synthetic clip.
-        out: The directory of the report; None writes none.
-        as_json: Whether the report is also printed, as one JSON object.
+    `out` is the directory of the report, None for none; `rate` is the frames a second of a folder or a synthetic clip.
     """
     directory = None if out is None else usable_directory(out)
     with CountedProgress(console) as progress:

@@ -29,12 +29,8 @@ def serve_page(
     """Serve the page until Ctrl-C or SIGTERM, and show the report of each viewer's stream.
 
     Args:
-        target: The model.
         source: The server's own source, which a viewer may choose.
-        options: How streams run.
         address: The host and port to listen on; port 0 for any free one.
-        settings: Who may use the page.
-        console: Where notices go.
         rate: The frames a second of an image folder or a synthetic clip.
         as_json: Whether the address and the reports go to standard output as JSON, one object a line.
 

@@ -38,7 +38,6 @@ def _table(result: Result) -> Table:
 
 
 def _rows(points: list[MeasuredVariant]) -> dict[str, list[str]]:
-    """Return each row's cells by its name."""
     rows = {
         "frames/s": [figures.digits(point.throughput_per_s) for point in points],
         "a frame": [figures.duration(point.latency_ms) for point in points],

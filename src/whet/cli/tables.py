@@ -78,7 +78,6 @@ def _table(result: Result) -> Table:
 
 
 def show_headline(console: Console, result: Result) -> None:
-    """Print the verdict in words, and then how it came about."""
     word, style = HEADLINES[result.verdict]
     if result.verdict == "gain" and result.best.change is not None and not result.best.change.is_shown:
         style = "bold yellow"

@@ -50,7 +50,6 @@ def _show_stages(console: Console, found: Iterable[TechniqueHere], *, of: str = 
 
 
 def show_card(console: Console, technique: TechniqueHere) -> None:
-    """Show what is known of one technique."""
     console.print(f"[bold]{technique.name}[/bold]  {'training, ' if technique.loops else ''}stage {technique.stage}")
     console.print(escape(technique.title))
     where = "It can run on this machine." if technique.can_run else f"Cannot run here: {technique.reason}"

@@ -50,16 +50,13 @@ def tune_targets(
     resume: bool,
     as_json: bool,
 ) -> set[str]:
-    """Tune targets one after the other, and return their verdicts.
+    """Tune targets one after the other, each with the directory for its results, and return their verdicts.
 
     Args:
-        targets: The targets, each with the directory for its results.
         options: Those of `whet.tune` that say what is searched for.
         streams: The options for streams; a script has the number of steps among them.
         busy: The options of `whet.tune` for a busy machine.
         given: The options that the user gave, for targets whose kind only building them tells.
-        resume: Whether to go on with an earlier search.
-        as_json: Whether each result is also printed as one JSON object.
     """
     console = Console(stderr=as_json)
     verdicts = set[str]()
@@ -88,16 +85,7 @@ def _tuned(
 ) -> Result:
     """Tune one target and show how it goes. On Ctrl-C, print the command that goes on with the search.
 
-    Args:
-        console: Where progress is shown.
-        target: As the user named it.
-        streams: The options for streams and scripts.
-        options: Those of `whet.tune` that say what is searched for.
-        again: Returns the command that goes on with the search, given these options and `out`.
-        given: The options that the user gave.
-        out: The directory for the results.
-        resume: Whether to go on with an earlier search.
-        busy: The options of `whet.tune` for a busy machine.
+    `again` returns that command, given the options of `whet.tune` and `out`. For the others see `tune_targets`.
     """
     name = target if isinstance(target, str) else " ".join(target)
     is_stream = isinstance(target, str) and names_a_stream(target)

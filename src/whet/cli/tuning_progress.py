@@ -24,8 +24,7 @@ from whet.ui.figures import counted
 class TuningProgress(Listener):
     """Show progress on the terminal: a line for every trial, and a bar of the budget with the time left.
 
-    Attributes:
-        num_trials: The trials that ended by themselves.
+    `num_trials` counts the trials that ended by themselves.
     """
 
     def __init__(self, console: Console, target: str, budget_s: float, given: Sequence[str] = ()) -> None:
@@ -50,7 +49,6 @@ class TuningProgress(Listener):
         return self
 
     def begins(self) -> None:
-        """Say what is tuned, and start the bar."""
         if self._has_begun:  # a function of the user's turned out to describe a training run
             return
         self._has_begun = True
@@ -91,29 +89,23 @@ class TuningProgress(Listener):
         self._advance("searching")
 
     def proved(self, num_pairs: int) -> None:
-        """Show how many pairs of training runs have ended."""
         self._advance(f"comparing losses, {counted(num_pairs, 'pair')} of runs")
 
     def known(self, text: str) -> None:
-        """Say what is known so far."""
         self._console.print(text, style="dim", markup=False, highlight=False)
 
     def planned(self, outlook: BudgetPlan) -> None:
-        """Say how the budget is divided."""
         self._console.print(outlook.sentence, markup=False, highlight=False)
 
     def tried(self, record: TrialRecord) -> None:
-        """Show a line for a trial."""
         self.num_trials += record.status != "stopped"
         tables.show_trial(self._console, record)
         self._advance(f"searching, {counted(self.num_trials, 'trial')} ended")
 
     def waiting(self, text: str) -> None:
-        """Say that the machine is busy."""
         show_waiting(self._console, text)
 
     def measured(self, rounds_done: int, rounds: int) -> None:
-        """Show how far the final comparison is."""
         self._advance(f"finals, round {rounds_done} of {rounds}")
 
     def tuning(self, name: str, budget_s: float) -> Listener:
@@ -132,11 +124,9 @@ class _Inner(Listener):
         self._outer = outer
 
     def tried(self, record: TrialRecord) -> None:
-        """Show a line for a trial, which is none of the stream's own."""
         tables.show_trial(self._outer.console, record)
 
     def waiting(self, text: str) -> None:
-        """Say that the machine is busy."""
         self._outer.waiting(text)
 
 

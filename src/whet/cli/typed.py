@@ -24,13 +24,9 @@ _METAVARS: dict[type, str] = {int: "N", float: "NUMBER", Path: "FILE"}  # of oth
 
 
 def run(command: Callable[..., None], name: str, text: str, arguments: Sequence[str]) -> None:
-    """Parse the arguments, call the command and exit.
+    """Parse the arguments after the command's name, call the command and exit.
 
-    Args:
-        command: The function.
-        name: The command's name.
-        text: The help of a command without a docstring.
-        arguments: The arguments after the command's name.
+    `text` is the help of a command without a docstring.
 
     Raises:
         OptionError: The arguments cannot be parsed.
@@ -76,18 +72,15 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the usage line after the command's name."""
         arguments = [param for param in self.get_params(ctx) if isinstance(param, TyperArgument) and not param.hidden]
         return [self.options_metavar or "", *map(_in_usage, arguments)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the help."""
         with _absent({"rich.markdown": "Markdown", "rich.traceback": "Traceback"}):
             importlib.import_module("typer.rich_utils")
         super().format_help(ctx, formatter)
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Return the option --help, which takes no value."""
         option = super().get_help_option(ctx)
         if option is not None:
             _name_value(option)

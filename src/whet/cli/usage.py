@@ -26,18 +26,11 @@ class Parser(argparse.ArgumentParser):
     """Parse the arguments of a command that starts without typer. What is wrong is raised as an OptionError."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise an OptionError in whet's words."""
         raise OptionError(said(message, self.prog))
 
 
 def said(message: str, program: str, possible: Iterable[str] = ()) -> str:
-    """Return a parser's message in whet's words.
-
-    Args:
-        message: What typer or argparse says.
-        program: The command, as "whet doctor".
-        possible: Options that the user may have meant.
-    """
+    """Return a parser's message in whet's words. `program` is as "whet doctor"; `possible` may have been meant."""
     flat = " ".join(message.split())
     text = flat
     for pattern, words in _SAID:

@@ -41,17 +41,14 @@ class Request(BaseModel, frozen=True):
     evidence: str | None = None
 
     def built(self) -> Measurable:
-        """Build what is measured."""
         measurable: Measurable = function_at(self.build)(**self.arguments)
         return measurable
 
 
 class TurnRequest(Request, frozen=True):
-    """Tell one side of a pair that takes turns what to build and to measure.
+    """Tell one side of a pair that takes turns what to build and to measure, and whether it has the first turn.
 
-    Attributes:
-        begins: Whether this side has the first turn.
-        handle: The file descriptor of a socket that connects this side with the other one.
+    `handle` is the file descriptor of a socket that connects this side with the other one.
     """
 
     begins: bool

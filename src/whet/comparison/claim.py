@@ -14,8 +14,6 @@ _SIGNIFICANT = 0.05
 
 
 class Verdict(StrEnum):
-    """Say what the evidence shows about a claim."""
-
     PASS = "pass"  # the claim holds
     FAIL = "fail"  # the claim does not hold, and that is known
     INCONCLUSIVE = "inconclusive"  # the evidence does not tell
@@ -29,7 +27,6 @@ class Claim(Shown):
     slower by the tolerance or more" for `Sequential`.
 
     Attributes:
-        verdict: What the evidence says about the claim.
         ratio: Old time over new time, as the geometric mean over the pairs: 2.0 is twice as fast. None without pairs.
         ci95: The 95 % interval of the ratio.
         p_value: The probability that two equal variants look at least this different, by the rule's own test.
@@ -94,13 +91,9 @@ class Claim(Shown):
 
 
 def claim_of(old_s: Sequence[float], new_s: Sequence[float], *, noise: float = 1.0, seed: int = 0) -> Claim:
-    """Judge the claim "the new variant is faster" from paired times.
+    """Judge the claim "the new variant is faster" from paired times, in any unit.
 
-    Args:
-        old_s: Times of the old variant, in any unit. old_s[i] and new_s[i] were measured side by side.
-        new_s: Times of the new variant, in the same unit.
-        noise: The ratio that as many pairs of equal variants could show by chance.
-        seed: The seed of the bootstrap.
+    old_s[i] and new_s[i] were measured side by side. `noise` is that of a Claim, and `seed` that of the bootstrap.
 
     Raises:
         ValueError: The samples are empty, of unequal length, or hold times that are not positive and finite.

@@ -23,7 +23,6 @@ class TimeLimit:
         soft: No round is begun after this time, once there are as many pairs as the rule needs at least.
         hard: No round is begun that would not end by this time, judged by the longest round so far. A round that
             this time cuts off does not count.
-        clock: The function that returns the time, in seconds.
     """
 
     soft: float = math.inf
@@ -42,8 +41,6 @@ class Progress:
 
     Attributes:
         pairs: The rounds in which both sides gave times, disturbed ones included.
-        failure: Why a side could not be measured.
-        failed: The name of that side.
         seconds: Wall time of its pairs.
         is_over: Whether no further pair is needed or possible.
         is_disturbed: Whether a run stayed disturbed on a busy machine.
@@ -84,13 +81,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Hold the result of a comparison of several sides.
-
-    Attributes:
-        claims: One claim for each pair, in the order of the pairs.
-        runs: Every run that ended, by the name of its side.
-        longest_s: Seconds that the longest round took.
-    """
+    """Hold the claims in the order of their pairs, the ended runs by side, and the seconds of the longest round."""
 
     claims: list[Claim]
     runs: Mapping[str, Sequence[Run]]
@@ -106,7 +97,6 @@ def compare(
     patience: QuietWait | None = None,
     limit: TimeLimit = NO_LIMIT,
 ) -> Claim:
-    """Compare two sides; see compare_all."""
     return compare_all([(old, new)], schedule=schedule, stop=stop, patience=patience, limit=limit).claims[0]
 
 
@@ -128,9 +118,7 @@ def compare_all(
 
     Args:
         pairs: The old and the new side of each claim. Several pairs may share their old side.
-        stop: After how many pairs each claim ends.
         alone: Sides to measure beside those of the pairs.
-        limit: When to end in any case.
         old_may_fail: Whether a failure of an old side only costs that round, and does not end the claim.
         report: Called after each measurement with the number of complete rounds and the claims that were measured.
     """

@@ -52,7 +52,6 @@ class Run(BaseModel, frozen=True, ser_json_inf_nan="constants"):
 
     @property
     def latency_ms(self) -> float:
-        """Return the median milliseconds per call."""
         return self.seconds * 1e3
 
     @property

@@ -38,11 +38,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Rounds:
-    """Measure each side once in each round, in a process of its own, in random order. Pairs may share a side.
-
-    Attributes:
-        seed: The seed of the order.
-    """
+    """Measure each side once in each round, in a process of its own, in random order. Pairs may share a side."""
 
     seed: int = 0
 
@@ -78,10 +74,7 @@ class ABBA:
 class Turns:
     """Measure each pair in two processes that live at the same time and take turns, block by block.
 
-    Attributes:
-        together: The function that measures a pair.
-        seed: The seed that decides which side begins. The side is drawn for every second round, and the other side
-            begins in the round after that.
+    By `seed`, the side that begins is drawn for every second round; in the round after it, the other side begins.
     """
 
     together: Together

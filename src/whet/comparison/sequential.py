@@ -42,8 +42,7 @@ def judge(
     """Judge the claim "the new variant is not slower by the tolerance or more" from the pairs so far.
 
     Args:
-        old_s: Times of the old variant, in any unit. old_s[i] and new_s[i] were measured side by side.
-        new_s: Times of the new variant, in the same unit.
+        old_s: Times in any unit. old_s[i] and new_s[i] were measured side by side.
         tolerance: The slowdown that passes: 0.02 is two percent.
         num_benchmarks: Claims that are judged in the same run. Before the others have ended, a slowdown counts as
             clear only if no outcome of theirs could change that (Bonferroni). Call `holm` once all have ended.
@@ -78,10 +77,7 @@ def judge(
 def p_values(logs: np.ndarray, *, tolerance: float, looks: Sequence[int] = LOOKS) -> tuple[float, float]:
     """Return the p-values of "slower" and of "not slower by the tolerance or more", over all looks so far.
 
-    Args:
-        logs: log(new / old) of each pair.
-        tolerance: The slowdown that passes, as a fraction.
-        looks: Numbers of pairs after which to decide.
+    `logs` holds log(new / old) of each pair. `tolerance` and `looks` are those of `judge`.
     """
     taken = [n for n in looks if n <= len(logs)]
     p_slower = _spent([_p_above(logs[:n], 0.0) for n in taken], len(looks))
@@ -155,11 +151,7 @@ def judge_unpaired(old_s: Sequence[float], new_s: Sequence[float], *, tolerance:
 def _verdict(slowdown: float, noise: float, *, is_slower: bool, is_fine: bool) -> Verdict:
     """Return FAIL for what is significantly slower by more than the noise, PASS for what surely is not.
 
-    Args:
-        slowdown: New time over old time.
-        noise: The ratio that equal variants could show by chance.
-        is_slower: Whether "slower" is significant.
-        is_fine: Whether "slower by the tolerance or more" is disproved.
+    `is_slower` tells that "slower" is significant, and `is_fine` that "slower by the tolerance or more" is disproved.
     """
     if is_slower and slowdown > noise:
         return Verdict.FAIL
@@ -167,7 +159,6 @@ def _verdict(slowdown: float, noise: float, *, is_slower: bool, is_fine: bool) -
 
 
 def _p_of(claim: Claim) -> float:
-    """Return a judged claim's p-value; 1 where it has none."""
     return 1.0 if claim.p_value is None else claim.p_value
 
 

@@ -43,12 +43,9 @@ class Stop(Protocol):
     def judge(
         self, old_s: Sequence[float], new_s: Sequence[float], num_claims: int, original_s: Sequence[float]
     ) -> Claim:
-        """Judge the pairs.
+        """Judge the pairs; the arguments of `is_over` mean the same here.
 
         Args:
-            old_s: Seconds per call of the old variant, by pair.
-            new_s: Seconds per call of the new variant, by pair.
-            num_claims: Claims that are judged together.
             original_s: All quiet times of the old variant, in order, including those that are in no pair.
         """
 

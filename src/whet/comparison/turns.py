@@ -25,8 +25,7 @@ def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
     """Measure two variants in a pair of processes. `first` says which of them begins, 0 or 1.
 
     The new side's time is the old side's time multiplied by the median ratio of neighbouring blocks. Only blocks that
-    were quiet on both sides count, unless too few blocks were quiet. The
-    `failure` of a run says why its side failed.
+    were quiet on both sides count, unless too few blocks were. The `failure` of a run says why its side failed.
     """
     assert isinstance(old, Variant) and isinstance(new, Variant)
     handles = [end.detach() for end in socket.socketpair()]

@@ -19,7 +19,6 @@ class Variant:
     """Describe one side of a comparison: how it is built, and the process that builds and measures it.
 
     Attributes:
-        name: Its name, which no other side has.
         build: Builds what is measured, from `arguments`. A function that a fresh process can import.
         arguments: The function's arguments, which must be JSON.
         directory: Where the processes' files lie; evidence stays there.
@@ -43,7 +42,6 @@ class Variant:
     _seen: list[Evidence] = field(default_factory=list, compare=False, repr=False)
 
     def run(self) -> Run:
-        """Measure the variant once, in a process of its own."""
         job = self.job()
         outcome = run_isolated(
             job.function,

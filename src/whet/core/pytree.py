@@ -43,7 +43,6 @@ class PyTree:
 
     @property
     def has_tensors(self) -> bool:
-        """Return whether there is a tensor in the tree."""
         return self.kind == "tensor" or any(item.has_tensors for item in self.items)
 
 
@@ -112,7 +111,6 @@ def read_input(value: Any, path: str) -> PyTree:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number that torch.export traces
@@ -167,11 +165,7 @@ def rebuild_output(structure: PyTree, tensors: Iterator[Tensor]) -> Any:
 
 
 def rebuild_input(structure: PyTree, tensors: Iterator[Tensor]) -> Any:
-    """Return an argument as the model takes it, with the classes that read_input met in this process.
-
-    Raises:
-        InputsError: read_input has not met such a class.
-    """
+    """Return an argument as the model takes it; raise InputsError for a class that read_input has not met here."""
     if structure.kind == "tensor":
         return next(tensors)
     if structure.kind == "constant":

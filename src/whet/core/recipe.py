@@ -23,8 +23,6 @@ _PREPARE = (
 
 
 class Step(BaseModel, frozen=True, extra="forbid"):
-    """Describe one technique with its options, as plain values."""
-
     technique: str
     options: dict[str, bool | int | float | str] = {}
 
@@ -73,10 +71,6 @@ class Recipe(BaseModel, extra="forbid"):
         target: The name of the target; "" where it is not known.
         model: A digest of the names, shapes and dtypes of the model's weights; "" where it is not known.
         fingerprint: The machine's fingerprint.
-        machine: The machine's facts.
-        versions: The versions of the libraries.
-        evidence: What was measured.
-        steps: The techniques, in order.
     """
 
     format: int = 1
@@ -102,9 +96,6 @@ class Recipe(BaseModel, extra="forbid"):
 
     def checked_for(self, kind: Literal["inference", "training"]) -> "Recipe":
         """Return this recipe if it is of a kind, since techniques for calls and for training share some names.
-
-        Args:
-            kind: The kind that is wanted.
 
         Raises:
             RecipeError: It is of another kind.

@@ -10,10 +10,7 @@ FILE = "recipe.toml"
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """Return the content of a recipe, whose fields nobody has checked yet.
-
-    Args:
-        path: The file, or the directory of a tuning run, which holds it.
+    """Return the content of a recipe, or of that in a tuning run's directory, whose fields nobody has checked yet.
 
     Raises:
         RecipeError: It is missing, is no TOML, is empty or has another format.

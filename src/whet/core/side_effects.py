@@ -33,7 +33,6 @@ def behaviour_of(
 
     Args:
         run: Calls it with flat tensors.
-        batch: Flat inputs that it takes.
         agree: Whether two sets of outputs are equal up to rounding.
         with_effects: Whether to look for what a graph would leave out, which takes about ten calls.
 
@@ -102,7 +101,6 @@ def version_of(x: Tensor) -> int:
 
 
 def writes_into(i: int) -> ModelError:
-    """Return the error for a model that changes an input in place."""
     return ModelError(
         f"the model writes into its input {i}, so whoever calls it finds it changed; let forward work on a copy "
         "(x = x.clone())"
@@ -150,10 +148,7 @@ def _agrees_with_gradients(run: Run, batch: Tensors, kept: Tensors) -> bool:
 
 
 def _resembles(a: Tensor, b: Tensor) -> bool:
-    """Return whether tensors differ by no more than other kernels explain, even in 16 bits.
-
-    Another branch of the code would give far larger differences.
-    """
+    """Return whether tensors differ by what other kernels explain, even in 16 bits; another branch differs far more."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not (b.is_floating_point() or b.is_complex()):

@@ -137,7 +137,6 @@ class FlatModel(nn.Module):
         self.shared = tuple(shared)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Call the model with the tensors of one call, and return the tensors of its output."""
         args, kwargs = self.signature.call(tensors)
         model: Any = self.model
         if isinstance(model, torch.jit.ScriptModule) and torch.compiler.is_exporting():
@@ -190,7 +189,6 @@ def read_signature(batches: Sequence[Batch], output: Any, *, seen: Sequence[Batc
 
 
 def output_tensors(output: Any) -> tuple[Tensor, ...]:
-    """Return the tensors in what a model returned, in order."""
     return tuple(tensors_in(output))
 
 

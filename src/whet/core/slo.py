@@ -12,13 +12,7 @@ _LIMIT = re.compile(r"\s*([a-z0-9]+)\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Hold the largest times that an answer may take.
-
-    Attributes:
-        ttft_s: Seconds to the first token; None for no limit.
-        tpot_s: Mean seconds for each token after the first; None for no limit.
-        e2e_s: Seconds to the end of the answer; None for no limit.
-    """
+    """Hold the most that an answer may take; None for no limit. `tpot_s` is a mean over the tokens after the first."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -26,11 +20,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read limits from text such as "ttft=500ms,tpot=50ms,e2e=10s".
-
-        Raises:
-            OptionError: The text is not of this form, or names a limit twice.
-        """
+        """Read limits such as "ttft=500ms,e2e=10s"; raise OptionError for another form, or where one is named twice."""
         limits: dict[str, float] = {}
         for part in text.split(","):
             found = _LIMIT.fullmatch(part.lower())
@@ -42,9 +32,6 @@ class Slo:
         return cls(**limits)
 
     def is_met(self, *, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None) -> bool:
-        """Return whether an answer's times lie within every limit.
-
-        An answer of one token has no TPOT and meets its limit.
-        """
+        """Return whether times lie within every limit. An answer of one token has no TPOT and meets its limit."""
         pairs = ((ttft_s, self.ttft_s), (tpot_s, self.tpot_s), (e2e_s, self.e2e_s))
         return all(time is None or limit is None or time <= limit for time, limit in pairs)

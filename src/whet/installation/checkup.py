@@ -34,13 +34,10 @@ class Hardware(BaseModel):
     Attributes:
         fingerprint: Of the machine; figures of machines with the same one can be compared.
         isa: The instruction sets that decide which kernels run.
-        cores: Cores that this process may use.
-        all_cores: Logical cores of the machine.
+        all_cores: Logical cores of the machine, where `cores` are those that this process may use.
         torch_threads: Threads that torch uses for one operator.
         cpu_quota: Cores' worth of time that the container gets; None without a limit.
-        memory_bytes: Memory that this process may use.
         memory_limit: The container's limit in bytes; None without one.
-        free_bytes: Memory that is free now.
         gpus: A line for each GPU that torch can use, or that the driver knows.
         gpu_driver: The driver's version and CUDA's; "" without a GPU.
         links: How the GPUs are connected; "" for not known.
@@ -105,7 +102,6 @@ class Place(BaseModel):
         path: The directory, with the home directory as ~.
         used_bytes: What its files take; None where it is not whet's own, or is not there yet.
         free_bytes: Free on its file system; None for not known.
-        is_writable: Whether this process can write there.
     """
 
     purpose: str
@@ -134,15 +130,12 @@ class Checkup(Shown, BaseModel):
 
     Attributes:
         whet: Its version.
-        python: Python's version.
         system: The operating system and the kind of processor.
         required: The packages that whet cannot do without.
-        compilers: The C++ compilers that were tried.
         hardware: The machine; None where it could not be read.
         limits: What was measured earlier, by device.
         state: What may disturb a measurement now; None where it could not be read.
-        environment: The environment variables that change how fast a model runs, or where files go.
-            Secrets are hidden.
+        environment: The variables that change how fast a model runs, or where files go. Secrets are hidden.
     """
 
     format: int = 1
@@ -187,11 +180,7 @@ class Checkup(Shown, BaseModel):
         yield "environment", list(self.environment.items())
 
     def text(self, columns: int | None = None) -> str:
-        """Return the page.
-
-        Args:
-            columns: The width at which lines are wrapped at spaces; None leaves them as long as they are.
-        """
+        """Return the page, with lines wrapped at spaces to so many columns; None leaves them as long as they are."""
         lines = [(f"whet doctor: {self.sentence}", 0)]
         for title, rows in self.sections():
             if rows:

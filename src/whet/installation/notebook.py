@@ -5,7 +5,6 @@ from whet.ui import html_tables
 
 
 def checkup_html(checkup: Checkup) -> str:
-    """Return a table for each section, and one of what to do."""
     columns = ("for", "what is missing or wrong", "what to do")
     advice = [(entry.concerns, entry.problem, entry.remedy) for entry in checkup.advice]
     tables = [html_tables.table((), rows, caption=title) for title, rows in checkup.sections()]

@@ -97,17 +97,11 @@ class Extra(BaseModel):
 
     @property
     def unusable(self) -> tuple[Package, ...]:
-        """Return the packages that are missing or broken."""
         return tuple(package for package in self.packages if package.problem)
 
 
 class ImportTrials:
-    """Import modules in a child process, one after the other. A context manager: the child ends with it.
-
-    Args:
-        modules: The names of the modules, in order.
-        limit_s: Seconds for all of them.
-    """
+    """Import modules in order in a child process, with one time limit for all. The child ends with the context."""
 
     def __init__(self, modules: Iterable[str], *, limit_s: float = _LIMIT_S) -> None:
         self._waiting = list(dict.fromkeys(modules))

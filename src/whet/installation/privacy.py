@@ -59,16 +59,12 @@ class Anonymiser:
         return cls(home, user, socket.gethostname())
 
     def text(self, text: str) -> str:
-        """Return a text without these names."""
         for pattern, stand_in in self._patterns:
             text = pattern.sub(stand_in, text)
         return text
 
     def model(self, model: _Model, *, names: frozenset[str]) -> _Model:
-        """Return a model without these names in the fields that hold paths and messages.
-
-        `names` are the fields, at any depth, whose texts come from outside.
-        """
+        """Return a model without these names in its fields `names`, at any depth: those with texts from outside."""
         return type(model).model_validate(self._plain(model.model_dump(), names, is_named=False))
 
     def _plain(self, value: Any, names: frozenset[str], *, is_named: bool) -> Any:

@@ -23,7 +23,6 @@ _GLANCE_S = 0.5  # of watching what other processes use
 
 
 def hardware(machine: Machine) -> Hardware:
-    """Return the machine as this process may use it."""
     topology = find_topology()
     return Hardware(
         fingerprint=machine.fingerprint,
@@ -80,7 +79,6 @@ def state() -> State:
 
 
 def places() -> tuple[Place, ...]:
-    """Return the directories that whet, or a library under it, writes to."""
     temporary = Path(tempfile.gettempdir())
     # Asking torch for the cache of its inductor takes seconds.
     inductor_cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or compiler_directory(temporary))

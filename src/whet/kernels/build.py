@@ -1,8 +1,7 @@
-"""Compiles the kernels on first use with the machine's compiler, keeps the library, and loads it.
+"""Compile the kernels on first use with the machine's compiler, keep the library, and load it.
 
-One library for all kernels, one build for each instruction set: AVX-512 (with VNNI and bf16), AVX2, or portable C++.
-The build that this processor can run is chosen when the library is first asked for; WHET_KERNELS=avx512, avx2, portable
-or off overrules that.
+All kernels are one library, which has a build for each instruction set: AVX-512 (with VNNI and bf16), AVX2, or portable
+C++. The fastest one that this processor can run is taken; WHET_KERNELS=avx512, avx2, portable or off overrules that.
 """
 
 import contextlib
@@ -73,8 +72,6 @@ _NEEDS = {Isa.AVX512: {"avx512", "avx512_vnni", "avx512_bf16"}, Isa.AVX2: {"avx2
 
 @dataclass(frozen=True)
 class Library:
-    """Hold the loaded library, and the instruction set of its build."""
-
     functions: ctypes.CDLL
     isa: Isa
 
@@ -178,10 +175,7 @@ def _compiler_version() -> str:
 
 
 def try_compiler() -> tuple[str, str]:
-    """Compile one line of C++ for this processor, with the flags of the kernels, and keep nothing of it.
-
-    Returns:
-        The compiler's path, and the first line of what it says of its version.
+    """Compile a line of C++ with the kernels' flags, and return the compiler's path and the first line of its version.
 
     Raises:
         KernelsError: There is no compiler, or it fails.
@@ -222,13 +216,10 @@ def _call_compiler(command: list[str]) -> None:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """Run the compiler.
+    """Run the compiler, and return its exit code and what it wrote to standard error.
 
-    The compiler and its child processes (cc1plus) are a process group, and an interrupted wait ends all of them.
-    SIGTERM and SIGHUP raise SystemExit, so that unfinished files are removed.
-
-    Returns:
-        The exit code, and what the compiler wrote to standard error.
+    It and its child processes (cc1plus) are a process group, and an interrupted wait ends all of them. SIGTERM and
+    SIGHUP raise SystemExit, so that unfinished files are removed.
 
     Raises:
         OSError: The compiler cannot be started.
@@ -296,10 +287,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether a library exists and is complete: its last bytes are the digest of the rest.
-
-    Loading a truncated library would end the process by a signal.
-    """
+    """Return whether a library ends with its digest: loading a truncated one would end the process by a signal."""
     try:
         content = path.read_bytes()
     except OSError:

@@ -41,13 +41,9 @@ def check_operator(
     formula: Formula | None,
     tolerance: Tolerance,
 ) -> None:
-    """Raise OperatorError where the operator is not its reference on one of the samples.
+    """Raise OperatorError where an operator, registered with fake and formula, is not its reference on some sample.
 
-    Args:
-        operator: Registered, with its fake and its formula.
-        reference: A function of the same arguments.
-        devices: On each of them that is there; of the others the log says that nothing was checked.
-        formula: Of the gradients, or None.
+    It is checked on each of the devices that is there; of the others the log says that nothing was checked.
     """
     here = [device for device in sorted(devices) if _is_here(device)]
     for device in sorted(devices - set(here)):

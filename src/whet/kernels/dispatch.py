@@ -1,8 +1,7 @@
 """Share code between the operators: find the compiled kernels, and prepare tensors for them.
 
-Every operator is a torch custom op of the namespace `whet`. Its general implementation runs the C++ kernels for tensors
-on the CPU, those in Triton for tensors on a GPU where there are such (`triton_for`), and its torch reference for
-everything else.
+Every operator is a torch custom op of the namespace `whet`. It runs the C++ kernels for tensors on the CPU, those in
+Triton for tensors on a GPU where there are such (`triton_for`), and its torch reference for everything else.
 """
 
 import ctypes
@@ -95,5 +94,4 @@ def as_floats(x: Tensor) -> Tensor:
 
 
 def as_type(y: Tensor, x: Tensor) -> Tensor:
-    """Return y in the type of x."""
     return y if y.dtype is x.dtype else y.to(x.dtype)

@@ -49,14 +49,7 @@ _REGISTERED: dict[str, _Registered] = {}
 
 
 def origin(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return where an operator of `register_kernel` comes from.
-
-    Args:
-        name: The operator, as "namespace::operator".
-
-    Returns:
-        The name of the module that registered it, and the libraries that were named for it. None for other operators.
-    """
+    """Return the module that called `register_kernel` for "namespace::operator", and its libraries; None for others."""
     found = _REGISTERED.get(name)
     return None if found is None else (found.module, found.libraries)
 
@@ -130,11 +123,7 @@ def _check_arguments(
     libraries: Sequence[str | os.PathLike[str]],
     tolerances: tuple[float | None, float | None],
 ) -> tuple[str, ...]:
-    """Check the arguments of register_kernel, and return the libraries as absolute paths.
-
-    Raises:
-        OptionError: An argument cannot be used.
-    """
+    """Raise OptionError for an argument that cannot be used, and return the libraries as absolute paths."""
     if not _NAME.fullmatch(name) or name.partition("::")[0] in {OWN, *BUILT_IN}:
         raise OptionError(f"an operator's name is namespace::operator, in a namespace of your own, not {name!r}")
     namespace, _, short = name.partition("::")

@@ -20,12 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(function: str, directory: str) -> int:
-    """Call a function as `isolate` asked, and write its result. Return the exit code.
-
-    Args:
-        function: The function's address, as "package.module:name".
-        directory: Where the arguments lie, and where the result goes.
-    """
+    """Call the function at "package.module:name" with the arguments in a directory, and write its result there."""
     ending_with_parent(signal.SIGKILL)()
     folder = Path(directory)
     arguments = json.loads((folder / ARGUMENTS).read_text(encoding="utf-8"))
@@ -71,8 +66,7 @@ def called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 def ending_with_parent(by: signal.Signals) -> Callable[[], None]:
     """Return a function that lets the kernel (Linux only) send this process a signal when its parent ends.
 
-    Call the returned function in the child. Everything that it needs is looked up before, since little is safe between
-    fork and exec.
+    Call it in the child. Everything that it needs is looked up before, since little is safe between fork and exec.
     """
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 

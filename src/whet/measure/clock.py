@@ -55,14 +55,12 @@ class Measurement:
     def latency_ms(self) -> float:
         """Return the median milliseconds per call.
 
-        With several different calls it is the mean of their medians, since one median over unequal calls would
-        describe none of them.
+        With several different calls it is the mean of their medians: one median over unequal calls describes none.
         """
         return _seconds_per_call(self.samples_s, self.num_calls) * 1e3
 
     @property
     def p90_ms(self) -> float:
-        """Return the 90th percentile of the calls, in milliseconds."""
         return percentile(self.samples_s, 90) * 1e3
 
     @property
@@ -78,12 +76,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Hold the times of two variants, measured in blocks side by side.
+    """Hold the times of two variants, measured in blocks side by side: median seconds per call, by block.
 
-    Attributes:
-        first: Median seconds per call of the first variant, by block.
-        second: Median seconds per call of the second variant, by block.
-        cause: What disturbed the measurement; "" for a quiet one.
+    `cause` says what disturbed the measurement; "" for a quiet one.
     """
 
     first: tuple[float, ...]
@@ -151,10 +146,7 @@ def measure_calls(
 
 
 def by_number(blocks: Sequence[Sequence[float]], begins: Iterable[int], is_kept: Iterable[bool]) -> dict[int, float]:
-    """Return the times of the calls in the blocks that are kept, by the calls' numbers.
-
-    `begins` holds the number of each block's first call.
-    """
+    """Return the times of the calls in kept blocks, by number; `begins` holds the number of each block's first call."""
     found: dict[int, float] = {}
     for block, begin, keeps in zip(blocks, begins, is_kept, strict=False):
         if keeps:
@@ -243,8 +235,7 @@ class Block:
 
     Attributes:
         seconds: Median seconds per call. With several different calls, the mean of their medians.
-        samples_s: Seconds of each call, without the first calls.
-        num_dropped: The number of first calls that were left out.
+        samples_s: Seconds of each call, without the first `num_dropped` ones.
     """
 
     seconds: float
@@ -293,13 +284,9 @@ def _seconds_per_call(samples: Sequence[float], num_calls: int) -> float:
 def _timed_calls(
     calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[float] | None = None
 ) -> list[float]:
-    """Time whole rounds of `calls`: at least `min_calls` calls, for at least `budget_s` seconds.
+    """Return the seconds of each call, in whole rounds of `calls`: at least `min_calls`, for at least `budget_s`.
 
-    Args:
-        samples: An empty list to fill. It keeps the times that were measured before a call raised.
-
-    Returns:
-        Seconds of each call.
+    `samples` is an empty list to fill. It keeps the times that were measured before a call raised.
     """
     samples = [] if samples is None else samples
     now = time.perf_counter_ns

@@ -47,7 +47,6 @@ class PowerState:
 
 
 def power_state(cpus: Path = _CPUS) -> PowerState:
-    """Return how fast the processor may run now."""
     governors = set()
     for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor"):
         with contextlib.suppress(OSError):

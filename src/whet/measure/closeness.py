@@ -41,10 +41,7 @@ def distance_between(original: Tensor, variant: Tensor) -> float:
 
 
 def finite_entries(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the finite entries of two tensors of one shape, such as outputs with masked places.
-
-    It returns None unless both tensors have the same infinities and NaNs at the same places.
-    """
+    """Return the finite entries of two tensors of one shape, or None where their infinities or NaNs differ."""
     is_finite = _common_places(a, b)
     if is_finite is None:
         return None
@@ -65,10 +62,7 @@ def _common_places(a: Tensor, b: Tensor) -> Tensor | Literal[True] | None:
 
 
 class Sums:
-    """Keep the sums over all batches from which one output's closeness follows, in float64.
-
-    Batches may differ in size.
-    """
+    """Sum over all batches, which may differ in size, what one output's closeness follows from, in float64."""
 
     def __init__(self, *, is_batched: bool = True, by_column: bool = True) -> None:
         """Start with no batch.
@@ -114,7 +108,6 @@ class Sums:
             self.num_same_top += int(same.sum())
 
     def closeness(self) -> Closeness:
-        """Return the closeness over the batches that were added."""
         if not self.is_finite:
             return Closeness(relative_error=None, distance=None, cosine=0.0, top1=None)
         size, error = math.sqrt(self.aa), math.sqrt(self.dd)

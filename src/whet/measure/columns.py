@@ -84,7 +84,6 @@ class ColumnSums:
 
         Args:
             a: The original's values; 0 where they do not count.
-            squares: Their squares.
             errors: The squared errors of the variant; for whole numbers, whether it differs.
             places: Which values count; None for all.
         """
@@ -102,8 +101,7 @@ class ColumnSums:
     def worst(self, rounding: float | None) -> Column | None:
         """Return the column of the largest distance; None without columns.
 
-        Args:
-            rounding: What rounding to the original's dtype changes a value by, as a fraction; None for whole numbers.
+        `rounding` is what rounding to the original's dtype changes a value by, as a fraction; None for whole numbers.
         """
         axes = self._axes.items()
         found = [_unequal(*axis) if rounding is None else _far(*axis, max(ROUNDING, rounding)) for axis in axes]

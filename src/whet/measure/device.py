@@ -9,14 +9,9 @@ from whet.measure.device_names import check_device_name
 
 
 def check_usable(name: str, option: str) -> None:
-    """Check that torch can use the device that a name means.
+    """Raise OptionError where torch cannot use a device here: cpu, cuda for the current GPU, or cuda:NUMBER.
 
-    Args:
-        name: cpu, cuda for the current GPU, or cuda:NUMBER.
-        option: What names it, for the message, as "--device".
-
-    Raises:
-        OptionError: There is no such device, or torch cannot use it here.
+    `option` is what names it, for the message, as "--device".
     """
     check_device_name(name, option)
     if name == "cpu":
@@ -40,8 +35,7 @@ def usable_device(name: str, option: str) -> torch.device:
 def device_type_of(*tensors: Iterable[object]) -> str:
     """Return the kind of device that the first of several tensors lies on, such as "cpu" or "cuda"; "cpu" for none.
 
-    Args:
-        tensors: Where to look, in order: parameters, buffers, inputs. What is no tensor is passed over.
+    They are looked for in order: parameters, buffers, inputs. What is no tensor is passed over.
     """
     found = next((x for some in tensors for x in some if isinstance(x, torch.Tensor)), None)
     return "cpu" if found is None else found.device.type

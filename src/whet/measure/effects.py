@@ -63,12 +63,7 @@ _TIMED_CALLS = 5
 
 @dataclass(frozen=True)
 class Effect:
-    """Describe something that forward does and that a graph would leave out.
-
-    Attributes:
-        what: What forward does, as a verb with its object.
-        where: The line of code, if it is known.
-    """
+    """Describe something that forward does and that a graph would leave out; `what` is a verb with its object."""
 
     what: str
     where: Line | None = None

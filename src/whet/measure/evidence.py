@@ -36,11 +36,7 @@ class Agreement(BaseModel):
 
 
 class Outputs(BaseModel):
-    """Hold the outputs of a model for each of its batches.
-
-    Attributes:
-        file: A safetensors file with the tensors, named batch.position.
-    """
+    """Hold the outputs of a model for each of its batches, in a safetensors file of tensors named batch.position."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -49,7 +45,6 @@ class Outputs(BaseModel):
 
     @classmethod
     def write(cls, outputs: Sequence[Sequence[Tensor]], file: Path) -> "Outputs":
-        """Write the output tensors of each batch to a file."""
         named = {
             f"{i}.{j}": y.detach().cpu().contiguous().clone() for i, ys in enumerate(outputs) for j, y in enumerate(ys)
         }
@@ -58,11 +53,7 @@ class Outputs(BaseModel):
 
 
 class Losses(BaseModel):
-    """Hold the losses of a training run.
-
-    Attributes:
-        by_step: The loss of each optimiser step from the first on; None where no loss was seen.
-    """
+    """Hold the loss of each optimiser step of a training run, from the first on; None where no loss was seen."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
@@ -71,11 +62,7 @@ class Losses(BaseModel):
 
 
 class Tokens(BaseModel):
-    """Hold the tokens that a decoder answered with.
-
-    Attributes:
-        answers: The token ids of each answer, in the order of the prompts.
-    """
+    """Hold the token ids of each answer of a decoder, in the order of the prompts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -84,11 +71,7 @@ class Tokens(BaseModel):
 
 
 class Drift(BaseModel):
-    """Hold the frames of a stream, in order. Small differences may add up from frame to frame.
-
-    Attributes:
-        file: A safetensors file with the frames, named 0.0, 1.0 and so on.
-    """
+    """Hold a stream's frames, whose differences may add up, in a safetensors file, in order: 0.0, 1.0 and so on."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -32,9 +32,7 @@ _LOST = -9  # what a child whose server is gone is said to have ended with: the 
 class ForkServer:
     """Start the server. Use it as a context manager, or close it. One child runs at a time.
 
-    Args:
-        preload: The modules that it imports.
-        environment: Variables that are added to this process's current ones, for the server and its children.
+    `environment` is added to this process's current variables, for the server and its children.
     """
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -97,11 +95,7 @@ class ForkedChild:
         self._wire = wire
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the child, and return its exit code, or minus the signal that ended it.
-
-        Raises:
-            subprocess.TimeoutExpired: The child still runs after `timeout` seconds.
-        """
+        """Wait as subprocess.Popen does: subprocess.TimeoutExpired is raised after `timeout` seconds."""
         if self._returncode is None:
             if not select.select([self._wire], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)

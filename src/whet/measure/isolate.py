@@ -50,8 +50,6 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class FailureKind(StrEnum):
-    """Name the way in which a process failed."""
-
     ERROR = "error"  # an exception
     USER = "user"  # a WhetError: something the user can mend
     CRASH = "crash"
@@ -62,11 +60,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """Say why a process gave no result.
-
-    Attributes:
-        type: The exception's class name; "" for a crash, a hang or a lack of memory.
-    """
+    """Say why a process gave no result. `type` is the exception's class; "" for a crash, a hang or a lack of memory."""
 
     kind: FailureKind
     message: str
@@ -85,7 +79,6 @@ class Outcome:
 
     Attributes:
         value: What the function returned, as JSON; None where the process failed.
-        failure: Why there is no value; None where there is one.
         seconds: Wall time of the process.
         peak_rss_bytes: The peak resident memory, as sampled from outside.
     """
@@ -112,10 +105,9 @@ class Job:
     """Describe a function to call in a process of its own.
 
     Attributes:
-        arguments: The pydantic model that it takes, or its arguments by name, which must be JSON.
         directory: The directory for the process's arguments, result and log.
         environment: Variables that are added to this process's.
-        working_directory: The process's working directory; this process's, if not given.
+        working_directory: This process's, if not given.
         inherit: File descriptors that are handed to the child, and closed here.
     """
 
@@ -158,19 +150,14 @@ def run_isolated(
     inherit: Sequence[int] = (),
     start: Callable[[str, Path], Child | None] | None = None,
 ) -> Outcome:
-    """Call a function in a process of its own and return what came of it.
+    """Call a function in a process of its own and return what came of it; see Job for what is not explained here.
 
     On Ctrl-C the child and all it started are ended, and KeyboardInterrupt goes on.
 
     Args:
         function: What is called. Its module is imported in the child.
-        arguments: The model that it takes, or its arguments by name, which must be JSON.
-        directory: Where the exchange and the child's log lie.
         time_limit_s: Seconds after which the child is ended.
         memory_limit_bytes: Resident memory beyond which the child is ended.
-        environment: Variables that the child has beside this process's.
-        working_directory: The child's working directory; this process's, if not given.
-        inherit: File descriptors that become the child's, and are closed here.
         start: Makes the process from the function's address and the directory, as a ForkServer does, whose environment
             it has. Without it, or where it returns None, a fresh interpreter is started.
     """
@@ -186,7 +173,6 @@ def run_together(jobs: Sequence[Job], *, time_limit_s: float, memory_limit_bytes
 
     Args:
         jobs: What each process does, by rank.
-        time_limit_s: Seconds after which the processes are ended.
         memory_limit_bytes: Resident memory of each process beyond which it is ended.
 
     Returns:

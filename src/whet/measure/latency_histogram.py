@@ -16,11 +16,7 @@ _LOG_GROWTH = math.log(_GROWTH)
 class LatencyHistogram:
     """Count times in seconds. It is not thread-safe: a lock must protect one that is shared.
 
-    Attributes:
-        count: The number of times.
-        total_s: Their sum.
-        shortest_s: The shortest; infinity if there are none.
-        longest_s: The longest; 0 if there are none.
+    Without times, `shortest_s` is infinity and `longest_s` is 0.
     """
 
     def __init__(self) -> None:
@@ -31,11 +27,7 @@ class LatencyHistogram:
         self._counts: dict[int, int] = {}
 
     def add(self, seconds: float) -> None:
-        """Count one time.
-
-        Raises:
-            ValueError: It is negative or NaN.
-        """
+        """Count one time, or raise ValueError if it is negative or NaN."""
         if not seconds >= 0:
             raise ValueError(f"a time cannot be {seconds} s")
         bucket = 0
@@ -50,7 +42,6 @@ class LatencyHistogram:
             self.longest_s = seconds
 
     def merge(self, other: "LatencyHistogram") -> None:
-        """Add all times that another histogram has counted."""
         for bucket, count in other._counts.items():
             self._counts[bucket] = self._counts.get(bucket, 0) + count
         self.count += other.count
@@ -70,10 +61,7 @@ class LatencyHistogram:
         return self.longest_s
 
     def cumulative(self, bounds_s: Iterable[float]) -> list[int]:
-        """Return how many times were at most as long as each bound, as Prometheus needs it.
-
-        Bounds are exact to a bucket.
-        """
+        """Return how many times were at most as long as each bound, exact to a bucket, as Prometheus needs it."""
         return [sum(n for bucket, n in self._counts.items() if _middle_s(bucket) <= bound) for bound in bounds_s]
 
     def to_json(self) -> dict[str, object]:
@@ -89,11 +77,7 @@ class LatencyHistogram:
     def from_counts(
         cls, counts: Mapping[int, int], total_s: float, shortest_s: float, longest_s: float
     ) -> "LatencyHistogram":
-        """Build the histogram that `to_json` wrote.
-
-        Raises:
-            ValueError: A bucket or a count is invalid.
-        """
+        """Build the histogram that `to_json` wrote, or raise ValueError where a bucket or a count is invalid."""
         if not all(0 <= bucket <= _NUM_BUCKETS and count > 0 for bucket, count in counts.items()):
             raise ValueError("no such bucket")
         histogram = cls()

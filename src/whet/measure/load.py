@@ -43,7 +43,6 @@ class Load:
     """Hold what happened on the machine during `seconds` of wall time. Times are in seconds; unknown ones are 0.
 
     Attributes:
-        seconds: Wall time of the block.
         cores: Cores that this process may use.
         waited_s: Time that threads of this process were ready to run and had no core, summed over the threads.
         foreign_s: CPU time of processes outside the measurement, on the cores that this process may use.
@@ -97,11 +96,9 @@ class Load:
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether nothing disturbed the block."""
         return not self.cause
 
     def __add__(self, other: "Load") -> "Load":
-        """Return both blocks taken together."""
         return total((self, other))
 
 
@@ -147,7 +144,6 @@ class Reading:
     pressure_s: float = 0.0
 
     def until(self, later: "Reading") -> Load:
-        """Return what happened from this reading to a later one."""
         return Load(
             seconds=later.at_s - self.at_s,
             cores=later.cores,
@@ -200,7 +196,6 @@ class Meter:
             parents = [self._children[pid] for pid in pids]
 
     def __call__(self) -> Reading:
-        """Read the counters."""
         if not self._stat.exists:  # not Linux: what psutil knows
             times = psutil.cpu_times()
             busy_s = sum(times) - times.idle - getattr(times, "iowait", 0.0)
@@ -245,10 +240,7 @@ class Meter:
         return busy * _TICK_S, stolen * _TICK_S
 
     def _waited(self) -> float:
-        """Return the run delay in seconds of all this process's threads.
-
-        Threads that have ended since the first call are included.
-        """
+        """Return the seconds of run delay of this process's threads, ended ones since the first call included."""
         with contextlib.suppress(OSError):
             tids = set(os.listdir("/proc/self/task"))  # noqa: PTH208 - names alone, and fast
             for tid in tids - self._threads.keys():
@@ -311,11 +303,7 @@ class _Counter:
 
 
 class Observed:
-    """A context manager that tells in `load` what the machine did beside a block of code, once the block has ended.
-
-    Args:
-        read: Where readings come from: the kernel, by default.
-    """
+    """A context manager that tells in `load` what the machine did beside a block of code, once the block has ended."""
 
     load: Load = NO_LOAD
 

@@ -37,6 +37,5 @@ class Measurable(Protocol):
     def evidence(self, folder: Path) -> Evidence | None:
         """Return what the calls returned or led to; None where there is nothing to hold against another variant's.
 
-        Args:
-            folder: A directory for the tensors of the evidence. It stays until the evidence has been compared.
+        `folder` is a directory for the tensors of the evidence. It stays until the evidence has been compared.
         """

@@ -39,7 +39,6 @@ class ResidentMemory:
         return int(self._process.memory_info().rss)
 
     def close(self) -> None:
-        """Close the kernel's file."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -131,8 +130,5 @@ def live_tensor_bytes() -> int:
 
 
 def cuda_peak_bytes() -> int | None:
-    """Return the CUDA allocator's peak in bytes since the process started, or since `reset_peak_rss`.
-
-    It is None where no GPU is in use.
-    """
+    """Return the CUDA allocator's peak in bytes since the start, or `reset_peak_rss`; None where no GPU is in use."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None

@@ -8,19 +8,13 @@ WAIT_S = 120.0  # for quiet, over a whole command
 
 
 class OnBusy(StrEnum):
-    """Name what a command does on a busy machine."""
-
     WAIT = "wait"  # for quiet, up to a stated time; then no verdict
     INCONCLUSIVE = "inconclusive"  # do not wait; no verdict
     GO_ON = "go-on"  # measure as it is; the verdict says so
 
     @classmethod
     def checked(cls, text: str) -> "OnBusy":
-        """Return the choice that an option names.
-
-        Raises:
-            OptionError: There is no such choice.
-        """
+        """Return the choice that an option names, or raise OptionError where there is no such choice."""
         try:
             return cls(text)
         except ValueError as error:

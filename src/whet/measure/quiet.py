@@ -33,8 +33,7 @@ class Others:
     def named(self) -> str:
         """Return the names of the processes that used the most cores since this was made, with their cores.
 
-        The names form a clause; it is "" where there are none. Processes of other containers are invisible from inside
-        a container.
+        They form a clause; "" without any. Processes of other containers are invisible from inside a container.
         """
         seconds = max(1e-3, time.monotonic() - self._began)
         used: defaultdict[str, float] = defaultdict(float)
@@ -57,7 +56,6 @@ class QuietWait:
     """Keep how long a command may still wait for a quiet machine, and what kept it waiting. Make one for each command.
 
     Args:
-        on_busy: What to do on a busy machine.
         wait_s: Seconds that may be spent in all on waiting and on measuring again.
         report: Called with a sentence when waiting begins, and with "" when it ends. It may be set later.
         glance: Watches the machine while this process sleeps for the given seconds. It returns the load and the names
@@ -136,11 +134,8 @@ class QuietWait:
     def measure(self, take: Callable[[], T], cause_of: Callable[[T], str]) -> T:
         """Measure something, and again after waiting for quiet where it was disturbed and there is time left.
 
-        Args:
-            cause_of: What disturbed a measurement, as Load.cause says it; "" for a quiet one.
-
-        Returns:
-            The last measurement. It may be a disturbed one.
+        The last measurement is returned; it may be a disturbed one. `cause_of` says what disturbed a measurement, as
+        Load.cause says it; "" for a quiet one.
         """
         while True:
             began = self._clock()

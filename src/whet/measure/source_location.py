@@ -24,12 +24,7 @@ _USER, _LIBRARY, _HIDDEN = range(3)
 
 @dataclass(frozen=True)
 class Line:
-    """Describe a line of code.
-
-    Attributes:
-        file: The file, as Python names it.
-        number: The line's number; 0 where there is none.
-    """
+    """Describe a line of code. Its number is 0 where there is none."""
 
     file: str
     number: int

@@ -1,8 +1,7 @@
 """Record what a model remembers between calls, as a flat table that can be compared with a later one.
 
-A graph of a model starts from the state that the model had when it was exported, and never changes it. So a model
-whose state keeps changing cannot be replaced by a graph. State that settles after the first call (a cache of rotary
-tables) is harmless.
+A model's graph starts from the state at its export, and never changes it. So a model whose state keeps changing cannot
+be replaced by a graph. State that settles after the first call (a cache of rotary tables) is harmless.
 """
 
 import enum

@@ -28,7 +28,6 @@ def paired_ratio(
 
     Args:
         original: Times; original[i] and variant[i] were taken side by side. Any one unit will do.
-        variant: Times.
         seed: Of the bootstrap.
 
     Returns:

@@ -39,12 +39,7 @@ def read_json(directory: Path | str, name: str = FILE) -> dict[str, Any]:
 
 
 def check_model_type(directory: Path | str, raw: Mapping[str, Any], known: Sequence[str], what: str) -> None:
-    """Raise TargetError unless a config.json is of one of the known families.
-
-    Args:
-        directory: The directory, for the message.
-        what: What they are, as "the families of decoders are".
-    """
+    """Raise TargetError unless a config.json is of a known family; `what` is such as "the families of decoders are"."""
     if str(raw.get("model_type")) not in known:
         path = Path(directory) / FILE
         raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; {what} {', '.join(known)}")

@@ -43,7 +43,6 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Map [B, T, D] to [B, T, D]."""
         B, T, D = x_BTD.shape
         query_BNTH = self.query(x_BTD).view(B, T, self.num_heads, self.head_width).transpose(1, 2)
         key_BNSH = self.key(x_BTD).view(B, T, self.num_heads, self.head_width).transpose(1, 2)
@@ -71,7 +70,6 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Map [B, T, D] to [B, T, D]."""
         x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD)))
         mlp_BTD = self.down(F.gelu(self.up(x_BTD)))
         output_BTD: Tensor = self.mlp_norm(x_BTD + self.dropout(mlp_BTD))

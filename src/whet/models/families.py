@@ -140,10 +140,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def model_type_of(raw: Mapping[str, Any]) -> str:
-    """Return the key of FAMILIES that the content of a config.json asks for; it may be unknown.
-
-    A config.json in the layout of the original code of Mamba names no model_type.
-    """
+    """Return the key of FAMILIES for a config.json; it may be unknown. Mamba's original code names no model_type."""
     return "mamba" if is_original(raw) else str(raw.get("model_type"))
 
 
@@ -155,12 +152,7 @@ def open_model(
     kv: KvBits = "as-is",
     max_model_len: int | None = None,
 ) -> ServedModel:
-    """Load a model for an engine from a Hugging Face directory.
-
-    Args:
-        dtype: The number format of state, and of weights that are not quantised.
-        weights: The format of the weights: unchanged, or in 8 or 4 bits.
-        max_model_len: The most tokens of a sequence. By default, the model's own limit.
+    """Load a model for an engine from a Hugging Face directory, with the options of ServingOptions.
 
     Raises:
         TargetError: The directory holds no model that can be run.
@@ -183,11 +175,7 @@ def open_model(
 
 
 def _serving_kernels(options: ServingOptions, why_not: str | None, *, torch_rounds_kv: bool) -> Library | None:
-    """Return whet's kernels; None, with a warning, if the model runs in PyTorch.
-
-    Args:
-        why_not: Why the kernels cannot run the model, if so.
-        torch_rounds_kv: Whether keys and values can be rounded in PyTorch too.
+    """Return whet's kernels; None, with a warning, if they cannot run the model (`why_not`) or are not there.
 
     Raises:
         OptionError: Quantised weights, keys or values are asked for, which need the kernels.
@@ -205,6 +193,5 @@ def _serving_kernels(options: ServingOptions, why_not: str | None, *, torch_roun
 
 
 def _formats(options: ServingOptions) -> tuple[Kind, Kv]:
-    """Return the kernels' number formats of weights, and of keys and values."""
     kind, kv = _AS_IS[options.dtype]
     return _QUANTISED.get(options.weights, kind), Kv.S8 if options.kv == "int8" else kv

@@ -14,9 +14,7 @@ from whet.models.step import StepBatch
 
 
 class NativeModel:
-    """Call the functions that the kernels export for one family.
-
-    They are whet_FAMILY_step and those that make and free a model.
+    """Call the functions that the kernels export for a family, whet_FAMILY_step and those that make and free a model.
 
     Args:
         kind: The format of all matrices, including the head.
@@ -43,7 +41,6 @@ class NativeModel:
 
     @property
     def _handle(self) -> ctypes.c_void_p:
-        """Return the model that `_open` made."""
         assert self._opened is not None, "allocate comes first"
         return self._opened
 

@@ -18,7 +18,6 @@ Tensors = Callable[[str], Tensor | None]
 
 
 def weight_and_bias(of: Tensors, name: str) -> tuple[Tensor, Tensor | None]:
-    """Return the weight of a linear layer, and its bias if it has one."""
     weight = of(f"{name}.weight")
     assert weight is not None
     return weight, of(f"{name}.bias")
@@ -34,7 +33,6 @@ class NativeWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
         return sum(packed.num_bytes for packed in self._matrices)
 
     def packed(self, weight_OI: Tensor, bias_O: Tensor | None) -> ctypes.Structure:
@@ -44,7 +42,6 @@ class NativeWeights:
         return packed.struct
 
     def linear(self, of: Tensors, name: str) -> ctypes.Structure:
-        """Pack a linear layer with its bias, if it has one, and return the structure that describes it."""
         return self.packed(*weight_and_bias(of, name))
 
     def floats(self, tensor: Tensor | None) -> int | None:
@@ -54,10 +51,7 @@ class NativeWeights:
     def put_ends(self, struct: Any, weights: Mapping[str, Tensor], embedding: str, norm: str) -> None:
         """Put the embedding, the final norm and the head into a model's structure. An embedding in bf16 stays so.
 
-        Args:
-            weights: The model's tensors by name; without `lm_head.weight`, the head's weight is the embedding's.
-            embedding: The name of the embedding's weight.
-            norm: The name of the final norm's weight.
+        `embedding` and `norm` are names of weights. Without `lm_head.weight`, the head's weight is the embedding's.
         """
         struct.final_norm = self.floats(weights[norm])
         embedding_VD = weights[embedding]

@@ -30,10 +30,7 @@ class ServingOptions:
 
 
 def checked_length(max_model_len: int | None, positions: int | None = None) -> int:
-    """Return the most tokens of a sequence. By default, it is the model's own limit, or else LONGEST.
-
-    Args:
-        positions: The positions that the model was made for; None where it has no limit of its own.
+    """Return the most tokens of a sequence. By default, it is the model's own limit, `positions`, or else LONGEST.
 
     Raises:
         OptionError: It is out of range.

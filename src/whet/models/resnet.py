@@ -25,7 +25,6 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Map [B, in_channels, H, W] to [B, out_channels, H/stride, W/stride]."""
         residual_BCHW = self.shortcut(x_BCHW)
         x_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)))
         x_BCHW = self.bn2(self.conv2(x_BCHW))

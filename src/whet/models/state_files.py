@@ -17,8 +17,6 @@ _MOST_LAYERS = 10_000  # as configs have it
 
 
 class LayerTensors(Protocol):
-    """Define the state of one layer."""
-
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name."""
 

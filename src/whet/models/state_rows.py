@@ -18,8 +18,6 @@ from whet.models.step import Allocation, StepBatch
 
 
 class ReadableState(Protocol):
-    """Define what a readable model remembers of the tokens that it has read."""
-
     num_tokens: int
 
 
@@ -81,7 +79,6 @@ class StateRows(Generic[State]):
         return self._states[row][0]
 
     def put(self, row: int, state: State) -> None:
-        """Put a settled state into a row."""
         self._settled[row], self._states[row] = state.num_tokens, [state]
 
     def copy(self, source: int, target: int) -> None:
@@ -97,7 +94,6 @@ class ServedInRows(Generic[State]):
     Args:
         model: Maps tokens [1, T] and a state to logits [1, T, V], and replaces the state's parts without changing any;
             `new_state()` is its first one, and grows by `bytes_per_token`.
-        max_model_len: The most tokens of a sequence. By default, the model's own limit.
 
     Raises:
         OptionError: max_model_len is out of range.
@@ -117,22 +113,18 @@ class ServedInRows(Generic[State]):
         self._rows: StateRows[State] | None = None
 
     def allocate(self, room: Allocation) -> None:
-        """Allocate the rows of states. There are no blocks."""
         self._rows = StateRows(room, self.model.new_state)
 
     @property
     def rows(self) -> StateRows[State]:
-        """Return the rows of states. `allocate` comes first."""
         assert self._rows is not None, "allocate comes first"
         return self._rows
 
     def copy_state(self, source_row: int, target_row: int) -> None:
-        """Copy the settled state of a row to another one."""
         self.rows.copy(source_row, target_row)
 
     @torch.no_grad()
     def step(self, batch: StepBatch) -> Tensor:
-        """Read the tokens of a step, and return the logits, float32 [R, V]."""
         states = self.rows
         ids = torch.from_numpy(batch.token_ids).long()
         logit_rows = torch.from_numpy(batch.logit_rows).long()

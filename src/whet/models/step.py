@@ -133,5 +133,4 @@ class WithoutStates:
     can_rewind = True
 
     def copy_state(self, source_row: int, target_row: int) -> None:
-        """Raise TypeError: there are no rows."""
         raise TypeError(f"{type(self).__name__} has no state of fixed size")

@@ -128,14 +128,10 @@ class ModelFiles(Generic[Config, Model]):
         return shapes
 
     def read(self, directory: Path | str, config: Config) -> dict[str, Tensor]:
-        """Return the tensors that `shapes` names, in their stored dtype.
-
-        They are views of memory-mapped files. A tensor is read from the disk when it is used, and the files must not
-        change while the tensors exist.
+        """Return the tensors that `shapes` names, in their stored dtype: views of files, as those of `stored_tensors`.
 
         Raises:
-            TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another
-                shape.
+            TargetError: A file or tensor is missing or damaged, or a tensor is unexpected, quantised or misshapen.
         """
         return self.read_as(self.shapes_for(directory, config), directory, config)
 

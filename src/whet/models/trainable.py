@@ -54,7 +54,6 @@ class Trainable:
     refusal: Callable[[Any], str] = lambda config: ""
 
     def fresh(self, config: Any, generator: Generator) -> Any:
-        """Return a model whose weights are drawn from a generator."""
         model = self.build(config)
         self.initialise(model, generator)
         return model

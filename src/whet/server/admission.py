@@ -21,10 +21,7 @@ Prompt = str | Sequence[int]
 
 
 class Admission:
-    """Make requests for one model. Any thread may use it.
-
-    `model` is for requests that begin at a state.
-    """
+    """Make requests for one model. Any thread may use it. `model` is for requests that begin at a state."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, model: ServedModel | None = None
@@ -48,10 +45,8 @@ class Admission:
         """Return a request that can be queued.
 
         Args:
-            request_id: The request's id. By default, a number is counted up.
-            cache_salt: Only requests with the same salt share cached prompts.
-            guide: What `guide` returned for the structure of `params`; it stays as it is. Without it, the structure is
-                compiled now unless it is kept.
+            request_id: By default, a number is counted up.
+            guide: What `guide` returned for the structure of `params`; it stays as it is. By default, it is made now.
             state: What the model remembers of a text that the prompt goes on from; it stays as it is.
 
         Raises:

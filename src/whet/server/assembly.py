@@ -24,9 +24,7 @@ def assemble(
     draft: ServedModel | None = None,
     identity: str = "",
 ) -> Stepper:
-    """Return a stepper that is ready to run. The memory of the models has been allocated.
-
-    `identity` is a text that differs for any two models whose cached state differs.
+    """Return a stepper that is ready to run. `identity` differs for any two models whose cached states differ.
 
     Raises:
         OptionError: The options do not fit the models.
@@ -75,11 +73,7 @@ def assemble(
 
 
 def snapshots_of(model: ServedModel, room: Allocation, identity: str, **places: int) -> Snapshots:
-    """Return the snapshots of a model, in the rows that it allocates for them.
-
-    `identity` differs for any two models whose states differ. `places` are arguments of Snapshots that
-    say where snapshots are taken.
-    """
+    """Return a model's snapshots, in its rows. `places` are the arguments of Snapshots on where to take them."""
     rows = range(room.num_states, room.num_states + room.num_snapshots)
     return Snapshots(rows, PrefixHashes(identity, model.block_size), model.copy_state, **places)
 

@@ -26,7 +26,6 @@ class Beginning:
 
     @property
     def num_tokens(self) -> int:
-        """Return the tokens that were read before."""
         return self.state.num_tokens
 
 

@@ -7,8 +7,7 @@ keeps its content and its hash until it is handed out again. The block that has 
 A full block is published once all its tokens are computed and verified (no drafts). Its key is a hash of everything
 that its content depends on (whet.server.prefixes). Another sequence that begins with the same tokens uses the block.
 
-State of fixed size is kept in rows, one for each sequence. Every running sequence has a row; it is also the row of
-`Blocks.tables`.
+State of fixed size is kept in rows. Every running sequence has one, which is also its row of `Blocks.tables`.
 """
 
 from collections import Counter, OrderedDict
@@ -25,11 +24,8 @@ from whet.server.request import NO_ROW, UNLIMITED, Request
 class Blocks:
     """Hand out blocks and rows. It is not thread-safe: only the engine's thread uses it.
 
-    Its attribute `tables`, int32 [num_rows, blocks for max_len tokens], holds each row's blocks in order.
-
-    Args:
-        block_size: Tokens in a block; 0 if no state of the model grows with the tokens.
-        identity: The model and the format of its state. It is part of the hash of blocks.
+    Its attribute `tables`, int32 [num_rows, blocks for max_len tokens], holds each row's blocks in order. `block_size`,
+    in tokens, is 0 if no state of the model grows with them. `identity` is that of PrefixHashes.
     """
 
     def __init__(
@@ -63,7 +59,6 @@ class Blocks:
 
     @property
     def num_free(self) -> int:
-        """Return the number of free blocks."""
         return len(self._free)
 
     @property
@@ -74,7 +69,6 @@ class Blocks:
         return 1 - len(self._free) / self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size) if self.block_size else 0
 
     def match(self, request: Request) -> list[int]:
@@ -111,10 +105,7 @@ class Blocks:
             request.capacity = UNLIMITED
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Add blocks to the request until they hold `num_tokens` tokens.
-
-        Return False, with nothing changed, if not enough blocks are free.
-        """
+        """Add blocks until they hold `num_tokens` tokens. If too few are free, change nothing and return False."""
         wanted = self.blocks_for(num_tokens) - len(request.blocks)
         if wanted <= 0:
             return True

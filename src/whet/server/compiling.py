@@ -46,7 +46,6 @@ _NAMES = {
 
 
 def refused(structure: OutputConstraint, why: str) -> RequestError:
-    """Return the error for a structure that cannot be enforced."""
     if structure.kind == "json_schema":
         why = _of_schema_error(why)
     message = f"{_NAMES[structure.kind]} cannot be enforced: {short(why)}"
@@ -80,16 +79,10 @@ def short(why: str) -> str:
 
 
 def matcher(library: Any, vocabulary: Any, structure: OutputConstraint, written: str) -> Any:
-    """Return llguidance's matcher of a grammar, before the first token.
-
-    Args:
-        library: llguidance.
-        vocabulary: Its LLTokenizer.
-        structure: What the grammar was written for.
-        written: The grammar, from `written`.
+    """Return the matcher of a grammar before its first token. `library` is llguidance, `vocabulary` its LLTokenizer.
 
     Raises:
-        RequestError: It does not compile.
+        RequestError: The grammar does not compile.
     """
     limits = library.LLParserLimits(
         initial_lexer_fuel=_MOST_FUEL,

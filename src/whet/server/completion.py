@@ -13,10 +13,8 @@ class Delta:
     Attributes:
         text: The text that has become certain. It holds no part of a stop string. Empty without a tokenizer.
         logprobs: One entry for each token, if they were asked for.
-        prompt_logprobs: One entry for each token of the prompt, in the first delta, if they were asked for. The entry
-            of the first token is None, since nothing precedes it.
+        prompt_logprobs: One entry for each token of the prompt, in the first delta, if asked for; the first is None.
         finish_reason: Why the output ended; None except in the last delta.
-        error: The error message, if the finish_reason is "error".
         num_cached_tokens: The tokens of the prompt that were found in the prefix cache.
         queue_s: Seconds from the arrival to the first step of the request.
         ttft_s: Seconds from the arrival to the first token, or None before it.

@@ -20,10 +20,7 @@ _SHRINKING = {"Prepend": 1, "ByteLevel": 1, "NFD": 1, "NFC": 3, "Lowercase": 4, 
 
 
 def bytes_per_token(described: Mapping[str, Any]) -> int | None:
-    """Return the most bytes of UTF-8 that one token can hold, or None if there is no bound or it is not known.
-
-    `described` is the content of tokenizer.json.
-    """
+    """Return the most bytes of UTF-8 that a token of a tokenizer.json can hold; None if no bound is known."""
     model = described.get("model") or {}
     vocabulary = model.get("vocab")
     added = described.get("added_tokens") or []

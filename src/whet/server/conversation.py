@@ -83,12 +83,7 @@ class Answer:
 
 @dataclass
 class Conversation:
-    """Hold a conversation and all its answers.
-
-    Attributes:
-        complete: Whether each text is continued as it is, without a chat template.
-        is_interrupted: Whether Ctrl-C ended an answer and nothing was typed since.
-    """
+    """Hold a conversation and its answers. It `is_interrupted` if Ctrl-C ended one and nothing was typed since."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -100,9 +95,7 @@ class Conversation:
     is_interrupted: bool = False
 
     def answer(self, prompt: str, show: Callable[[str], None] = lambda text: None) -> Answer:
-        """Ask the model, and return its answer. Ctrl-C ends the answer early, and its text so far is kept.
-
-        The finish reason is then "abort". `show` is called with each piece of the answer's text.
+        """Return the model's answer, whose pieces `show` gets. Ctrl-C ends it early, as "abort", and keeps its text.
 
         Raises:
             RequestError: The text is too long, or the engine failed. The conversation is then unchanged.
@@ -130,11 +123,9 @@ class Conversation:
         self.close()
 
     def close(self) -> None:
-        """Close the engine."""
         self.engine.close()
 
     def reset(self) -> None:
-        """Forget the conversation."""
         self.messages = []
 
     def _encode(self, prompt: str, messages: list[dict[str, str]]) -> list[int]:
@@ -172,10 +163,7 @@ class Conversation:
 
 
 def tokens_per_s(answers: Sequence[Answer]) -> float | None:
-    """Return the tokens per second of several answers, without each one's first token, or None if there are none.
-
-    The time of the first token is spent on the prompt.
-    """
+    """Return the tokens per second after each answer's first, whose time is spent on the prompt; None without any."""
     timed = [(a.num_tokens - 1, a.e2e_s - a.ttft_s) for a in answers if a.ttft_s is not None and a.num_tokens > 1]
     spent_s = sum(span_s for _, span_s in timed)
     return sum(number for number, _ in timed) / spent_s if spent_s > 0 else None

@@ -64,19 +64,16 @@ class AsyncStream(_Stream, AsyncIterator[Delta]):
         return self._seen(await self._deltas.get())
 
     async def aclose(self) -> None:
-        """Stop reading, and abort the request unless it has ended."""
         self.close()
 
 
 class AsyncBridge(LoopMail[tuple[OnDelta, Delta]]):
-    """Bring deltas from the engine's thread to asyncio loops. Each loop is woken once for each step."""
+    """Bring deltas from the engine's thread to asyncio loops. Each loop is woken once for each step.
+
+    `abort` ends a request whose reader fails or whose loop is closed. Any thread must be able to call it.
+    """
 
     def __init__(self, abort: Abort) -> None:
-        """Make a bridge.
-
-        `abort` ends a request whose reader fails or whose loop is closed. Any thread must be
-        able to call it.
-        """
         super().__init__(
             give=lambda read: give(*read, abort),
             lost=lambda read: abort(read[1].request_id),  # the loop is closed, so nothing reads the delta

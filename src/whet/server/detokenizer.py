@@ -1,7 +1,4 @@
-"""Decode tokens to text one after another, never with half a character.
-
-The pieces that a detokenizer returns, joined, equal the decoded whole sequence.
-"""
+"""Decode tokens to text, never with half a character. The pieces, joined, equal the decoded whole sequence."""
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +29,9 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """See Detokenizer."""
         return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def finish(self) -> str:
-        """See Detokenizer."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -59,11 +54,9 @@ class WindowDetokenizer:
         self._held: list[int] = []
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """See Detokenizer."""
         return "".join(map(self._add_one, token_ids))
 
     def finish(self) -> str:
-        """See Detokenizer."""
         return self._say(self._decode(self._context + self._held)) if self._held else ""
 
     def _add_one(self, token_id: int) -> str:
@@ -88,24 +81,16 @@ class WindowDetokenizer:
 
 
 class MarkedDetokenizer:
-    """Show some special tokens as part of the text. What stands between two of them is detokenised by itself."""
+    """Show the special tokens of `marks` as their text. What stands between two of them is detokenised by itself."""
 
     def __init__(self, make: Callable[[], Detokenizer], marks: Mapping[int, str]) -> None:
-        """Start at the beginning of a sequence.
-
-        Args:
-            make: Returns the detokenizer of what stands between two marks.
-            marks: The text of each token that is shown.
-        """
         self._make, self._marks = make, marks
         self._between = make()
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """See Detokenizer."""
         return "".join(map(self._add_one, token_ids))
 
     def finish(self) -> str:
-        """See Detokenizer."""
         return self._between.finish()
 
     def _add_one(self, token_id: int) -> str:

@@ -25,8 +25,7 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
         """Set `drafts` of each request to up to `num_drafts[i]` tokens. All tokens but the last are computed.
 
-        Return False if the drafter also had other work to do, such as a new prompt. The time is then
-        not typical.
+        Return False if there was other work too, such as a new prompt. The time is then not typical.
         """
 
 
@@ -37,7 +36,6 @@ class NgramDrafter:
         self._texts: dict[str, bytearray] = {}  # tokens as bytes of fixed width, in which searching is fast
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
-        """See Drafter."""
         self._texts = {request.id: self._texts.get(request.id) or bytearray() for request in requests}
         for request, count in zip(requests, num_drafts, strict=True):
             text = self._texts[request.id]
@@ -78,12 +76,10 @@ class _Turn:
 
 
 class ModelDrafter:
-    """Draft with a smaller model of the same vocabulary, which has its own blocks and states.
+    """Draft with a smaller model of the same vocabulary, which has its own blocks and states, of the size `room`.
 
     After its drafts have been verified, the model continues from the last accepted one. If all were accepted, it must
     first read its own last draft, which it has proposed but not read yet.
-
-    `room` is what it allocates. Its `num_drafts` is the most drafts for a sequence.
     """
 
     def __init__(
@@ -98,7 +94,6 @@ class ModelDrafter:
         model.allocate(room)
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
-        """See Drafter."""
         self._forget_all_but(requests)
         plan, turns, is_steady = Plan(), [], True
         for request, count in zip(requests, num_drafts, strict=True):

@@ -132,13 +132,7 @@ class Engine:
     ) -> Completion | list[Completion]:
         """Complete one prompt or several, as `generate` does, in a running asyncio loop.
 
-        If the call is cancelled, its requests are aborted.
-
-        Args:
-            prompts: See `generate`.
-            params: See `generate`.
-            cache_salt: Only requests with the same salt share cached prompts.
-            state: See `generate`.
+        If the call is cancelled, its requests are aborted. Only requests with the same salt share cached prompts.
 
         Raises:
             RequestError: A prompt cannot be served.
@@ -185,9 +179,7 @@ class Engine:
         """Return an asynchronous iterator over the pieces of a completion. Closing it aborts the request.
 
         Args:
-            prompt: A text or a list of token ids.
-            params: How to sample.
-            request_id: The request's id. By default, the engine chooses one.
+            request_id: By default, the engine chooses one.
             cache_salt: Only requests with the same salt share cached prompts.
             reservation: A place in the queue that was reserved before.
             state: What the prompt goes on from, as in `generate`.
@@ -214,22 +206,17 @@ class Engine:
         state: LtmState | Beginning | None = None,
         on_state: Callable[[LtmState], None] | None = None,
     ) -> str:
-        """Queue a request whose pieces are passed to a callback. It raises the same errors as `stream_async`.
+        """Queue a request whose pieces go to a callback, and return its id. Errors are those of `stream_async`.
 
         Args:
-            prompt_ids: The token ids of the prompt.
-            params: How to sample.
             on_delta: Called with each piece of the output. It must be quick.
-            request_id: The request's id. By default, the engine chooses one.
+            request_id: By default, the engine chooses one.
             cache_salt: Only requests with the same salt share cached prompts.
             reservation: A place in the queue that was reserved before.
             asyncio_loop: The loop in which `on_delta` is called. By default, the engine's thread calls it.
             guide: What `compile` returned for the structure of `params`, so that nothing is compiled here.
             state: What the prompt goes on from, as in `generate`.
             on_state: Called once, on the engine's thread, with what the model remembers of the prompt.
-
-        Returns:
-            The id of the request.
         """
         request = self._admission.request(prompt_ids, params, request_id, cache_salt, guide, state)
         if on_state is not None:
@@ -243,9 +230,6 @@ class Engine:
 
         A request compiles its structure itself where this was not called, before it is queued: `stream_async` would
         hold up its asyncio loop. The structures that were used last are kept.
-
-        Args:
-            structure: What outputs will have to match.
 
         Returns:
             The compiled structure, which `submit` takes for any number of requests.
@@ -333,7 +317,6 @@ class Engine:
         ]
 
     def _joined(self, requests: list[Request]) -> list[Completion]:
-        """Run requests to their ends."""
         streams = [self._stream(request) for request in requests]
         try:
             return [join(stream) for stream in streams]

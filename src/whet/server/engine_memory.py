@@ -21,12 +21,6 @@ class EngineMemory:
 
     A state is a plain object, as the module's: `state.save(path)` writes it, and requests that are given it begin at
     it. Models of other families keep no such state. For them, all calls raise RequestError.
-
-    Args:
-        model: The model.
-        admission: Makes requests.
-        loop: Runs them.
-        join: Runs requests to their ends.
     """
 
     def __init__(
@@ -42,11 +36,7 @@ class EngineMemory:
         """Let the model read a prompt, and return what it remembers then.
 
         What is known of the prompt is not read again: to go on from the end of a completion, read its prompt and its
-        tokens.
-
-        Args:
-            prompt: A text or a list of token ids.
-            state: What the prompt goes on from; None begins at nothing.
+        tokens. `state` is what the prompt goes on from; None begins at nothing.
 
         Raises:
             RequestError: The prompt cannot be served, or was not read to its end.

@@ -48,7 +48,6 @@ class Guide:
         return self.error is not None
 
     def copy(self) -> "Guide":
-        """Return a guide at the same place, for another request."""
         return Guide(self.matcher.deep_copy())
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
@@ -57,16 +56,13 @@ class Guide:
 
 
 class Grammars:
-    """Compiles structures for one vocabulary, and keeps those that were used last. From any thread."""
+    """Compile structures for one vocabulary, and keep those that were used last. From any thread.
+
+    Nothing is imported or built before the first one. Beside the `vocab_size` logits, one more token stands for the end
+    wherever a grammar allows it, so that the end does not depend on which of the model's tokens end an output.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Start with no structure. Nothing is imported or built before the first one.
-
-        Args:
-            tokenizer: Says which bytes each token stands for.
-            vocab_size: The number of the model's logits. One more token stands for the end wherever a grammar allows
-                it, so that the end does not depend on which of the model's tokens end an output.
-        """
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._library: Any = None
         self._vocabulary: Any = None
@@ -107,8 +103,6 @@ class Grammars:
 
 
 class _Vocabulary(Tokens):
-    """Answer with the tokens of a tokenizer what llguidance asks."""
-
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         special_ids = [token_id for token_id in tokenizer.special_ids if token_id < vocab_size]
         super().__init__([tokenizer.token_bytes(token_id) for token_id in range(vocab_size)], special_ids)

@@ -133,9 +133,7 @@ def _end(process: subprocess.Popen[bytes], parent: int) -> None:
 def answer_messages(answer: Callable[[dict[str, Any]], Mapping[str, object]], *, cpu_s: float, more_bytes: int) -> None:
     """Answer messages on standard input until it is closed. Call it in the child.
 
-    Args:
-        cpu_s: The most CPU time for one message. It ends the process.
-        more_bytes: The most memory that the process may take from now on.
+    The process ends if a message takes more than `cpu_s` of CPU time. It may take `more_bytes` of memory from now on.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches this process too; the parent ends it
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -152,7 +150,6 @@ def answer_messages(answer: Callable[[dict[str, Any]], Mapping[str, object]], *,
 
 
 def packed(head: Mapping[str, object], content: bytes = b"") -> bytes:
-    """Return a message as it is sent."""
     written = json.dumps(head).encode()
     return LENGTHS.pack(len(written), len(content)) + written + content
 

@@ -12,13 +12,10 @@ from whet.server.request import TokenLogprobs
 
 
 def token_logprobs(logits_RV: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Return the log-probability of each row's token, and of the row's most probable tokens.
+    """Return the log-probability of each row's token and of its `num_top` most probable ones, the most probable first.
 
-    If a token is the row's most probable one, both numbers are exactly equal: they are read from the same tensor.
-
-    Args:
-        logits_RV: The logits, float32 [R, V].
-        num_top: How many of the most probable tokens to return, the most probable first.
+    The logits are float32 [R, V]. If a token is the row's most probable one, both numbers are exactly equal: they are
+    read from the same tensor.
     """
     logprobs_RV = torch.log_softmax(logits_RV, dim=1)
     chosen = logprobs_RV.gather(1, torch.tensor(token_ids, dtype=torch.int64)[:, None])[:, 0].tolist()

@@ -45,12 +45,10 @@ class _Inbox:
         self.asked, self._has_work = _Asked(), has_work
 
     def due_s(self) -> float | None:
-        """See Inbox."""
         asked = self.asked
         return 0.0 if asked.entries or asked.aborts or asked.calls or self._has_work() else None
 
     def take(self, now_s: float, *, everything: bool = False) -> _Asked:
-        """See Inbox."""
         asked, self.asked = self.asked, _Asked()
         asked.is_last = everything
         return asked
@@ -76,10 +74,7 @@ class Reservation:
 
 
 class EngineLoop:
-    """Run a stepper on a thread of its own. No other thread may use the stepper.
-
-    `capacity` is how many requests may be present, running and waiting together.
-    """
+    """Run a stepper on a thread that alone may use it. `capacity` is how many requests may run and wait together."""
 
     def __init__(self, stepper: Stepper, capacity: int) -> None:
         self.stepper = stepper
@@ -102,7 +97,6 @@ class EngineLoop:
 
     @property
     def is_open(self) -> bool:
-        """Return whether requests are taken."""
         return not (self._is_draining or self._worker.is_stopping)
 
     def reserve(self) -> Reservation:
@@ -119,7 +113,6 @@ class EngineLoop:
         return Reservation(self, time.monotonic())
 
     def release(self, reservation: Reservation) -> None:
-        """Release the place of a reservation, if it is still held."""
         with self._changed:
             self._use(reservation)
 
@@ -132,12 +125,7 @@ class EngineLoop:
         asyncio_loop: asyncio.AbstractEventLoop | None = None,
         is_limited: bool = True,
     ) -> None:
-        """Queue a request.
-
-        Args:
-            on_delta: Called with each piece of the output. It must be quick.
-            asyncio_loop: The loop in which `on_delta` is called. None: the engine's thread calls it.
-            is_limited: Refuse the request if the queue is full and no place was reserved.
+        """Queue a request; see Engine.submit. With `is_limited`, refuse it if the queue is full and it has no place.
 
         Raises:
             EngineClosed: No more requests are taken.

@@ -50,9 +50,7 @@ class Masks:
     def applied(self, logits_RV: Tensor, first: int = 0) -> Tensor:
         """Return a copy of the logits with minus infinity for tokens that are not allowed. NaN and infinity stay.
 
-        Args:
-            logits_RV: The logits of all rows, or of rows side by side.
-            first: The row of the step that the first of them is.
+        They may be those of rows side by side, of which the first is row `first` of the step.
         """
         logits_RV = logits_RV.clone()
         for i, place in enumerate(self.of_row[first : first + len(logits_RV)].tolist()):
@@ -67,21 +65,15 @@ Masking = Callable[[], Masks | None]  # waits for the masks; None where no row h
 
 
 class MaskFiller:
-    """Computes the masks of one step after another.
+    """Compute the masks of one step after another.
 
     `begin` starts the work, and the function that it returns gives the result. Nothing may touch the requests' guides
     in between. Where the model leaves a core free, a thread of its own computes beside the model's step; the thread
     ends with this object. Where the model's threads take all cores, one more thread delays the step by more time than
-    the masks take, so they are computed after the model.
+    the masks take, so they are computed after the model. `is_beside` decides in place of the cores and threads.
     """
 
     def __init__(self, vocab_size: int, *, is_beside: bool | None = None) -> None:
-        """Start with no thread.
-
-        Args:
-            vocab_size: The number of the model's logits.
-            is_beside: Whether to compute beside the model's step. None decides by the cores and torch's threads.
-        """
         self._vocab_size = vocab_size
         self._is_beside = is_beside
         self._thread: ThreadPoolExecutor | None = None
@@ -94,9 +86,8 @@ class MaskFiller:
     def begin(self, rows: Rows) -> Masking:
         """Start to compute the masks of a step.
 
-        Args:
-            rows: The rows of the step that choose tokens. The rows of one request stand side by side. Given the very
-                list of the step before, this does not search it again.
+        `rows` are those of the step that choose tokens. The rows of one request stand side by side. Given the very list
+        of the step before, this does not search it again.
         """
         if rows is not self._rows:
             self._rows = rows

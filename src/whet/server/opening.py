@@ -24,16 +24,9 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Given:
-    """Hold what was asked for beside the directories.
+    """Hold what was asked for beside the directories, as the arguments of `whet.serve` explain it.
 
-    Attributes:
-        recipe: The recipe to follow in the place of the directory's own.
-        dtype: Replaces the dtype of options and recipes.
-        weights: Replaces the weights of options and recipes.
-        draft: The directory of a smaller model, which proposes tokens.
-        libraries: What registers the custom operators of artefacts.
-        max_waiting: How many samples of an artefact may wait.
-        max_waiting_bytes: How many bytes of them may wait; None for any.
+    `max_waiting_bytes` says how many bytes of an artefact's samples may wait; None for any.
     """
 
     options: EngineOptions
@@ -51,10 +44,7 @@ def checked_sources(
 ) -> dict[Names, Source]:
     """Return what each directory holds, by the names that requests may call it by.
 
-    Args:
-        model: The one without a name of its own; None where there is none.
-        models: The others, by name.
-        names: Of the first; by default its directory's.
+    `model` is called by `names`, or without these by its directory's; the others are called by their keys in `models`.
 
     Raises:
         OptionError: There is no model, or two have one name.

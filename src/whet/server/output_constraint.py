@@ -35,11 +35,9 @@ class OutputConstraint:
     def json_schema(
         cls, schema: Mapping[str, Any] | bool | str, whitespace_pattern: str | None = None
     ) -> "OutputConstraint":
-        """Return the structure of JSON that is valid by a schema.
+        """Return the structure of JSON that is valid by a schema, given as an object or as its JSON text.
 
-        Args:
-            schema: A JSON schema, as an object or as its JSON text. A pydantic model gives one by `model_json_schema`.
-            whitespace_pattern: See the attribute.
+        A pydantic model gives one by `model_json_schema`.
         """
         text = schema if isinstance(schema, str) else _as_json(schema)
         return cls("json_schema", text, whitespace_pattern)

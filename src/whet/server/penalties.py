@@ -31,18 +31,12 @@ class Penalties:
         self._seen: dict[str, _Seen] = {}
 
     def forget_all_but(self, rows: Rows) -> None:
-        """Forget all requests that are not in `rows`."""
         wanted = {request.id for request, _ in rows}
         self._seen = {request_id: seen for request_id, seen in self._seen.items() if request_id in wanted}
 
     @contextmanager
     def applied(self, logits_RV: Tensor, rows: Rows) -> Iterator[None]:
-        """Change logits in place, and undo it at the end of the block.
-
-        Args:
-            logits_RV: The logits, float32 [R, V] and contiguous.
-            rows: A request and its number of drafts for each row.
-        """
+        """Change logits, float32 [R, V] and contiguous, in place, and undo it at the end of the block."""
         flat = logits_RV.numpy().reshape(-1)
         undo = self._apply(flat, logits_RV.shape[1], rows)
         try:
@@ -73,10 +67,7 @@ class Penalties:
     def _penalise(
         self, flat: Floats, vocab_size: int, rows: Sequence[tuple[int, tuple[Request, int]]]
     ) -> tuple[Ints, Floats]:
-        """Apply the penalties of all rows in one operation. An operation for each row would be much slower.
-
-        Return the changed places in the flattened logits, and their old values.
-        """
+        """Apply all penalties in one operation (one for each row is much slower). Return the places and old values."""
         seen = [self._tokens(request).with_drafts(request.drafts[:num_drafts]) for _, (request, num_drafts) in rows]
         sizes = [len(ids) for ids, _ in seen]
         params = [request.params for _, (request, _) in rows]

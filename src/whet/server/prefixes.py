@@ -32,7 +32,6 @@ class PrefixHashes:
         return hashes[index]
 
     def _root(self, request: Request) -> bytes:
-        """Return the parent hash of a request's first block."""
         root = root_hash(self.identity, request.cache_salt)
         return _sha256((b"root", root), (b"state", request.beginning.key)) if request.beginning is not None else root
 

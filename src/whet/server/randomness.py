@@ -31,7 +31,6 @@ def uniforms(seeds: NDArray[np.uint64], indices: NDArray[np.uint64]) -> NDArray[
 
 
 def uniform(seed: int, index: int) -> float:
-    """Return the number that `uniforms` gives for one seed and one index."""
     return float(uniforms(np.array([seed], np.uint64), np.array([index], np.uint64))[0])
 
 

@@ -16,10 +16,7 @@ _WEIGHTS: Mapping[str, WeightBits] = {"int8_weight": "int8", "int4_weight": "int
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """Hold the engine options of a recipe; None for what it does not state.
-
-    `left_out` has, for each step that the engine does not follow, a sentence that says why.
-    """
+    """Hold a recipe's engine options, None for what it does not state. `left_out` says why steps are not followed."""
 
     dtype: Dtype | None = None
     weights: WeightBits | None = None
@@ -28,7 +25,6 @@ class RecipeOptions:
 
 
 def from_recipe(recipe: Recipe) -> RecipeOptions:
-    """Return the engine options that a recipe implies."""
     dtype: Dtype | None = None
     weights: WeightBits | None = None
     num_threads: int | None = None

@@ -21,9 +21,7 @@ RENDERERS = IsolatedProcesses(__name__, _NUM_CHILDREN)
 
 
 def rendered(template: ChatTemplate, variables: Mapping[str, object]) -> str:
-    """Return the prompt that a template makes of its variables, which can be written as JSON. From any thread.
-
-    `variables` are what `ChatTemplate.render` takes, by the names of its arguments.
+    """Return what `ChatTemplate.render` makes of `variables`, its arguments, which are JSON. From any thread.
 
     Raises:
         RequestError: The template refuses the messages, fails, or takes too much time or memory.

@@ -23,18 +23,15 @@ UNLIMITED = sys.maxsize
 
 
 class Status(Enum):
-    """Name the states of a request."""
-
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
 
 
 class TokenLogprobs(NamedTuple):
-    """Hold the log-probabilities of a token and of the most probable tokens in its place.
+    """Hold log-probabilities of a token and of the most probable tokens in its place (`top`, the most probable first).
 
     They are natural logarithms, and computed before temperature, penalties and truncation.
-    `top` has tokens with their log-probabilities, the most probable first.
     """
 
     token_id: int
@@ -50,11 +47,8 @@ class Request:
     on the engine's clock.
 
     Attributes:
-        id: A unique id.
         max_len: The request ends when it has so many tokens, prompt included.
-        stop_ids: Tokens that end it.
         output: The text of the output, or None if no text is wanted.
-        cache_salt: Only requests with the same salt share cached prompts.
     """
 
     id: str
@@ -110,12 +104,10 @@ class Request:
 
     @property
     def num_output(self) -> int:
-        """Return the number of output tokens so far."""
         return len(self.token_ids) - self.num_prompt
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the request has ended."""
         return self.status is Status.FINISHED
 
     @property

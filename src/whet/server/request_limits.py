@@ -11,23 +11,13 @@ TOO_LONG = "context_length_exceeded"  # OpenAI's error code
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """Hold the limits of one model.
-
-    Attributes:
-        max_model_len: The most tokens of a prompt and its output together.
-        vocab_size: Token ids are below this number.
-    """
+    """Hold the limits of one model: the tokens of a prompt and its output together, and those of the vocabulary."""
 
     max_model_len: int
     vocab_size: int
 
     def check_tokens(self, token_ids: Sequence[int], param: str = "prompt") -> None:
-        """Raise RequestError unless all token ids are in the model's vocabulary.
-
-        Args:
-            token_ids: The token ids as they were given, of any type.
-            param: The field of the request that they come from.
-        """
+        """Raise RequestError about the field `param` unless all token ids, of any type, are in the vocabulary."""
         try:
             is_known = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
         except TypeError as error:
@@ -55,15 +45,7 @@ class RequestLimits:
         return token_ids
 
     def check_bytes(self, text: str, most: int | None, param: str = "prompt") -> None:
-        """Check, before a text is tokenised, that it can fit into the model's context.
-
-        Args:
-            most: The most bytes of UTF-8 that a text may have, or None for no limit.
-            param: The field of the request that it comes from.
-
-        Raises:
-            RequestError: The text is longer.
-        """
+        """Raise RequestError if a text has more than `most` bytes of UTF-8 (None: no limit), before it is tokenised."""
         if most is None or 4 * len(text) <= most:  # a character has up to four bytes
             return
         num_bytes = len(text.encode(errors="replace"))
@@ -74,10 +56,7 @@ class RequestLimits:
             raise RequestError(message, param=param, code=TOO_LONG)
 
     def check_length(self, num_prompt: int, max_tokens: int | None) -> None:
-        """Raise RequestError unless a prompt and its output fit into the model's context.
-
-        Without `max_tokens`, the output may fill the context, with room for at least one token.
-        """
+        """Raise RequestError unless a prompt and its output (`max_tokens`, or one token) fit into the context."""
         if num_prompt + (1 if max_tokens is None else max_tokens) > self.max_model_len:
             asked = f"{num_prompt} in the prompt" + (f" and {max_tokens} to be generated" if max_tokens else "")
             message = f"the model takes {self.max_model_len} tokens, and this asks for {asked}"

@@ -12,10 +12,7 @@ from whet.server.scheduler import Plan
 
 
 class PromptRows(NamedTuple):
-    """Say which rows of logits predict which tokens of a prompt.
-
-    Row `first` predicts the token at place `position` of the prompt. `end` is the row after the last.
-    """
+    """Say which rows of logits predict a prompt's tokens: `first` predicts the one at `position`; `end` is excluded."""
 
     request: Request
     position: int
@@ -26,10 +23,7 @@ class PromptRows(NamedTuple):
 class Work(NamedTuple):
     """Hold a step: the model's input, and the purpose of each row of its logits.
 
-    Attributes:
-        samples: The samples to draw. Those of one request are next to each other.
-        sample_rows: The row of the logits for each sample.
-        prompts: The rows for the log-probabilities of prompts, if any.
+    The samples of one request are next to each other. `sample_rows` has the row of the logits for each sample.
     """
 
     batch: StepBatch
@@ -54,11 +48,7 @@ class Runner:
         self._samples: list[Row] = []
 
     def build(self, plan: Plan, *, only_last: bool = False) -> Work:
-        """Build the step of a plan.
-
-        With `only_last`, want one row of logits for each sequence, even if it has drafts. The drafting
-        model needs this.
-        """
+        """Build a plan's step. With `only_last`, as drafting needs, a sequence has one row of logits despite drafts."""
         requests = plan.requests
         num_seqs = len(requests)
         starts = [request.num_computed for request in requests]

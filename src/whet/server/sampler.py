@@ -1,8 +1,5 @@
 """Choose tokens from logits, for all rows of a step at once.
 
-A row stands for the next token of a request after some number of its drafts. Changes of the logits that requests ask
-for, such as penalties, are applied before the tokens are chosen and undone afterwards.
-
 Suffixes: R rows, V vocabulary.
 """
 
@@ -46,11 +43,7 @@ class Sampler:
         self._penalties = Penalties()
 
     def sample(self, logits_RV: Tensor, rows: Sequence[Row], masks: Masks | None = None) -> NDArray[np.int64]:
-        """Choose a token for each row.
-
-        Args:
-            logits_RV: The logits, float32 [R, V].
-            masks: The tokens that may be chosen, if some rows may not choose all.
+        """Choose a token for each row of the logits, float32 [R, V].
 
         Returns:
             The tokens, int64 [R]. UNUSABLE stands where the logits are NaN or infinite, or a mask allows no token.

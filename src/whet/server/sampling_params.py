@@ -81,9 +81,6 @@ class SamplingParams:
     def check(self, vocab_size: int) -> None:
         """Check all values.
 
-        Args:
-            vocab_size: The number of tokens in the model's vocabulary.
-
         Raises:
             RequestError: A value is out of range. The error is about the first one.
         """

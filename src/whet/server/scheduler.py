@@ -25,10 +25,8 @@ class Plan:
 
     Attributes:
         num_tokens: How many tokens of each request are computed, drafts included.
-        preempted: Requests that were preempted to make room.
         failed: Requests that cannot continue. Their `error` says why.
-        total_tokens: The sum of `num_tokens`.
-        prompt_tokens: How many of these tokens belong to chunks of prompts.
+        prompt_tokens: How many of all tokens belong to chunks of prompts.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -51,12 +49,8 @@ class Plan:
 class Scheduler:
     """Plan one step after another. It uses no clock, threads or random numbers: equal calls give equal plans.
 
-    Args:
-        max_num_seqs: The most requests in a step.
-        max_batch_tokens: The most tokens in a step, at least max_num_seqs.
-        max_step_ms: The time that a step with prompts in it may take while outputs wait for it.
-        snapshots: Keeps states of fixed size for requests that share a beginning; None if the model has none, or they
-            are not to be shared.
+    The limits are those of EngineOptions. `snapshots` keeps states of fixed size for requests that share a beginning;
+    None if the model has none, or they are not to be shared.
     """
 
     def __init__(
@@ -82,11 +76,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether any request runs or waits."""
         return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
         self.waiting.append(request)
 
     def schedule(self) -> Plan:

@@ -42,9 +42,7 @@ _Counts = Mapping[str, _Count]  # of the value itself (""), and of the propertie
 def why_schema_expensive(schema: Any, others: Iterable[str] = ()) -> str | None:
     """Return why a JSON schema is not compiled, and what to do about it; None where it is.
 
-    Args:
-        schema: The schema, as json.loads returns it.
-        others: Regular expressions that are compiled with it.
+    `others` are regular expressions that are compiled with it.
     """
     objects = [one for _, one in nested(schema) if isinstance(one, dict)]
     counts = [max(0, len(_object(one, "properties")) - len(_list(one, "required"))) for one in objects]
@@ -195,7 +193,6 @@ def _apart(several: Iterable[_Counts]) -> _Counts:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a JSON value."""
     if isinstance(value, str):
         yield value
     for _, one in nested(value):

@@ -52,12 +52,8 @@ def sizes(
 
     States of fixed size come first, since every running sequence has one. Of what is left, one sequence gets the blocks
     that it may need. Snapshots get a quarter of the rest, and blocks the other part; or all of it where there are no
-    blocks. There are at most four snapshots for each sequence that may run.
-
-    Args:
-        memory: The bytes for the state of all sequences.
-        num_drafts: The most drafts for a sequence.
-        prefix_caching: Whether there are to be snapshots.
+    blocks. There are at most four snapshots for each sequence that may run, and none without `prefix_caching`.
+    `memory`, in bytes, is for all sequences, and `num_drafts` is the most for each.
 
     Raises:
         OptionError: Not even one sequence of max_model_len tokens has room.

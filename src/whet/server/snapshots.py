@@ -40,7 +40,6 @@ class Snapshots:
     """Take snapshots, find them, and drop them. It is not thread-safe: only the engine's thread uses it.
 
     Args:
-        rows: The rows of the model that hold snapshots.
         hashes: Names the beginnings. Its blocks have the size of the model's.
         copy: Copies a state from a row to another: `copy_state` of the model.
         least: The fewest tokens of a snapshot.
@@ -67,7 +66,6 @@ class Snapshots:
         self.reset()
 
     def reset(self) -> None:
-        """Drop all snapshots."""
         self._kept, self._known = OrderedDict(), OrderedDict()
         self._free = list(self._rows)[::-1]
 

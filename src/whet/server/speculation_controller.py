@@ -95,19 +95,14 @@ class SpeculationController:
 
     @property
     def gain(self) -> float | None:
-        """Return the tokens per second with drafts divided by those without, or None until both are measured.
-
-        They are those of the present number of sequences.
-        """
+        """Return tokens per second with drafts over those without, for so many sequences as now; None until known."""
         return self._latest.gain if self._latest else None
 
     def wants_drafts(self, num_seqs: int) -> bool:
-        """Return whether the next step, with `num_seqs` sequences, should have drafts."""
         self._latest = self._group(num_seqs)
         return self._latest.phase in _DRAFTING
 
     def observe(self, num_seqs: int, had_drafts: bool, num_tokens: int, seconds: float) -> None:
-        """Take in a step with `num_seqs` sequences that gave `num_tokens` new tokens in `seconds`."""
         self._group(num_seqs).observe(had_drafts, num_tokens, seconds)
 
     def _group(self, num_seqs: int) -> _Group:

@@ -17,12 +17,7 @@ from whet.server.speculation_controller import SpeculationController
 
 
 class Speculation:
-    """Propose drafts for running requests as long as that is faster.
-
-    Args:
-        num_draft_tokens: The most drafts for a request in a step.
-        controller: Decides whether to draft. None: always draft.
-    """
+    """Propose at most `num_draft_tokens` for each running request; with a controller, only while that is faster."""
 
     def __init__(
         self, drafter: Drafter, num_draft_tokens: int, controller: SpeculationController | None = None
@@ -48,7 +43,6 @@ class Speculation:
                 del request.drafts[request.guide.num_valid(request.drafts) :]
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
-        """Count the drafts of a request that have been verified."""
         self.num_drafted += num_drafts
         self.num_accepted += num_accepted
 
@@ -62,9 +56,8 @@ class Speculation:
 def accepted(request: Request, ids: list[int]) -> list[int]:
     """Return the drafts of a request up to the first that the model did not choose, and the model's next token.
 
-    That is at least one token. `ids` are the tokens that the sampler chose after the request's last
-    token and after each draft: one more than there are drafts. UNUSABLE stands
-    for unusable logits. It equals no draft, so it ends the list.
+    That is at least one token. `ids` are the tokens that the sampler chose after the request's last token and after
+    each draft: one more than there are drafts. UNUSABLE, for unusable logits, equals no draft, so it ends the list.
     """
     for place, draft in enumerate(request.drafts):
         if ids[place] != draft:

@@ -68,7 +68,6 @@ class Meter:
         self._recent: deque[tuple[float, int]] = deque()  # the time and the new tokens of recent steps
 
     def stepped(self, now: float, num_tokens: int) -> None:
-        """Count a step that gave `num_tokens` tokens."""
         self.num_steps += 1
         self._recent.append((now, num_tokens))
         while self._recent[0][0] < now - 2 * _WINDOW_S:
@@ -79,7 +78,6 @@ class Meter:
         return sum(count for when, count in self._recent.copy() if when > now - _WINDOW_S) / _WINDOW_S
 
     def finished(self, e2e_s: float, queue_s: float, reason: FinishReason) -> None:
-        """Count the end of a request, and report it to the observers."""
         self.ended[reason] += 1
         self.tell(lambda observer: observer.finished(e2e_s, queue_s, reason))
 

@@ -1,7 +1,4 @@
-"""Run one step after another: schedule, run the model, choose tokens, and update every request.
-
-It has no thread and no queue of its own. The engine's thread calls it, and so do tests.
-"""
+"""Run step after step, without a thread of its own: schedule, run the model, choose tokens, update the requests."""
 
 import logging
 import time
@@ -31,8 +28,6 @@ _BAD_LOGITS = "the model returned NaN or infinite logits"
 
 
 class Progress(NamedTuple):
-    """Hold what a step added to one request."""
-
     request: Request
     delta: Delta
 
@@ -104,7 +99,6 @@ class Stepper:
         return progress
 
     def fail(self, request: Request, message: str) -> Progress:
-        """End a request with an error."""
         request.error = message
         self.scheduler.finish(request, "error")
         return self.ended(request)

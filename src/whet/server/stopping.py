@@ -15,8 +15,7 @@ class OutputText:
     def add(self, token_id: int, *, may_stop: bool = True) -> str:
         """Add a token, and return the text that may be shown now.
 
-        After a stop string, `is_stopped` is set. Add no more tokens then.
-        Without `may_stop`, no stop string may end the output at this token.
+        After a stop string, `is_stopped` is set: add no more then. Without `may_stop`, none may end the output here.
         """
         new = self._detokenizer.add((token_id,))
         return self._shown(new, may_stop=may_stop) if self._stop and new else new

@@ -97,8 +97,7 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
-        With `add_special`, add the special tokens that the checkpoint puts around a text, such as a
-        leading <s>.
+        With `add_special`, add the special tokens that the checkpoint puts around a text, such as a leading <s>.
 
         Raises:
             RequestError: The text is not valid Unicode: it has half a surrogate pair.
@@ -121,10 +120,8 @@ class Tokenizer:
     def joined(self, first: Any, second: Any = None, *, most: int | None = None) -> tuple[list[int], list[int]]:
         """Return token ids and type ids of a text or of a pair, with special tokens around it.
 
-        Args:
-            first: A part; see `parts`.
-            second: The pair's other part. None for a single text.
-            most: Tokens in all, the special ones included, to which the last part is cut in place. None: it is kept.
+        `first` and `second` are from `parts`; without `second`, it is a single text. The last part is cut in place so
+        that there are at most `most` tokens in all, the special ones included; with None, it is kept.
         """
         if most is not None:
             others = self.num_special(is_pair=second is not None) + (0 if second is None else len(first))

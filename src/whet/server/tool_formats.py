@@ -47,7 +47,6 @@ class ToolFormat:
     id_length: int = 0
 
     def new_id(self) -> str:
-        """Return an id for a call."""
         if not self.id_length:
             return f"call_{secrets.token_hex(12)}"
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(self.id_length))
@@ -94,10 +93,8 @@ class CallGrammar:
     def _calls(self, name: str, first: str, begin: str) -> list[_Rule]:
         """Return the rules of all calls of an answer.
 
-        Args:
-            name: The name of the rule.
-            first: The name of the rule of the first call.
-            begin: The mark before the list, or before each call, as a grammar writes it; "" for none.
+        `name` and `first` name the rules of all calls and of the first one. `begin` is the mark before the list, or
+        before each call, as a grammar writes it; "" for none.
         """
         calls = f"{first} ({_literal(self.form.separator)} call){{0,{_MOST_CALLS - 1}}}" if self.several else first
         if not self.form.is_list:
@@ -148,9 +145,7 @@ FORMATS: Mapping[str, ToolFormat] = {
 
 
 def find_format(template: str, name: str | None = None) -> ToolFormat | None:
-    """Return the format in which a model writes calls, or None where its chat template has none that is known.
-
-    `name` is the format that was asked for instead.
+    """Return the format called `name`, or else the one that a chat template shows; None where it shows none.
 
     Raises:
         OptionError: There is no format of this name.

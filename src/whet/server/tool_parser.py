@@ -53,15 +53,12 @@ class _NoCall(Exception):
 
 
 class ToolParser:
-    """Reads one answer."""
+    """Read one answer.
+
+    A call of a tool that is not in `names` is content. Unless `several`, calls after the first one are left out.
+    """
 
     def __init__(self, form: ToolFormat, names: Collection[str], *, several: bool = True) -> None:
-        """Start at the beginning of an answer.
-
-        Args:
-            names: The tools. A call of any other is content.
-            several: Whether calls after the first one are passed on. They are left out otherwise.
-        """
         self._format, self._names, self._several = form, names, several
         self._text = ""  # that is not settled
         self._read: Callable[[], Iterator[Event]] = self._read_content

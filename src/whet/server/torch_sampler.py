@@ -28,11 +28,7 @@ class Truncation(NamedTuple):
 
 
 def sample_in_torch(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> Tensor:
-    """Choose a token for each row.
-
-    Args:
-        logits_RV: The logits, float32 [R, V].
-        uniform_R: Random numbers from [0, 1), float32 [R].
+    """Choose a token for each row of the logits, float32 [R, V], by random numbers from [0, 1), float32 [R].
 
     Returns:
         The tokens, int64 [R]. UNUSABLE stands where the logits are NaN or infinite.

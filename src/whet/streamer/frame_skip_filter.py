@@ -22,7 +22,6 @@ class FrameSkipFilter:
     Args:
         threshold: The cosine similarity from which frames may be skipped, from 0 to below 1.
         most_in_a_row: After so many skips in a row, a frame is computed.
-        seed: The seed of the random skips.
 
     Raises:
         OptionError: The threshold or the cap is out of its range.

@@ -32,7 +32,6 @@ class Frame:
     """Hold one picture of a stream.
 
     Attributes:
-        image: The picture, uint8 RGB, [H, W, 3], C-contiguous.
         index: Its position in the source, counted from 0 over the frames that the source hands out.
         time_s: Its presentation time in seconds since the source's first frame. It never decreases.
     """
@@ -125,11 +124,7 @@ def _note(fit: Fit, shown: Size, size: Size, kept: float) -> str:
 
 
 def check_size(size: Size | None, fit: Fit) -> None:
-    """Check the size that a source is asked for, and how pictures take it.
-
-    Raises:
-        OptionError: A side is not between 1 and 16,384 pixels, or there is no such fit.
-    """
+    """Raise OptionError where a side is not between 1 and 16,384 pixels, or there is no such fit."""
     if size is not None and not all(1 <= side <= MAX_SIDE for side in size):
         raise OptionError(f"a frame's height and width are from 1 to {MAX_SIDE:,} pixels; got {size[0]} x {size[1]}")
     if fit not in FITS:
@@ -137,10 +132,6 @@ def check_size(size: Size | None, fit: Fit) -> None:
 
 
 def check_rate(rate: float | None) -> None:
-    """Check a number of frames a second. None stands for no number.
-
-    Raises:
-        OptionError: The rate is not above 0 and at most 1,000.
-    """
+    """Raise OptionError where a rate in frames a second is not above 0 and at most 1,000. None stands for no rate."""
     if rate is not None and not 0 < rate <= 1000:
         raise OptionError(f"a rate is above 0 and at most 1,000 frames/s; got {rate:g}")

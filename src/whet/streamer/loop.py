@@ -85,7 +85,6 @@ class Loop:
     Args:
         model: Turns frames into frames, in the thread that iterates.
         source: The frames. The loop doesn't close it.
-        clock: Returns the time in seconds.
         on_taken: Called with each frame once the model was called for it, or it was skipped. Its answer may come later.
 
     Attributes:

@@ -65,7 +65,6 @@ class Replacements:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the calls."""
         return tuple(self._calls)
 
     @property
@@ -89,7 +88,6 @@ class Replacements:
 
     @contextmanager
     def replaced(self, name: str, replacement: Callable[..., Any], shapes: Shapes | None = None) -> Any:
-        """Let something stand for a call within a context."""
         call = self._calls[name]
         before = call.replacement, call.shapes
         self.replace(name, replacement, shapes)

@@ -70,12 +70,7 @@ def levels_of(steps: int | None, scales: Sequence[float] = (1.0,), longest_gap: 
 
 
 class Controller:
-    """Decide after each frame whether the stream changes its level.
-
-    Args:
-        levels: The levels, from most to least work.
-        budget_s: Seconds that a frame may take.
-    """
+    """Decide after each frame whether the stream changes its level. The levels go from most to least work."""
 
     def __init__(self, levels: Sequence[Level], budget_s: float) -> None:
         if not levels or not budget_s > 0:
@@ -92,7 +87,6 @@ class Controller:
 
     @property
     def level(self) -> Level:
-        """Return the level that holds now."""
         return self._levels[self._at]
 
     def add(self, frame_s: float) -> Level | None:

@@ -17,7 +17,6 @@ class FrameQueue(Generic[Item]):
     """Hold at most `capacity` items, first in, first out. Any number of threads may put and get.
 
     Args:
-        capacity: The most items that wait, at least 1.
         drops_oldest: Whether an item that finds the queue full takes the oldest one's place. Otherwise `put` waits.
 
     Raises:

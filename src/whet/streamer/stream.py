@@ -183,8 +183,6 @@ class Stream:
         """Hand all answers to an outlet in a thread of its own, and return the report. The outlet is closed.
 
         Args:
-            outlet: Where the answers go.
-            num_waiting: The most answers that wait for it.
             on_answer: Called with each answer, in this thread.
 
         Raises:

@@ -24,7 +24,6 @@ SourceKind = Literal["synthetic", "camera", "folder", "video"]
 
 
 def is_tuned(directory: Path) -> bool:
-    """Return whether a directory holds a tuned stream."""
     return (directory / TUNED_FILE).is_file()
 
 
@@ -34,11 +33,7 @@ def names_a_stream(target: str) -> bool:
 
 
 def check_stream(target: str) -> None:
-    """Check the name of a stream's target. Nothing is built.
-
-    Raises:
-        TargetError: A name alone shows that there is no such stream.
-    """
+    """Raise TargetError where a target's name alone shows that there is no such stream. Nothing is built."""
     directory = Path(target).expanduser()
     if target in BUILTIN_STREAMS or _is_stream(directory):
         return

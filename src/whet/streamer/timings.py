@@ -10,16 +10,9 @@ from whet.measure.latency_histogram import LatencyHistogram
 
 @dataclass
 class Timings:
-    """Hold the counts and times of one stream. Several threads write them; `lock` guards all fields.
+    """Hold the counts and times of one stream, as `StreamReport` describes them.
 
-    Attributes:
-        budget_s: Seconds that a frame may take; None without a budget.
-        model_s: Times of the model's calls alone.
-        frame_s: Times of a call with its conversions: from taking a frame to the image that the call finishes.
-        latency_s: Times from the arrival of a computed frame to the moment at which its answer was written or sent.
-        repeated_s: The same of frames that were not computed, whose answer repeats the one before.
-        interval_s: Times between the ends of two computed frames.
-        counts: How many frames arrived, were computed, skipped, dropped, late, not finite, written, ...
+    Several threads write them; `lock` guards all fields. An interval lies between the ends of two computed frames.
     """
 
     budget_s: float | None = None
@@ -98,7 +91,6 @@ class Spread:
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """Count one value."""
         self.count += 1
         delta = value - self.mean
         self.mean += delta / self.count

@@ -61,12 +61,7 @@ class CopyStreams:
 
 @dataclass(frozen=True)
 class Staged:
-    """Hold a frame on its way to the device.
-
-    Attributes:
-        pixels: The frame on the device, uint8 [H, W, 3], complete once the event has passed.
-        event: Marks the end of the copy.
-    """
+    """Hold a frame on its way to the device, uint8 [H, W, 3], which is complete once the event has passed."""
 
     pixels: Tensor
     event: Any

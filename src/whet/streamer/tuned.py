@@ -21,12 +21,7 @@ FORMAT = 1
 
 
 class TunedModel(BaseModel):
-    """Describe what stands for one of a stream's models.
-
-    Attributes:
-        directory: Its artefact, below the tuned stream's directory.
-        shapes: The shapes of the tensors that it takes, each with its place or name; None for any size.
-    """
+    """Describe what stands for one of a stream's models: an artefact below the tuned stream's directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,7 +33,6 @@ class TunedStream(BaseModel):
     """Describe a tuned stream as its file does.
 
     Attributes:
-        format: The version of the file.
         target: The stream that was tuned, as `whet stream` takes it.
         settings: The attributes of `StreamOptions` that tuning fixed, by name, those at their default included.
         models: What stands for the stream's models, by the name of the call.

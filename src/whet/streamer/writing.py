@@ -33,11 +33,9 @@ class SinkOutlet:
         self._sink = sink
 
     def take(self, answer: Answer) -> None:
-        """Write an answer at the time of its frame."""
         self._sink.write(answer.image, answer.frame.time_s)
 
     def close(self) -> None:
-        """Finish what was written."""
         self._sink.close()
 
 
@@ -48,7 +46,6 @@ class Writer:
         outlet: Where the answers go. The writer closes it.
         is_live: Whether answers are dropped, rather than the stream held up, while the outlet is busy.
         timings: Counts the answers, and the seconds from a frame's arrival to its answer.
-        num_waiting: The most answers that wait.
         clock: The clock of the loop.
     """
 

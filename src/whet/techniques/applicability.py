@@ -37,10 +37,7 @@ def options_that_apply(
 def _accepted(
     technique: AnyTechnique, subject: Any, machine: Machine, others: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return the values of each option that a technique accepts, while the other options are those of `others`.
-
-    The value of `others` comes first.
-    """
+    """Return each option's accepted values, that of `others` first, while the other options are those of `others`."""
     return {
         name: [
             value

@@ -60,8 +60,6 @@ class MeasuredRow:
         speedup: The original's time over the recipe's time.
         ci95: The 95% interval of the speedup; None where it was measured in the screening only.
         quality: What became of the model's quality, in words.
-        fingerprint: The machine's fingerprint.
-        command: The command that measured it.
     """
 
     model: str
@@ -80,7 +78,6 @@ class TechniqueCard:
     """Describe one technique, independent of the machine.
 
     Attributes:
-        stage: The stage of a recipe that it belongs to.
         title: One sentence about it.
         sections: "What", "When it helps", "When it hurts", "Numerics", "Composes" and "Source".
         remarks: What is said about its options together.
@@ -134,7 +131,6 @@ def describe_technique(name: str, *, training: bool = False) -> TechniqueHere:
     """Return one technique, and whether it can run on this machine.
 
     Args:
-        name: Its name.
         training: Whether that for training is meant, where inference has a technique of this name too.
 
     Raises:
@@ -150,11 +146,7 @@ def _table(*, training: bool) -> Mapping[str, AnyTechnique]:
 
 
 def technique_cards(*, training: bool = False) -> list[TechniqueCard]:
-    """Return the card of every technique in the order in which recipes apply them, without a look at the machine.
-
-    Args:
-        training: Whether to return those for training in place of those for inference.
-    """
+    """Return what list_techniques does, without a look at the machine."""
     return [_card(technique) for technique in _table(training=training).values()]
 
 
@@ -219,11 +211,7 @@ def _accepted(technique: AnyTechnique) -> tuple[dict[str, list[Any]] | None, str
 
 @cache
 def _sample(*, has_graph: bool) -> ExaminedWorkload:
-    """Return a small model that has a layer for every technique.
-
-    Args:
-        has_graph: Whether torch.export takes the model. Otherwise only techniques that run its own code can.
-    """
+    """Return a small model that has a layer for every technique; `has_graph` says whether torch.export takes it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = _Sample(has_graph).eval()
@@ -253,8 +241,7 @@ def _training_of(model: nn.Module, inputs: Tensor) -> TrainingWorkload:
 class _Sample(nn.Module):
     """Compute a convolution with a batch norm, attention written out by hand, and linear layers.
 
-    Args:
-        has_graph: Whether forward does without NumPy, which torch.export cannot trace.
+    Without `has_graph`, forward uses NumPy, which torch.export cannot trace.
     """
 
     def __init__(self, has_graph: bool) -> None:
@@ -276,7 +263,6 @@ class _Sample(nn.Module):
 
 
 def by_stage(techniques: Iterable[TechniqueHere]) -> dict[str, list[TechniqueHere]]:
-    """Group techniques by their stage; the order stays."""
     stages: dict[str, list[TechniqueHere]] = {}
     for technique in techniques:
         stages.setdefault(technique.stage, []).append(technique)

@@ -21,16 +21,11 @@ def technique_names() -> tuple[str, ...]:
 
 @cache
 def training_technique_names() -> tuple[str, ...]:
-    """Return the names of the techniques for a training loop."""
     return tuple(sorted(path.stem for path in _files() if path.parent.name == _TRAINING))
 
 
 def check_technique(name: str) -> None:
-    """Check that there is a technique of a name.
-
-    Raises:
-        OptionError: There is none, or not yet. The message names the nearest ones.
-    """
+    """Raise OptionError where there is no technique of a name, or not yet. The message names the nearest ones."""
     known = (*technique_names(), *(one for one in training_technique_names() if one not in technique_names()))
     if name not in known and name in FOLLOWING:
         raise OptionError(f"{name} cannot be used yet: {FOLLOWING[name]}")
@@ -41,11 +36,7 @@ def check_technique(name: str) -> None:
 
 
 def check_excluded(names: Sequence[str], known: Sequence[str]) -> None:
-    """Check that all techniques that a search is to leave out exist.
-
-    Raises:
-        OptionError: One does not.
-    """
+    """Raise OptionError where a technique that a search is to leave out does not exist."""
     for name in names:
         if name not in known:
             near = nearest(name, known)

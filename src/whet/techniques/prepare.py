@@ -46,7 +46,6 @@ def prepare(
     nothing. What a loop does that a technique does not bear is refused, here or when it happens.
 
     Args:
-        model: The model, on its device.
         optimizer: Its optimiser. Learning-rate schedules may be made before or after; with Lightning's Trainer, which
             takes none of an optimiser that it does not know, after.
         loader: What the loop iterates over.
@@ -101,11 +100,7 @@ def _still_to_apply(parts: Parts, steps: Sequence[Step]) -> list[Step]:
 
 
 def _check_groups(steps: Sequence[Step]) -> None:
-    """Check that no two techniques of a recipe exclude each other.
-
-    Raises:
-        RecipeError: Two of them do.
-    """
+    """Raise RecipeError where two techniques of a recipe exclude each other."""
     claimed: dict[str, str] = {}
     for step in steps:
         name = step.technique
@@ -119,11 +114,7 @@ def _changes_optimizer(step: Step) -> bool:
 
 
 def _check_unwrapped(model: nn.Module, optimizer: Optimizer) -> None:
-    """Check that whet sees the loop's own model and optimiser, and that the model has a forward to change.
-
-    Raises:
-        RecipeError: Another library has wrapped one of them, or the model has no forward.
-    """
+    """Raise RecipeError where another library has wrapped the model or the optimiser, or the model has no forward."""
     for part in (model, optimizer):
         if call := _WRAPPERS.get(type(part).__module__):
             raise RecipeError(f"{type(part).__name__} is a wrapper already; call whet.prepare before {call}")

@@ -21,7 +21,6 @@ def prepare_trainer(trainer: Any, *, recipe: Recipe | str | os.PathLike[str]) ->
     Trainer wraps them. It makes its schedule in train(), for the optimiser that the recipe leaves.
 
     Args:
-        trainer: The Trainer.
         recipe: A recipe for training, the file that holds it, or the directory of a tuning run.
 
     Returns:

@@ -19,8 +19,6 @@ NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at
 
 
 class PreparedTrainer:
-    """Make a trainer whose parts a recipe has changed."""
-
     def __init__(self, workload: TrainingWorkload, steps: Sequence[Step] = ()) -> None:
         self._steps = steps
         self._parts: Parts | None = None

@@ -30,11 +30,7 @@ _refusals: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
 
 
 def check_options(options: Any) -> None:
-    """Check the options that techniques which prune share: keep, importance, steps, rate and distil.
-
-    Raises:
-        OptionError: One is out of its range.
-    """
+    """Raise OptionError where an option that pruning techniques share (keep, importance, ...) is out of its range."""
     if not 0 < options.keep < 1:
         raise OptionError(f"keep must be above 0 and below 1, not {options.keep}")
     if options.importance not in IMPORTANCES:
@@ -67,11 +63,7 @@ def refusal(examined: ExaminedWorkload) -> str:
 
 
 def once_for(model: nn.Module, what: str, refuse: Callable[[], str]) -> str:
-    """Return a reason, or "", that is found once for a model, however often its technique is asked.
-
-    Args:
-        what: The technique's name.
-    """
+    """Return the reason, or "", that is found once for a model and a technique (`what`), however often it is asked."""
     known = _refusals.setdefault(model, {})
     if what not in known:
         known[what] = refuse()
@@ -85,12 +77,10 @@ def call_of(examined: ExaminedWorkload) -> Callable[[nn.Module], Any]:
 
 
 def work_scale_of(options: Any) -> float:
-    """Return the operations as a fraction of the original's."""
     return float(options.keep)
 
 
 def predict(profile: Profile, limits: Limits, options: Any) -> float:
-    """Return the highest possible speedup: every layer takes as much less time as the model has fewer operations."""
     return 1 / work_scale_of(options)
 
 
@@ -101,7 +91,7 @@ def pruned(
 
     Args:
         candidate: The original as a candidate.
-        name: The technique's name, for messages.
+        name: The technique's name.
         options: Its options, a dataclass with `steps`, `rate` and `distil`.
 
     Raises:

@@ -37,11 +37,7 @@ BACKEND = "backend"
 
 @dataclass(frozen=True)
 class Applies:
-    """The technique can be tried here.
-
-    Attributes:
-        detail: What it would work on, in a few words ("12 linear layers").
-    """
+    """The technique can be tried here; `detail` tells what it would work on, in a few words ("12 linear layers")."""
 
     detail: str
 
@@ -171,7 +167,6 @@ class Candidate:
 
     @property
     def signature(self) -> Signature:
-        """Return the signature of the original model."""
         return self.examined.signature
 
     def copy_module(self) -> nn.Module:
@@ -189,7 +184,6 @@ class Candidate:
         return replace(self, module=module.eval(), notes=self.notes + notes)
 
     def with_runtime(self, runtime: Runtime, *notes: str) -> "Candidate":
-        """Return this candidate with a backend's runtime and additional notes."""
         return replace(self, runtime=runtime, notes=self.notes + notes)
 
     @property

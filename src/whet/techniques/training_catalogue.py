@@ -70,13 +70,10 @@ class _KeepsGradients(torch.optim.SGD):
     """Set gradients to zeros by default, as optimisers of older libraries do."""
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Set gradients to zeros."""
         super().zero_grad(set_to_none)
 
 
 class _Sample(nn.Module):
-    """Hold a convolution, eight blocks, and a layer over a vocabulary."""
-
     def __init__(self) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(1, 1, 3, padding=1)

@@ -41,7 +41,6 @@ class ClassifierModel(TrainedModel):
 
     @property
     def num_outcomes(self) -> int:
-        """Return among how many labels it chooses."""
         return len(self.labels)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -68,12 +67,7 @@ class ClassifierModel(TrainedModel):
 
 
 def macro_f1(right: Any, found: Any) -> float:
-    """Return the mean over classes of F1, 2 TP / (2 TP + FP + FN), of the classes that occur in either.
-
-    Args:
-        right: The right classes. [n]
-        found: The classes that a model gives. [n]
-    """
+    """Return the mean over classes of F1, 2 TP / (2 TP + FP + FN), for the classes that occur in either array, [n]."""
     values = []
     for one in np.union1d(right, found):
         hits = ((right == one) & (found == one)).sum()
@@ -83,7 +77,7 @@ def macro_f1(right: Any, found: Any) -> float:
 
 @dataclass(frozen=True)
 class ClassificationData:
-    """Hold the data of a classification."""
+    """Hold the data of a classification. RunData describes the methods that have no docstring here."""
 
     config: TrainConfig
     tokenizer: LoadedTokenizer
@@ -93,48 +87,39 @@ class ClassificationData:
 
     @property
     def name(self) -> str:
-        """Return what is said of the data."""
         return f"{len(self.learnt):,} texts to learn from, {len(self.scored):,} held out"
 
     @property
     def num_rows(self) -> int:
-        """Return the texts of an epoch."""
         return len(self.learnt)
 
     @property
     def vocab_size(self) -> int:
-        """Return how many tokens the tokenizer has."""
         return self.tokenizer.num_ids
 
     @property
     def largest_id(self) -> int:
-        """Return the largest token."""
         return int(max(self.learnt.ids.max(), self.scored.ids.max()))
 
     @property
     def digest(self) -> str:
-        """Return a digest of the rows and of their order: everything that decides what a step sees."""
         section = self.config.data
         told = f"{self.learnt.digest} {self.scored.digest} {section.group_by_length} {section.shuffle}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     @cached_property
     def order(self) -> LabelledOrder:
-        """Return which rows a step sees."""
         config, section = self.config, self.config.data
         size = config.batch.global_batch_size
         return LabelledOrder(self.learnt.lengths, size, config.seed, section.shuffle, section.group_by_length)
 
     def batches(self, begin: int) -> "LabelledBatches":
-        """Return the batches of the steps after `begin` steps."""
         return LabelledBatches(self, begin)
 
     def rows_of(self, step: int) -> list[int]:
-        """Return the numbers of the rows that a step sees, counted from 0."""
         return [int(row) for row in self.order.rows_of(step)]
 
     def one_row(self) -> Batch:
-        """Return a batch of one row."""
         return self.learnt.batch([0])
 
     def close(self) -> None:
@@ -160,7 +145,6 @@ class ClassificationData:
         raise OptionError(f"evaluation.prompt {text!r} is for language models; leave it out")
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens."""
         text: str = self.tokenizer.tokenizer.decode(ids)
         return text
 
@@ -170,7 +154,6 @@ class ClassificationData:
         return {}
 
     def write_tokenizer(self, directory: Path) -> None:
-        """Write the tokenizer beside a model."""
         save_tokenizer(self.tokenizer, directory)
 
 

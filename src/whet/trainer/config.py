@@ -96,10 +96,9 @@ _LISTS = (("data", "train"), ("data", "held_out"))
 
 
 def read_config(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
-    """Read a configuration. Relative paths in the file count from the file, those of changes from here.
+    """Read a TOML configuration. Relative paths in the file count from the file, those of changes from here.
 
     Args:
-        path: A TOML file.
         changes: Values in the place of the file's, as "optimizer.lr=1e-3".
 
     Raises:
@@ -114,10 +113,9 @@ def read_config(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
 
 
 def checked_config(raw: Mapping[str, Any], source: str) -> TrainConfig:
-    """Return a configuration from its tables.
+    """Return a configuration from its tables, as TOML gives them.
 
     Args:
-        raw: The tables, as TOML gives them.
         source: Where they come from, for messages.
 
     Raises:
@@ -178,7 +176,6 @@ def _said(error: Any) -> str:
 
 
 def _keys_of(names: Sequence[str]) -> list[str]:
-    """Return the keys of a table."""
     kind: Any = TrainConfig
     for name in names:
         field = kind.model_fields.get(name)

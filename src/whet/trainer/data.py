@@ -88,7 +88,6 @@ class RunData:
         tokenizer: What the text was split with; None for files of tokens without a tokenizer.
         store: The tokens to learn from.
         held: The tokens that are scored.
-        mapped: The files of tokens that are mapped, each with its identity.
     """
 
     config: TrainConfig
@@ -107,7 +106,6 @@ class RunData:
 
     @property
     def num_rows(self) -> int:
-        """Return the rows of an epoch."""
         return len(self.learnt)
 
     @property
@@ -117,7 +115,6 @@ class RunData:
 
     @property
     def largest_id(self) -> int:
-        """Return the largest token."""
         return max(self.store.largest_id, self.held.largest_id)
 
     @property
@@ -151,7 +148,6 @@ class RunData:
         return [int(item) for item in self._batches.order.items(step * size, size)]
 
     def one_row(self) -> Batch:
-        """Return a batch of one row."""
         return batch_of(self.learnt.batch([0]), is_packed=self.config.data.pack)
 
     def tokens_of(self, batches: Iterable[Batch]) -> int:
@@ -160,7 +156,6 @@ class RunData:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what should be known of the data: nothing."""
         return ()
 
     def held_out(self, num_rows: int) -> list[Batch]:
@@ -188,7 +183,6 @@ class RunData:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens."""
         assert self.tokenizer is not None
         text: str = self.tokenizer.tokenizer.decode(ids)
         return text
@@ -201,7 +195,6 @@ class RunData:
         return {"eos_token_id": self.tokenizer.end_id}
 
     def write_tokenizer(self, directory: Path) -> None:
-        """Write the tokenizer beside a model."""
         if self.tokenizer is not None:
             save_tokenizer(self.tokenizer, directory)
 

@@ -16,7 +16,6 @@ class GradualPruning:
     """Cut the smallest weights of a model by a schedule, in a loop that calls `after_step` after each step.
 
     Args:
-        model: The model.
         schedule: How much is zero after which step.
         scope: Whether one threshold holds for the whole model ("global"), or one for each weight ("layer").
 

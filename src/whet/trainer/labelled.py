@@ -24,12 +24,7 @@ _SORTED = 50  # batches whose rows are sorted by length together
 
 @dataclass(frozen=True)
 class Example:
-    """Hold a text, or a pair of texts, with its label.
-
-    Attributes:
-        second: The second text of a pair; None where there are no pairs.
-        place: Where it stands, for messages.
-    """
+    """Hold a text, or a pair of texts, with its label; `place` says where it stands, for messages."""
 
     text: str
     second: str | None
@@ -152,7 +147,6 @@ class LabelledRows:
 
     @property
     def digest(self) -> str:
-        """Return a digest of tokens and classes."""
         found = hashlib.sha256()
         for values in (self.ids, self.types, self.starts, self.classes):
             found.update(b"none" if values is None else values.tobytes())
@@ -227,7 +221,6 @@ class LabelledOrder:
 
     Attributes:
         lengths: The tokens of each row.
-        shuffle: Whether each epoch has an order of its own.
         by_length: Whether rows of similar length share a batch: those of 50 batches are sorted together, and their
             batches come in an order of their own.
     """

@@ -120,7 +120,6 @@ class _Run:
         self._pure_s, self._pure_tokens = 0.0, 0
 
     def go(self) -> TrainResult:
-        """Train, and return what came of it."""
         config = self._config
         state = None if self._found is None else self._checkpoints.load(self._found.path)
         if state is not None:
@@ -235,11 +234,7 @@ class _Run:
         return self._step == self._config.steps or (minutes is not None and self._seconds >= 60 * minutes)
 
     def _check(self, loss: float) -> None:
-        """Check that the loss of the latest step is one of a sound training.
-
-        Raises:
-            ModelError: It is not finite, or losses stay far above those of the first steps.
-        """
+        """Raise ModelError where the latest loss is not finite, or losses stay far above those of the first steps."""
         if why := self._watch.fault(self._step, loss):
             is_far = "; or set divergence.factor = 0, if such losses are sound" if math.isfinite(loss) else ""
             raise self._unsound(why, is_far)

@@ -22,19 +22,13 @@ _LOGITS, _KEPT = "logits with their gradients", "activations that are kept for b
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Hold the bytes of a training step by their part, as far as they follow from sizes.
-
-    Attributes:
-        rows: The rows that are computed at once.
-        parts: The bytes of each part, by its name in words.
-    """
+    """Hold the bytes of a step by part, as far as they follow from sizes. It computes `rows` rows at once."""
 
     rows: int
     parts: dict[str, int]
 
     @property
     def total(self) -> int:
-        """Return the bytes of all parts."""
         return sum(self.parts.values())
 
     @property
@@ -87,11 +81,7 @@ def _rows_at_once(setup: SetUp) -> int:
 
 
 def check_memory(setup: SetUp) -> None:
-    """Check that what a step takes at least fits into the free memory. A recipe may need less, and is not checked.
-
-    Raises:
-        TargetError: It does not fit.
-    """
+    """Raise TargetError where a step surely exceeds the free memory. A recipe may need less, and is not checked."""
     if any(step.technique != ACCUMULATION for step in setup.steps):
         return
     found, free = memory_parts(setup), free_bytes(with_swap=True)

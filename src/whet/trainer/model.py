@@ -69,11 +69,7 @@ class TrainedModel:
         return F.cross_entropy(logits_BTV.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
 
     def scores(self, module: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
-        """Return the mean cross-entropy of held-out batches, in nats a token.
-
-        Args:
-            module: The model, or what computes in its place.
-        """
+        """Return the mean cross-entropy of held-out batches, in nats a token; `module` may stand for the model."""
         total, count = 0.0, 0
         for batch in batches:
             num = int((batch["targets"] >= 0).sum())
@@ -89,7 +85,6 @@ class TrainedModel:
         is for a look at a model that trains.
 
         Args:
-            module: The model, or what computes in its place.
             ids: The text's tokens, at least one.
             temperature: What logits are divided by; 0 takes the likeliest token.
             seed: Decides what is drawn. The generators of the training go on where they were.
@@ -157,11 +152,7 @@ def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedMo
 
 
 def _check_room(family: Trainable, config: Any) -> None:
-    """Check that the weights of a new model fit into the free memory.
-
-    Raises:
-        TargetError: They do not.
-    """
+    """Raise TargetError where the weights of a new model do not fit into the free memory."""
     with torch.device("meta"):
         weights = sum(p.nbytes for p in family.build(config).parameters())
     free = free_bytes(with_swap=True)
@@ -254,9 +245,6 @@ def add_dropout(model: TrainedModel, share: float) -> None:
 
     It sets a share of the numbers that these add to the model's stream to zero while it trains (Srivastava et al.,
     2014). Evaluation and the model that is written have none.
-
-    Args:
-        share: The share of numbers that become zero.
 
     Raises:
         OptionError: The model is one of transformers, or of a family whose parts are not named.

@@ -17,14 +17,7 @@ from whet.ui.figures import percent
 
 
 def check_structured(config: TrainConfig, opened: TrainedModel | None) -> None:
-    """Check that parts of the model can be cut, where the configuration asks for it.
-
-    Args:
-        opened: The model of its directory; None for a new one.
-
-    Raises:
-        OptionError: The model is new, or is none that can be cut.
-    """
+    """Raise OptionError where the configuration cuts parts of a model that cannot be cut, or of a new one (None)."""
     if config.prune is None or config.prune.kind != "structured":
         return
     if opened is None:
@@ -86,7 +79,6 @@ def gradual_pruning(config: TrainConfig, module: nn.Module) -> GradualPruning | 
 
 
 def schedule_of(section: PruneSection, steps: int) -> CubicSchedule:
-    """Return the schedule of a configuration's pruning."""
     return CubicSchedule(
         amount=section.amount,
         begin_step=section.begin_step,

@@ -47,7 +47,6 @@ class DataSection(Section):
         held_out: Files of the same kinds that are scored and not learnt; None takes a part of the training data.
         held_out_share: The part of the training data, from its end, that is held out where there are no such files.
         tokenizer: "characters", "bytes", a tokenizer.json, or a directory that holds one. None takes the model's own.
-        sequence_length: The tokens of a row.
         pack: Whether documents share rows, each attending to itself alone. Otherwise the text is one long stream, which
             is cut into rows.
         text_key: The key of the text in JSON lines.
@@ -110,9 +109,7 @@ class OptimizerSection(Section):
 
     Attributes:
         lr: The highest learning rate.
-        betas: The decays of Adam's moments.
         eps: What is added to Adam's denominator.
-        momentum: The momentum of SGD.
         weight_decay: The decay of matrices. Norms and biases have none.
         max_norm: The norm that gradients are clipped to; 0 leaves them as they are.
         dropout: The share of numbers that become zero behind the embedding and the parts of blocks, while a model of
@@ -236,9 +233,7 @@ class LoraSection(Section):
     """Say that small matrices beside the model's own are trained in their place (LoRA).
 
     Attributes:
-        r: The rank of the matrices.
         alpha: Their product is multiplied by alpha / r.
-        dropout: The dropout before them.
         target_modules: The names of linear layers that get them; None for all linear layers of the blocks.
         merge: Whether the model that is written holds the sum. Otherwise an adapter is written, in peft's format.
     """

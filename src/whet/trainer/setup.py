@@ -34,7 +34,6 @@ class SetUp:
     Attributes:
         steps: The techniques that are applied.
         notes: What people should know before it begins.
-        teacher: What the model learns from beside the data; None for nothing.
         files: Digests of other models that the run depends on, by their names in messages.
     """
 
@@ -171,11 +170,7 @@ def _digest(value: object) -> str:
 
 
 def check_same(known: dict[str, str], setup: SetUp) -> None:
-    """Check that a run goes on with what it began with, whose identity is `known`.
-
-    Raises:
-        OptionError: Something has changed that would make it another training.
-    """
+    """Raise OptionError where a change since the run of identity `known` began would make this another training."""
     now = setup.identity
     changed = [name for name in sorted(now.keys() | known.keys()) if known.get(name) != now.get(name)]
     if not changed:

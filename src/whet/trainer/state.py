@@ -31,7 +31,6 @@ def state_of(
 
     Args:
         values: What the loop keeps: numbers, texts, and lists and dicts of these.
-        pruning: What holds weights at zero; None where nothing does.
         saves_frozen: Whether parameters are saved that are not trained. `restore` needs none of them.
     """
     kept: dict[str, Any] = {RUN: values}
@@ -58,7 +57,6 @@ def restore(trainer: Trainer, state: TrainingState, pruning: GradualPruning | No
 
     Args:
         trainer: The training, made of the same model, optimiser and recipe.
-        pruning: What holds weights at zero; None where nothing does.
 
     Raises:
         CheckpointError: The state is another training's.

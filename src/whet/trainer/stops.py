@@ -9,11 +9,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stop:
-    """Remember which signal has asked a run to end.
-
-    Attributes:
-        number: The signal; None so far.
-    """
+    """Remember the number of the signal that has asked a run to end; None so far."""
 
     def __init__(self) -> None:
         self.number: int | None = None

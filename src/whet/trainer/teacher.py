@@ -23,12 +23,7 @@ _HIDES_LAYERS = ("compile", "activation_budget")  # techniques after which the l
 
 @dataclass(frozen=True)
 class Teacher:
-    """Hold the teacher of a run.
-
-    Attributes:
-        hidden: Which hidden states are held against each other; None for none.
-        digest: A digest of its weights.
-    """
+    """Hold the teacher of a run. `hidden` says which hidden states are held against each other; None for none."""
 
     model: TrainedModel
     section: DistillSection
@@ -36,7 +31,6 @@ class Teacher:
     digest: str
 
     def distilled(self, workload: TrainingWorkload) -> TrainingWorkload:
-        """Return a training whose model also learns from the teacher."""
         return distilled(
             workload,
             self.model.module,

@@ -69,11 +69,7 @@ def train(
 
 
 def _check_tuning(config: TrainConfig, directory: Path, *, resume: bool) -> None:
-    """Check that a search can begin, or go on, in a directory.
-
-    Raises:
-        OptionError: It cannot.
-    """
+    """Raise OptionError where a search can neither begin nor go on in a directory."""
     if config.recipe is not None:
         raise OptionError(f"the configuration names the recipe {config.recipe}; leave it out, or leave out --tune")
     if config.batch.num_parts > 1:

@@ -50,7 +50,6 @@ class MakesOptimizer:
     model: nn.Module
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Return the optimiser of these parameters."""
         section, known = self.section, [p for p in parameters if p.requires_grad]
         plain = plain_parameters(self.model)
         decays = [p.dim() >= 2 and id(p) not in plain for p in known]
@@ -96,6 +95,5 @@ class _Called(nn.Module):
         self._predict = predict
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        """Return what the model returns."""
         found: Tensor = self._predict(*args, **kwargs)
         return found

@@ -1,7 +1,4 @@
-"""Measure how closely a variant's outputs agree with the original's.
-
-This stands in for a quality where there is none.
-"""
+"""Measure how closely a variant's outputs agree with the original's, which stands for a quality where there is none."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,13 +15,11 @@ from whet.tuner.records import Agreement
 def agree(examined: ExaminedWorkload, run: Callable[..., Sequence[Tensor]]) -> Agreement:
     """Compare a variant's outputs with the original's over the calibration batches.
 
-    The worst output counts, and of an output the worst column, with its own spread.
+    The worst output counts, and of an output the worst column, with its own spread. The errors are None where only one
+    of the two returns NaN or infinity.
 
     Args:
-        run: The variant. It takes and returns flat tensors.
-
-    Returns:
-        The agreement. Its errors are None where only one of the two returns NaN or infinity.
+        run: The variant, on flat tensors.
 
     Raises:
         TargetError: The variant returns other tensors than the original does.

@@ -207,7 +207,6 @@ def _replayed(run: Runner, plan: Recipe, target: str, artefact: Path, *, force: 
 
 
 def _applied(found: Replayed, directory: Path | None, plan: Recipe) -> Applied:
-    """Return what applying a recipe gave. The directory is None where nothing was saved."""
     return Applied(
         **{name: getattr(found, name) for name in AppliedSteps.model_fields},
         out="" if directory is None else str(directory),

@@ -16,12 +16,8 @@ class Asked:
     """Hold what a search is asked for. The attributes are those of `whet.tune`.
 
     Attributes:
-        budget_s: Seconds for everything.
         out: The directory for the results; "" for a temporary one.
         storage: The study's URL; "" for a file in the directory.
-        exclude: Techniques that are not tried.
-        trial_limit_s: Seconds after which a trial is ended.
-        memory_limit_bytes: The most memory that a process of the search may take; None for nearly all of the machine's.
     """
 
     goal: Goal = field(default_factory=Goal)
@@ -45,13 +41,7 @@ class Asked:
         return checked_directory(self.out or None, self.resume, has_own_study=not self.storage)
 
     def command(self, words: str | Sequence[str], exclude: Sequence[str], **options: str) -> str:
-        """Return the command line of the same search.
-
-        Args:
-            words: What is tuned, as the command line names it.
-            exclude: The techniques that the search left out.
-            options: Options of this kind of target alone, with their values.
-        """
+        """Return the command line of the same search, with `words` for what is tuned and options of its kind alone."""
         shown = without_password(self.storage) if self.storage else None
         goal = {k: v for k, v in asdict(self.goal).items() if k not in ("is_default_drop", "limits_slowdown")}
         goal["max_drop"] = None if self.goal.is_default_drop else self.goal.max_drop

@@ -94,7 +94,6 @@ def make(examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, bat
 def _make(
     examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, fixed_batch: int | None, why: str
 ) -> Made:
-    """Build, save and load a recipe. Where the batch is fixed, a note says why."""
     candidate = build(examined, steps)
     if fixed_batch is not None:
         candidate = replace(candidate, notes=(*candidate.notes, f"fixed to batch {fixed_batch}: {why}"))
@@ -162,7 +161,6 @@ def _answer(artefact: Artefact, inputs: Sequence[Tensor], size: int) -> tuple[Te
 
 
 def _other_sizes(size: int) -> tuple[int, ...]:
-    """Return two batch sizes other than `size` to try."""
     return (1, size + 1) if size > 1 else (2, 3)
 
 
@@ -181,7 +179,6 @@ def _refusal(examined: ExaminedWorkload, size: int) -> str:
 
 
 def _outputs(examined: ExaminedWorkload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the original's outputs for flat tensors."""
     args, kwargs = examined.signature.call(tensors)
     with torch.no_grad():
         return output_tensors(examined.workload.model(*args, **kwargs))
@@ -231,7 +228,6 @@ def _usual(wanted: Tensor) -> float:
 
 
 def _rms(values: Tensor) -> float:
-    """Return the root mean square of values, or 0.0 where there are none."""
     return float(values.norm()) / math.sqrt(values.numel()) if values.numel() else 0.0
 
 

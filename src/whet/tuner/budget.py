@@ -19,23 +19,17 @@ Runner = Callable[[Function, Arguments, Path, float], Outcome]
 
 @dataclass(frozen=True)
 class BudgetEnded(Failure):
-    """Report that a process was ended, or not started, because its share of the budget was used up.
-
-    Attributes:
-        left_s: The seconds that the budget left for the process.
-    """
+    """Report that a process was ended, or not started, because the budget left only `left_s` seconds for it."""
 
     left_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Hold how long a search may take, and when it began. It begins when this object is made.
+    """Hold how long a search may take. It begins when this object is made.
 
     Attributes:
-        seconds: The budget that the user asked for.
         clock: Returns the time in seconds. It never runs backwards.
-        started: When the search began, as `clock` tells.
         kept_s: Seconds at the end that are kept for saving the original.
     """
 
@@ -49,7 +43,6 @@ class Budget:
 
     @property
     def elapsed_s(self) -> float:
-        """Return the seconds since the search began."""
         return self.clock() - self.started
 
     @property
@@ -59,10 +52,7 @@ class Budget:
 
     @property
     def left_at_most_s(self) -> float:
-        """Return the seconds until every process must have ended: 1.25 times the budget and 5 s after the start.
-
-        What is kept for saving the original is subtracted.
-        """
+        """Return the seconds until every process must have ended: 1.25 times the budget and 5 s, less `kept_s`."""
         return _OVERRUN * self.seconds + _GRACE_S - _WRITING_S - self.kept_s - self.elapsed_s
 
     def keeping(self, seconds: float) -> "Budget":
@@ -85,11 +75,7 @@ def run_within(
 ) -> Outcome:
     """Run a process for at most `limit_s` seconds, and at most the `left_s` seconds that the budget still allows.
 
-    Args:
-        directory: Where the process writes its files.
-
-    Returns:
-        The outcome of the process. The failure is a BudgetEnded where the budget was the limit that ended it.
+    The failure is a BudgetEnded where the budget was the limit that ended it.
     """
     if left_s <= 0:
         return Outcome(None, BudgetEnded(FailureKind.TIMEOUT, "was not started: the budget was used up"), 0.0, 0)

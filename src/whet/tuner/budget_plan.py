@@ -31,9 +31,7 @@ class Costs:
     """Estimate how long each part of a search takes.
 
     Attributes:
-        original_s: Seconds of one process of the finals that measures the original.
-        variant_s: Seconds of one process of the finals that measures a variant.
-        start_s: Seconds that a process takes to start.
+        original_s, variant_s: Seconds of one process of the finals that measures the original, or a variant.
     """
 
     trial_s: float
@@ -43,7 +41,6 @@ class Costs:
 
     @classmethod
     def estimate(cls, facts: TargetFacts, records: Sequence[TrialRecord]) -> "Costs":
-        """Estimate the costs from what the examination of the target took, and from the trials so far."""
         profiles = facts.profiles
         num_calls = sum(count for _, count in profiles)
         call_s = sum(profile.total_s * count for profile, count in profiles) / num_calls
@@ -62,10 +59,7 @@ class Costs:
         return _COMPILING * self.start_s
 
     def finals_s(self, num_variants: int, rounds: int = ROUNDS) -> float:
-        """Return the seconds that the finals of the original and `num_variants` variants take.
-
-        Each variant is also reloaded once before the finals.
-        """
+        """Return the seconds of the finals with the original, and of one more load of each variant before them."""
         return rounds * (self.original_s + num_variants * self.variant_s) + num_variants * self.start_s
 
     def needed_s(self, spent_s: float) -> float:
@@ -97,11 +91,7 @@ class BudgetPlan:
 
     @classmethod
     def of(cls, budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] = ()) -> "BudgetPlan":
-        """Divide what is left of the budget, which began with the examination.
-
-        Args:
-            records: The trials of the search that this one resumes.
-        """
+        """Divide what is left of a budget that began with the examination, given the trials of a resumed search."""
         costs = Costs.estimate(facts, records)
         has_finalist = any(record.status == "done" for record in records)
         build_s = costs.trial_s if has_finalist else 0.0  # an earlier search's artefact is made again
@@ -125,16 +115,12 @@ class BudgetPlan:
 
     @property
     def num_trials(self) -> int:
-        """Return about how many trials there is time for.
-
-        A new search counts at least one if there are two seconds for it.
-        """
+        """Return about how many trials there is time for; a new search with two seconds left counts at least one."""
         fitting = max(0, int(self.search_s / self.costs.trial_s))
         return fitting if self.has_trials or self.stop_s < MIN_TRIAL_S else max(1, fitting)
 
     @property
     def sentence(self) -> str:
-        """Return a sentence that tells the user, before the search begins, what fits."""
         spent = f"Looking at the model took {self.elapsed_s:.0f} s"
         is_over = self.elapsed_s > self.budget_s
         spent += f", more than the budget of {self.budget_s:g} s." if is_over else f" of the {self.budget_s:g} s."

@@ -61,10 +61,7 @@ def command_line(
 
 
 def without_password(storage: str) -> str:
-    """Return a storage's URL without passwords, so that it can be shown. A text that is no URL stays as it is.
-
-    The URL's options may hold a password too, so they are left out.
-    """
+    """Return a storage's URL without passwords and options, which may hold one; text that is no URL stays as it is."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 

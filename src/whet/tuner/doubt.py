@@ -18,8 +18,7 @@ _SHARED = 1.25  # sharing a process, its caches and its threads changes a ratio 
 def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: QuietWait) -> str:
     """Return why a comparison cannot be believed, as a clause for people; "" where there is no reason for doubt.
 
-    Where the screening showed another ratio than the finals (`claim`), the screening is measured once
-    more before it counts.
+    Where the screening showed another ratio than the finals (`claim`), it is measured once more before it counts.
     """
     if claim.noise > MAX_NOISE:
         return figures.spread(claim.noise)
@@ -45,8 +44,7 @@ def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, pati
 def _agree(screened: float, ci95: tuple[float, float], final: Claim) -> bool:
     """Return whether intervals, noise between processes and a shared process explain the distance of two ratios.
 
-    The screening is one pair of processes, the finals are `num_pairs` pairs; the claim's noise floor is that of their
-    mean.
+    The screening is one pair of processes, the finals are `num_pairs`; the claim's noise floor is that of their mean.
     """
     assert final.ratio is not None and final.ci95 is not None
     process = math.log(final.noise) * math.sqrt(final.num_pairs)

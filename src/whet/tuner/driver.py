@@ -66,7 +66,6 @@ def run(kind: Kind, patience: QuietWait, listener: Listener) -> Result | OtherKi
 
 
 def _searched(kind: Kind, study: Study, directory: Path) -> Result:
-    """Search, compare the best with the original, prove what they owe, and return what was found."""
     account = kind.work.account
     with account.part(TRIALS):
         limit = kind.begin_search(directory, study.records())
@@ -120,7 +119,6 @@ def _prove(kind: Kind, finals: Finals) -> None:
 
 
 def _concluded(kind: Kind, finals: Finals, records: Sequence[TrialRecord]) -> Result:
-    """Give the verdict, and gather everything that was found."""
     facts, goal, patience = kind.facts, kind.goal, kind.work.patience
     reference = kind.reference(records, finals.points)
     decision = decide(kind, finals, records, reference)
@@ -167,7 +165,6 @@ def _write(kind: Kind, result: Result, directory: Path) -> None:
 
 
 def _recipe_of(result: Result) -> Recipe:
-    """Return the winning recipe with its evidence."""
     best, baseline = result.best, result.baseline
     return Recipe(
         kind="training" if result.kind == "script" else result.kind,

@@ -16,12 +16,10 @@ class KnownFacts(BaseModel, frozen=True, extra="ignore"):
     """Hold what a study keeps of a target, so that resumed and shared searches have the same space.
 
     Attributes:
-        fingerprint: The machine's fingerprint.
         machine: The machine; None in studies of earlier versions.
         score: The original's quality; None without one.
         signature: The model's input and output tensors; None where calls of a model are not what is tuned.
         weights: A digest of what may not change between searches: a model's weights and buffers, or a training's loop.
-        exclude: Techniques that the user does not want tried.
         peak_bytes: The peak memory of the original, where techniques are known by what they save of it; 0 elsewhere.
         losses: The losses of the original's first steps, where it trains.
     """
@@ -46,7 +44,6 @@ class Facts(KnownFacts, frozen=True):
         model: A digest of the model that it works with; "" where that is not known.
         num_samples: Samples of a batch, on average, or of an optimiser step.
         unit: What the samples are: "samples", "tokens" or "steps".
-        quality_name: The quality's name, for people.
         diagnosis: What bounds the original; None where that is not known.
         limits: The machine's limits on the target's device; None where no technique's bound needs them.
         open_s: Seconds to build the target.

@@ -99,17 +99,13 @@ def agreement(found: Agreement | None) -> str:
 
 
 def p_value(value: float | None) -> str:
-    """Format a p-value with three decimals, or as <0.001."""
     if value is None or math.isnan(value):
         return DASH
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def has_metric(result: Result) -> bool:
-    """Return whether the workload has a quality metric.
-
-    Without one, agreement with the original's outputs stands for it.
-    """
+    """Return whether the workload has a quality metric; else agreement with the original's outputs stands for it."""
     return result.baseline.quality is not None
 
 
@@ -119,11 +115,7 @@ def measured(value: int | float | None) -> float | None:
 
 
 def over_compile_only(result: Result) -> Claim | None:
-    """Compare the winner with torch.compile alone, by the pairs of the finals.
-
-    Returns:
-        The claim; None where the two were not measured together.
-    """
+    """Compare the winner with torch.compile alone, by pairs of the finals; return None where these do not hold both."""
     other = result.compile_only
     if other is None:
         return None
@@ -144,7 +136,6 @@ def final_points(result: Result) -> list[MeasuredVariant]:
 
 
 def is_compile_only(result: Result, point: MeasuredVariant) -> bool:
-    """Return whether a point is torch.compile alone."""
     return result.compile_only is not None and point.steps == result.compile_only.steps
 
 
@@ -154,7 +145,6 @@ def _hundredths(value: float) -> str:
 
 
 def load_call(directory: str, libraries: Sequence[str]) -> str:
-    """Return the Python call that loads an artefact."""
     more = f", libraries={list(libraries)!r}" if libraries else ""
     return f"whet.load({directory!r}{more})"
 

@@ -73,7 +73,6 @@ def compare_finalists(kind: Kind, finalists: Sequence[TrialRecord], records: Seq
 
 
 def _found(kind: Kind, finalists: Sequence[TrialRecord], records: Sequence[TrialRecord], found: Comparison) -> Finals:
-    """Return the points of what was measured, and what failed."""
     own = found.runs.get(ORIGINAL, ())
     ended = [run for run in own if not run.failure]
     baseline = kind.baseline([run for run in ended if run.counts] or ended, records)

@@ -102,7 +102,6 @@ class Goal:
 
     @property
     def asks_for_speed(self) -> bool:
-        """Return whether the objective is latency or throughput."""
         return self.objective in ("latency", "throughput")
 
     def value(self, record: "TrialRecord") -> float | None:
@@ -134,10 +133,7 @@ class Goal:
 
 
 def ranked(goal: Goal, records: "Sequence[TrialRecord]", *, status: str = "done") -> "list[TrialRecord]":
-    """Return the trials of a status that have a figure for the objective, best first.
-
-    Of two equal ones, the faster comes first, then the earlier.
-    """
+    """Return the trials of a status that have a figure for the objective: best first, then faster, then earlier."""
     valued = [(goal.value(r), r) for r in records if r.status == status]
     keyed = [((value, -(r.speedup or 0.0), r.number), r) for value, r in valued if value is not None]
     return [r for _, r in sorted(keyed, key=lambda pair: pair[0])]

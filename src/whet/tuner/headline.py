@@ -119,7 +119,6 @@ def _gained(result: Result) -> list[str]:
 
 
 def _same_training(point: MeasuredVariant) -> str:
-    """Say what proves that a recipe trains as the original does."""
     return "same gradients and updates" if point.losses is None else f"same {figures.one_line(point.losses.score)}"
 
 

@@ -10,7 +10,6 @@ _SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not c
 
 
 def best_first(goal: Goal, points: Sequence[MeasuredVariant]) -> list[MeasuredVariant]:
-    """Return points, those first that are best in the objective."""
     if goal.asks_for_speed:
         return sorted(points, key=lambda p: -p.speedup)
     if goal.objective == "memory":

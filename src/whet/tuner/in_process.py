@@ -21,10 +21,7 @@ _SIGNATURE = TypeAdapter(Signature)
 
 
 def as_artefact(candidate: Candidate) -> Artefact:
-    """Return a candidate that works in process as an artefact, which is called like a loaded one.
-
-    It sets torch's number of threads, as load does.
-    """
+    """Return a candidate that works in process as an artefact, and set torch's number of threads, as load does."""
     assert candidate.runtime is not None
     set_threads(candidate.num_threads)
     manifest = Manifest(
@@ -45,10 +42,7 @@ class RebuildRequest(BaseModel, frozen=True):
 
 
 def measure_rebuilt(request: RebuildRequest) -> Run:
-    """Apply a recipe to a target in this process, and time the result alone, as `measure_variant` does.
-
-    The memory measured includes the compiler's, as it does in any process that serves such a variant.
-    """
+    """Apply a recipe in this process, and time the result alone. Its memory includes the compiler's, as when served."""
     examined = request.known.open()
     artefact = as_artefact(build(examined, request.steps))
     return time_alone(artefact.run, examined.flat_inputs, request.budget_s)

@@ -15,7 +15,6 @@ class Tile:
     """Hold one key figure.
 
     Attributes:
-        value: The figure with its unit.
         detail: What is needed to judge it.
         main: Whether it is the objective's own figure.
         tone: "good", "busy" or "".
@@ -29,10 +28,7 @@ class Tile:
 
 
 def key_figures(result: Result) -> list[Tile]:
-    """Return the six figures: speed, latency, quality, size, memory, and the gain over torch.compile alone.
-
-    The objective's own figure comes first.
-    """
+    """Return the six figures, the objective's own first."""
     tiles = [
         speed_tile(result),
         _latency_tile(result),
@@ -121,11 +117,9 @@ def byte_tile(
     words: tuple[str, str] = ("less", "more"),
     tone: str = "",
 ) -> Tile:
-    """Return how many bytes became how many.
+    """Return how many bytes became how many. `words` are what fewer bytes are called, and more.
 
-    Args:
-        after: None where the original stays, which `stays` then says.
-        words: What fewer bytes are called, and more.
+    `after` is None where the original stays, which `stays` then says.
     """
     first = figures.num_bytes(before or None)
     if after is None:
@@ -168,5 +162,4 @@ def _said(point: MeasuredVariant) -> str:
 
 
 def record_of(result: Result, point: MeasuredVariant) -> TrialRecord | None:
-    """Return the trial that a point comes from."""
     return next((t for t in result.trials if t.steps == point.steps and t.status == "done"), None)

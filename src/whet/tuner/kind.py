@@ -100,10 +100,7 @@ class Kind(ABC):
 
     @abstractmethod
     def at_work(self, work: Work) -> AbstractContextManager[None]:
-        """Hold what child processes need, such as a server of forks and a directory, for as long as the search takes.
-
-        It keeps `work`.
-        """
+        """Keep `work`, and hold what child processes need (a server of forks, a directory) while the search lasts."""
 
     @abstractmethod
     def examine(self) -> Facts | OtherKind:
@@ -158,10 +155,7 @@ class Kind(ABC):
 
     @abstractmethod
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
-        """Try a recipe, judge it, and time it beside the original, in `left_s` seconds at most.
-
-        A failure there is part of the record.
-        """
+        """Try a recipe, judge it, and time it beside the original, in `left_s` seconds at most. Record any failure."""
 
     def tidy(self, records: Sequence[TrialRecord]) -> None:
         """Remove what no later step needs of the trials so far."""
@@ -186,11 +180,7 @@ class Kind(ABC):
 
     @abstractmethod
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
-        """Return the original's point.
-
-        Args:
-            runs: Its runs in the finals that gave times; where there are none, what the search knows of it counts.
-        """
+        """Return the original's point by its runs in the finals that gave times, or by what the search knows of it."""
 
     @abstractmethod
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
@@ -233,11 +223,7 @@ class Kind(ABC):
 
     @abstractmethod
     def gained(self, best: MeasuredVariant, baseline: MeasuredVariant, reference: MeasuredVariant | None) -> str:
-        """Return what the best point gains, in a sentence.
-
-        Args:
-            reference: torch.compile alone; None where it was not measured.
-        """
+        """Return what the best point gains, in a sentence. `reference` is torch.compile alone; None if not measured."""
 
     def stays(self, points: Sequence[MeasuredVariant], baseline: MeasuredVariant) -> str:
         """Return why the original stays, in a sentence, where this kind can say more than the verdict does; else ""."""
@@ -256,10 +242,7 @@ class Kind(ABC):
         """Return about the budget in seconds that a verdict takes, more than this one."""
 
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
-        """Return the fields of the result that this kind has beside the others.
-
-        Further measurements of what is kept are made here.
-        """
+        """Return the fields of the result that this kind alone has. Measure here what else is told of what is kept."""
         return {}
 
     @property

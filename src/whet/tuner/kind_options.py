@@ -45,8 +45,7 @@ def check_options(given: Iterable[str], target: str, kinds: Iterable[KindWord]) 
 
     Args:
         given: The options, as "--resume" or "--objective memory".
-        target: The target, as the user named it.
-        kinds: The kinds that it may be of, as far as its name tells.
+        kinds: The kinds that the target may be of, as far as its name tells.
 
     Raises:
         OptionError: An option has none. The message says what it goes with.

@@ -164,11 +164,10 @@ def read_inputs(path: Path) -> list[tuple[Tensor, ...]]:
 
 
 def write_outputs(outputs: Sequence[Sequence[Tensor]], path: Path) -> bool:
-    """Write the original's outputs for each calibration batch. Unlike safetensors, the format has every dtype.
+    """Write the original's outputs for each calibration batch, and return whether they were written.
 
-    Returns:
-        Whether they were written. They are not where they take more than a quarter of a gigabyte, or where the disk is
-        full. Later processes then run the original again.
+    They are not where they take more than a quarter of a gigabyte, or where the disk is full. Later processes then run
+    the original again. Unlike safetensors, the format has every dtype.
     """
     plain = [[tensor.detach().as_subclass(Tensor).clone() for tensor in batch] for batch in outputs]
     if sum(tensor.nbytes for batch in plain for tensor in batch) > _MAX_OUTPUT_BYTES:
@@ -182,10 +181,7 @@ def write_outputs(outputs: Sequence[Sequence[Tensor]], path: Path) -> bool:
 
 
 def read_outputs(path: Path) -> tuple[tuple[Tensor, ...], ...] | None:
-    """Return what write_outputs wrote, each tensor on its former device; None where the file cannot be read.
-
-    Nothing but tensors is unpickled.
-    """
+    """Return what write_outputs wrote, each tensor on its former device; None if unreadable. Unpickle only tensors."""
     try:
         return tuple(tuple(batch) for batch in torch.load(path, weights_only=True))
     except (OSError, RuntimeError, pickle.UnpicklingError):

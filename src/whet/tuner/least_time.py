@@ -10,11 +10,7 @@ from whet.tuner.build import technique_of
 
 
 def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, steps: Sequence[Step]) -> float:
-    """Return the average least time of a call in seconds, weighted over batches as latency is.
-
-    Args:
-        profiles: For each batch size, a profile of the original and the number of batches of that size.
-    """
+    """Return the average least seconds of a call, each profile weighted by its number of batches, as latency is."""
     total_s = sum(count * recipe_time_s(profile, limits, steps) for profile, count in profiles)
     return total_s / sum(count for _, count in profiles)
 

@@ -14,7 +14,7 @@ def prove_in_pairs(
     change: str = "the recipe",
     report: Callable[[int], None] = lambda number: None,
 ) -> LossProof | None:
-    """Train pairs until they tell, or until there is no time for another one.
+    """Train pairs until they tell, or until there is no time for another one; return None without a single pair.
 
     Args:
         run_pair: Trains a pair with a seed, from 1 on; None where there is no time for it.
@@ -22,9 +22,6 @@ def prove_in_pairs(
         score: What the runs score, in words.
         change: What the second run of each pair has and the first one has not, in words.
         report: Is told of the number of pairs so far.
-
-    Returns:
-        What they prove; None where there was no time for a single pair.
     """
     pairs: list[LossPair] = []
     proof: LossProof | None = None

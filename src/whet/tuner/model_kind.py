@@ -52,11 +52,9 @@ _SMALLER = 0.99  # of the original's peak: what is called smaller
 
 
 class ModelKind(Kind):
-    """Make the calls of a model fast.
+    """Make the calls of a model fast; `preparing` hands the target over to child processes.
 
-    Args:
-        preparing: Hands the target over to child processes.
-        may_be_training: Whether only building the target tells of which kind it is.
+    With `may_be_training`, only building the target tells of which kind it is.
     """
 
     word: ClassVar[KindWord] = "inference"
@@ -82,7 +80,6 @@ class ModelKind(Kind):
 
     @contextlib.contextmanager
     def at_work(self, work: Work) -> Iterator[None]:
-        """Hold the target for child processes, and the server whose forks they are."""
         self.work, self._whole = work, work.budget
         with self._preparing as self._prepared, forking(self.asked.limit_bytes) as unbounded:
             self.target, self.words = self._prepared.name, self._prepared.words
@@ -92,10 +89,7 @@ class ModelKind(Kind):
                 shutil.rmtree(self.context.directory, ignore_errors=True)
 
     def examine(self) -> TargetFacts | OtherKind:
-        """Return the facts that a child process found out about the target.
-
-        Disturbed times among them are not measured again, since no verdict depends on them.
-        """
+        """Examine in a child process. Disturbed times are not measured again, since no verdict depends on them."""
         target, run = self._prepared, self.work.budget.bounded(self._unbounded)
         request = ExaminationRequest(target=target.address, directory=target.scratch, exclude=self.asked.exclude)
         outcome = run(examine_any, request, target.scratch, _EXAMINATION_LIMIT_S)
@@ -135,15 +129,12 @@ class ModelKind(Kind):
 
     @property
     def space(self) -> Space:
-        """Return every recipe that can be made."""
         return Space(self.facts.applicable)
 
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
-        """Build, save, load, judge and time a recipe in a fresh process."""
         return try_recipe(self.context, self.goal, number, recipe, self.space, left_s)
 
     def tidy(self, records: Sequence[TrialRecord]) -> None:
-        """Delete the artefacts of all trials but the best."""
         drop_losers(self.context, self.goal, records)
 
     def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -183,7 +174,6 @@ class ModelKind(Kind):
             self.lost[record.number] = f"{record.label}: {why}"
 
     def side(self, record: TrialRecord | None) -> ModelSide:
-        """Return the original, or what a trial saved, as a side of the comparison."""
         return ModelSide(self.context, record)
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
@@ -204,7 +194,6 @@ class ModelKind(Kind):
         return point
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
-        """Return a finalist's point, with the doubt about it where there is one."""
         runs = [new for _, new in claim.pairs]
         point = finalist_point(
             record,
@@ -228,12 +217,10 @@ class ModelKind(Kind):
         return self.context.share_of_limit(steps, statistics.median(run.latency_ms for run in runs))
 
     def gained(self, best: MeasuredVariant, baseline: MeasuredVariant, reference: MeasuredVariant | None) -> str:
-        """Return what the best variant gains, in a sentence."""
         quality = self.facts.quality_name
         return gain_sentence(self.goal, baseline, best, reference, quality, is_fair=self._is_fair)
 
     def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
-        """Return torch.compile alone as measured in the finals, or else in its trial; None where it never was."""
         alone = compile_only(self.space)
         if alone is None:
             return None
@@ -247,17 +234,14 @@ class ModelKind(Kind):
         return max(costs.needed_s(self._outlook.spent_s), needed_for(self.asked.budget_s + 1))
 
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
-        """Return where the model came from, and what was expected to fit."""
         directory, model_type = identity_of(self.target)
         return {"model_directory": directory, "model_type": model_type, "outlook": self._outlook.sentence}
 
     def save(self, result: Result, directory: Path) -> None:
-        """Save the winner or the original."""
         run = self._whole.bounded(self._unbounded)
         save_model(replace(self.context, run=run), result, directory)
 
     def report(self, result: Result, directory: Path) -> None:
-        """Write the report."""
         write_report(result, directory / "report.html", render)
 
 
@@ -287,11 +271,8 @@ def examined(outcome: Outcome, budget_s: float) -> TargetFacts | OtherKind:
 def hold_only_the_model(context: TrialContext, baseline: MeasuredVariant) -> bool:
     """Lower the original's peak memory to that of a process that loads it from an artefact, if that is less.
 
-    The original's own process may also hold what its code builds beside the model, such as the data of a quality. No
-    variant's process does.
-
-    Returns:
-        Whether the original could be saved and measured in that way.
+    The original's own process may also hold what its code builds beside the model, such as the data of a quality; no
+    variant's process does. Return whether the original could be saved and measured in that way.
     """
     saved = saved_original(context)
     peak_bytes = None if saved.directory is None else peak_bytes_of(context, saved.directory, saved.libraries)

@@ -35,12 +35,7 @@ def gain_sentence(
     *,
     is_fair: bool = True,
 ) -> str:
-    """Return what was gained, in one sentence.
-
-    Args:
-        compile_only: torch.compile alone; None where it was not measured.
-        is_fair: Whether the original's memory is that of the model alone.
-    """
+    """Return what was gained, in a sentence; `is_fair` where the original's memory is that of the model alone."""
     low, high = best.speedup_ci95
     text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95% interval {low:.2f} to {high:.2f})"
     if goal.objective == "memory":
@@ -65,10 +60,7 @@ def gain_sentence(
 
 
 def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> MeasuredVariant:
-    """Return the original as a point where no process of the finals measured it.
-
-    Its latency is the median of those measured beside the variants, or else the profile's.
-    """
+    """Return the original without finals: its latency is the median beside the variants, or else the profiles' mean."""
     beside = [r.baseline_latency_ms for r in records if r.baseline_latency_ms]
     profiled = [profile.total_s * 1e3 for profile, count in facts.profiles for _ in range(count)]
     latency_ms = statistics.median(beside) if beside else statistics.fmean(profiled)

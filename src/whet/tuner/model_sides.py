@@ -27,11 +27,9 @@ class ModelSide:
 
     @property
     def name(self) -> str:
-        """Return the name of the variant's directory."""
         return ORIGINAL if self.record is None else f"trial-{self.record.number}"
 
     def run(self) -> Run:
-        """Measure the variant once, in a fresh process."""
         folder = self.context.directory / "finals" / self.name
         return _run(self.name, self.context.measure(self.record, folder, RUN_S, _LIMIT_S))
 

@@ -11,7 +11,6 @@ _COLUMNS = ("variant", "latency", "speedup", "95%", "faster?", "quality", "size"
 
 
 def result_html(result: Result) -> str:
-    """Return the verdict, and the variants of the final comparison as a table."""
     rows = [_row(result, point) for point in figures.final_points(result)]
     places = f"recipe, report and model: {figures.shortened(result.directory)}" if result.out else ""
     return html_tables.block(
@@ -23,7 +22,6 @@ def result_html(result: Result) -> str:
 
 
 def applied_html(applied: Applied) -> str:
-    """Return the steps, the quality before and after, and what was left out."""
     before = figures.DASH if applied.quality_baseline is None else f"{applied.quality_baseline:.4g}"
     after = figures.DASH if applied.quality is None else f"{applied.quality:.4g}"
     sizes = [figures.num_bytes(size or None) for size in (applied.original_bytes, applied.size_bytes)]

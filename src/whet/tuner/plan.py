@@ -54,7 +54,6 @@ def next_recipe(
 
 
 def runs_compiler(space: Space, steps: Sequence[Step]) -> bool:
-    """Return whether one of the techniques runs a compiler."""
     return any(space.table[step.technique].compiles for step in steps)
 
 

@@ -47,11 +47,7 @@ _ONE_LABEL = 0.05  # two lines that are closer than this share of the axis share
 
 
 def roofline(result: Result) -> str | None:
-    """Draw layers by operations per byte and operations per second, below the machine's limits.
-
-    Returns:
-        The SVG; None where the layers or the limits are not known.
-    """
+    """Draw layers by operations per byte and per second, below the machine's limits; None where either is not known."""
     gemm = {name: rate / 1e9 for name, rate in (result.limits.get("gemm") or {}).items()}
     bandwidth = (result.limits.get("read_bandwidth") or 0.0) / 1e9
     layers = [layer for layer in main_layers(result) if layer.flops and layer.bytes and layer.time_ms]
@@ -75,11 +71,7 @@ def roofline(result: Result) -> str | None:
 
 
 def pareto(result: Result) -> str | None:
-    """Draw trials by latency and by loss of quality. A marker's area is the size on disk.
-
-    Returns:
-        The SVG; None where no trial was timed.
-    """
+    """Draw trials by latency and loss of quality, with the size on disk as area; None where no trial was timed."""
     trials = [t for t in result.trials if t.latency_ms and t.drop is not None and math.isfinite(t.drop)]
     if not trials:
         return None
@@ -111,11 +103,7 @@ def pareto(result: Result) -> str | None:
 
 
 def predicted_measured(result: Result) -> str | None:
-    """Draw each trial's bound on the gain, from the diagnosis, against the gain that was measured.
-
-    Returns:
-        The SVG; None with fewer than two such trials.
-    """
+    """Draw trials' bounds on the gain, from the diagnosis, against the gains measured; None with fewer than two."""
     trials = [t for t in result.trials if t.predicted and t.speedup and math.isfinite(t.predicted)]
     if len(trials) < 2:
         return None
@@ -136,11 +124,7 @@ def predicted_measured(result: Result) -> str | None:
 
 
 def time_memory(result: Result) -> str | None:
-    """Draw trials of a training by the time of a step and by its peak memory.
-
-    Returns:
-        The SVG; None with fewer than two trials that have both.
-    """
+    """Draw trials of a training by time and peak memory of a step; None with fewer than two that have both."""
     trials = [t for t in result.trials if t.latency_ms and t.peak_bytes]
     memory = result.baseline.training.memory if result.baseline.training is not None else None
     if len(trials) < 2:
@@ -206,10 +190,7 @@ def _plot(name: str) -> Iterator[tuple[Axes, Callable[[], str]]]:
 
 
 def _inline(svg: str) -> str:
-    """Turn an SVG file into an element of a page.
-
-    The prolog, the style and all names that nothing refers to are removed.
-    """
+    """Turn an SVG file into an element of a page, without prolog, style and names that nothing refers to."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<style.*?</style>|<metadata.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)

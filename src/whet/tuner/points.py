@@ -39,14 +39,7 @@ def original_point(runs: Sequence[Run], num_samples: float, *, per_call: int = 1
 def finalist_point(
     record: TrialRecord, claim: Claim, num_samples: float = 1.0, *, per_call: int = 1, **known: Any
 ) -> MeasuredVariant:
-    """Return a trial with what the final comparison measured.
-
-    Args:
-        claim: The comparison with the original; at least one pair was measured.
-        num_samples: Samples or tokens of what is timed.
-        per_call: How many steps or frames, whose time the point says, one timed call makes.
-        known: Fields that its kind knows better.
-    """
+    """Return a trial with what the final comparison measured, at least one pair. See `original_point` for the rest."""
     seconds = statistics.median(claim.new_s) / per_call
     fields: dict[str, Any] = {
         "steps": record.steps,
@@ -71,12 +64,7 @@ def finalist_point(
 
 
 def screened_point(record: TrialRecord, num_samples: float, **known: Any) -> MeasuredVariant | None:
-    """Return a trial outside the finals as a point with its screening figures; None where it was not timed.
-
-    Args:
-        num_samples: Samples or tokens of what is timed.
-        known: Fields that its kind knows better.
-    """
+    """Return a trial outside the finals as a point with its screening figures; None where it was not timed."""
     if record.latency_ms is None or record.speedup is None:
         return None
     fields: dict[str, Any] = {

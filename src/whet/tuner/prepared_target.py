@@ -37,11 +37,7 @@ class Prepared:
 def prepared(
     target: str | Workload | TrainingWorkload, training: str | TrainingWorkload | None = None
 ) -> Iterator[Prepared]:
-    """Hand a target over to child processes, with a scratch directory for its examination.
-
-    Args:
-        training: The training that a model came from.
-    """
+    """Hand a target, and the training that it came from, over to child processes, with a directory to examine it in."""
     with tempfile.TemporaryDirectory(prefix="whet-examine-") as scratch:
         if isinstance(target, str) and isinstance(training, TrainingWorkload):
             address = with_training(target, hand_over(training, Path(scratch) / "training.pkl"))

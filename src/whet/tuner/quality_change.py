@@ -23,14 +23,12 @@ _MOST_SAMPLES = 10**9
 def quality_change(
     original: Sequence[float], variant: Sequence[float], *, higher_is_better: bool, max_drop: float
 ) -> QualityChange | None:
-    """Compare the scores of the same samples.
+    """Compare the scores of the same samples, in the same order.
 
     Where scores have two values (right or wrong), or fewer than six samples differ, each sample that differs counts as
     one flip of the whole range of scores: identical scores on 64 samples do not prove that no other sample differs.
 
     Args:
-        original: One score per sample.
-        variant: One score per sample, in the same order.
         max_drop: The drop that is allowed, as a fraction of the original's score.
 
     Returns:
@@ -77,13 +75,7 @@ def tango_interval(num_worse: float, num_better: float, num: float) -> tuple[flo
 
 
 def _tango_limit(b: float, c: float, num: float) -> float:
-    """Return the largest difference that the score test does not reject.
-
-    Args:
-        b: The number of pairs that raise the difference.
-        c: The number of pairs that lower it.
-        num: The number of all pairs.
-    """
+    """Return the largest difference that the score test does not reject; `b` of `num` pairs raise it, `c` lower it."""
 
     def is_rejected(difference: float) -> bool:
         linear = -b - c + (2 * num - b + c) * difference

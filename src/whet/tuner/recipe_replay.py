@@ -28,7 +28,6 @@ class ReplayRequest(BaseModel, frozen=True):
     """Tell a process which recipe to apply.
 
     Attributes:
-        target: The target's name or address.
         directory: Where the artefact is saved.
         machine: The machine that the recipe was made on; None where it is not known.
         model: The digest of the model that the recipe was made for; "" where it is not known.
@@ -56,9 +55,6 @@ class AppliedSteps(BaseModel, frozen=True):
         doubts: Why the recipe would have been refused without force.
         size_bytes: The result's size on disk.
         original_bytes: The size of the original's weights and buffers as safetensors.
-        quality_name: The quality's name, for people.
-        quality_baseline: The original's score.
-        quality: The variant's score.
         drop: The drop in quality, as a fraction of the original's; None without finite outputs.
         change: The drop's interval, where the quality is scored sample by sample.
         libraries: The libraries that whet.load needs with the artefact.
@@ -140,11 +136,7 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
 
 
 def doubt_about_model(model: str, workload: Workload) -> str:
-    """Return why a recipe does not fit a workload, or "" where it does.
-
-    Args:
-        model: The digest of the model that the recipe was made for; "" fits every workload.
-    """
+    """Return why a recipe for a model with this digest does not fit a workload; "" where it does, or with no digest."""
     if not model or model == architecture(workload):
         return ""
     return "the recipe was made for another model: its weights have other names, shapes or dtypes"

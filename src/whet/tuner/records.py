@@ -19,9 +19,7 @@ differ for inputs that were not seen."""
 
 
 class Agreement(BaseModel, frozen=True):
-    """Describe how closely a variant's outputs agree with the original's on the calibration batches.
-
-    The worst output counts.
+    """Describe how closely a variant's worst output agrees with the original's on the calibration batches.
 
     Attributes:
         relative_error: Norm of the difference over norm of the original. Places where both hold the same NaN or
@@ -44,15 +42,11 @@ class Agreement(BaseModel, frozen=True):
 
 
 class QualityChange(BaseModel, frozen=True):
-    """Describe how a variant's score differs from the original's on the same samples.
-
-    Drops are fractions of the original's score.
+    """Describe how a variant's score differs from the original's on the same samples, as fractions of the original's.
 
     Attributes:
         drop: The difference on these samples, which is exact.
         ci95: The 95 % interval of the drop on samples like these.
-        num_worse: Samples whose score fell.
-        num_better: Samples whose score rose.
         is_shown: Whether the whole interval lies within the drop that is allowed.
         needed_samples: About how many samples would show that, if they differ as often as these; None where none would.
     """
@@ -88,7 +82,6 @@ class Built(BaseModel, frozen=True):
 
     Attributes:
         notes: What its techniques report.
-        size_bytes: Its size on disk.
         libraries: The libraries that whet.load needs for the artefact's custom operators.
         fixed_batch: The only batch size that it takes; None for any.
     """
@@ -104,7 +97,6 @@ class Judgement(BaseModel, frozen=True):
 
     Attributes:
         status: "done" where it does, "rejected" where it does not.
-        reason: Why it was rejected.
         quality: The variant's score, or its agreement with the original; None without finite outputs.
         drop: Fraction of the original's quality that is lost; negative is better; None without finite outputs.
         change: The drop with its interval, where the quality is scored sample by sample.
@@ -171,8 +163,6 @@ class TrialOutcome(Built, Judgement, frozen=True):
         build_s: Seconds of conversion, calibration, compilation and saving.
         latency_ms, baseline_latency_ms, speedup, speedup_ci95, busy: The fields of Timing; None where nothing was
             timed.
-        training: The evidence of a training run; None for others.
-        stream: The quality of a stream's answers; None for others.
     """
 
     build_s: float | None = None
@@ -190,12 +180,10 @@ class TrialRecord(TrialOutcome, frozen=True):
     """Record one trial.
 
     Attributes:
-        number: The trial's number in its study.
         predicted: The highest possible speedup, as predicted before the trial.
         peak_bytes: Peak memory of a process that serves the variant, where it was measured.
         share_of_limit: The least time that the machine's limits allow over the time measured.
         seconds: Duration of the whole trial.
-        fingerprint: The machine's fingerprint.
     """
 
     number: int
@@ -226,5 +214,4 @@ class TrialRecord(TrialOutcome, frozen=True):
 
     @property
     def label(self) -> str:
-        """Return the recipe in words."""
         return str(Recipe(steps=self.steps))

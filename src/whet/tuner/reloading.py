@@ -88,7 +88,6 @@ def check_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor],
 
 
 def refusal(failure: Failure) -> str:
-    """Return a failure to load an artefact as a clause for people."""
     return f"a fresh process cannot use it: {failure.message}"
 
 

@@ -96,12 +96,7 @@ def render(result: Result, toml: str) -> str:
 
 
 def shared(result: Result, toml: str, *styles: Path) -> dict[str, Any]:
-    """Return what the pages of all kinds show.
-
-    Args:
-        toml: The recipe as it lies on disk.
-        styles: Style sheets of the page beside those of all reports.
-    """
+    """Return what the pages of all kinds show; `styles` are style sheets of the page beside those of all reports."""
     trials, points = _in_order(result.trials), figures.final_points(result)
     layers, every_layer = plots.main_layers(result), result.diagnosis.layers if result.diagnosis else []
     layers_ms = sum(layer.time_ms for layer in every_layer)
@@ -156,7 +151,6 @@ def _recipe_text(result: Result, directory: Path) -> str:
 
 
 def environment() -> Environment:
-    """Return what renders the templates, with the filters that they use."""
     named = (
         figures.cosine, figures.digits, figures.interval, figures.measured,
         figures.num_bytes, figures.operations, figures.p_value, figures.percent, figures.ratio, figures.score,
@@ -176,7 +170,6 @@ def _unbroken(text: str) -> Markup:
 
 
 def figure_of(title: str, draw: Callable[[Result], str | None], result: Result) -> Figure:
-    """Draw a plot, or say what is missing to draw it."""
     try:
         svg = draw(result)
     except MissingExtra:
@@ -219,7 +212,6 @@ def _serve_call(result: Result) -> str:
 
 
 def _limit_rows(result: Result) -> list[tuple[str, str]]:
-    """Return the machine's limits, each with its name."""
     rows = []
     bandwidth = result.limits.get("read_bandwidth")
     if bandwidth:
@@ -233,7 +225,6 @@ def _limit_rows(result: Result) -> list[tuple[str, str]]:
 
 
 def _machine_rows(result: Result) -> list[tuple[str, str]]:
-    """Return what is known of the machine, each fact with its name."""
     rows = []
     for name, value in result.machine.items():
         if name.endswith("_bytes") and isinstance(value, int):
@@ -252,7 +243,6 @@ def _in_order(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def _counts(trials: list[TrialRecord]) -> str:
-    """Return how many trials ended in which way, in words."""
     found = Counter[str](t.status for t in trials)
     parts = [f"{found[status]} {status}" for status in _ORDER if found[status]]
     noun = "trial" if len(trials) == 1 else "trials"
@@ -268,10 +258,7 @@ def _day(started_at: str) -> str:
 
 
 def _spread(points: list[MeasuredVariant]) -> Callable[[MeasuredVariant], Markup]:
-    """Return a function that draws the median of each process of a point as a dot.
-
-    All points share one scale from zero.
-    """
+    """Return a function that draws the median of each process of a point as a dot, all on one scale from zero."""
     width, height = 110, 16
     longest = max((t for p in points for t in p.process_latencies_ms), default=1.0)
 

@@ -1,7 +1,4 @@
-"""Define the result of tuning: every trial, the finalists and the verdict.
-
-It is written as JSON, and shown as a report.
-"""
+"""Define the result of tuning: every trial, the finalists and the verdict, written as JSON and shown as a report."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -32,17 +29,14 @@ class MeasuredVariant(BaseModel):
 
     Attributes:
         steps: The recipe; empty for the original.
-        label: The recipe in words.
         number: The number of its trial; None for the original.
         latency_ms: Median latency of one batch, in milliseconds.
         beside_ms: The original's latency beside a variant that was only screened. Only this one compares with its
             latency.
-        p90_ms: 90th percentile of the latency, in milliseconds.
         throughput_per_s: Samples per second.
         peak_bytes: Peak memory of the whole process, Python and libraries included; 0 where it was not measured.
         live_tensor_bytes: Bytes of torch's tensors after the last call. The weights of other runtimes are not included.
         cuda_peak_bytes: The CUDA allocator's peak; None without a GPU.
-        size_bytes: Size on disk.
         quality: The score; None without a quality.
         change: The drop in quality with its interval, where it is scored sample by sample.
         share_of_limit: The least time that the machine's limits allow over the time measured.
@@ -55,7 +49,6 @@ class MeasuredVariant(BaseModel):
             finals.
         load: What else the machine did meanwhile, as measure.load.Load.
         doubt: Why its times prove nothing, where the verdict is inconclusive for such a reason.
-        training: The evidence of a training run; None for others.
         stream: The quality of a stream's answers on clips that the search has not seen; None for others.
         p99_ms: The 99th percentile of a frame's time, where a stream has to keep one; None for others.
         budget: Whether a stream keeps the time of a frame: "held", "missed" or "inconclusive"; "" where none is asked.
@@ -103,7 +96,6 @@ class LargerBatch(BaseModel):
         learning_rate_factor: What the learning rate was multiplied with.
         latency_ms: Milliseconds of an optimiser step.
         throughput_per_s: Samples or tokens a second.
-        peak_bytes: Peak memory of the training.
         speedup: Its throughput over that of the training's own batches; None where there was no time to measure it.
         verdict: Whether it is faster: "pass", "fail" or "inconclusive".
         losses: What pairs of runs over equal numbers of samples prove of the held-out loss; None where none were made.
@@ -130,11 +122,7 @@ class RefusedTechnique(BaseModel):
 
 
 class UntriedTechnique(BaseModel):
-    """Describe a technique that applies here, but was in no recipe that was tried.
-
-    Attributes:
-        bound: The highest speedup that it could have reached alone.
-    """
+    """Describe a technique that applies here but was in no trial; alone, its speedup could be `bound` at most."""
 
     technique: str
     bound: float
@@ -161,15 +149,12 @@ class LayerRow(BaseModel):
 
 
 class Diagnosed(BaseModel):
-    """Describe what bounds the original.
+    """Describe what bounds the original; shares and layers are empty where the machine was busy.
 
     Attributes:
-        sentence: The same in words.
         bound: The bound of most of the time.
-        shares: The share of the time under each bound; empty where the machine was busy.
-        share_of_limit: The least time that the machine's limits allow over the time measured; None where the machine
-            was busy.
-        layers: Its layers; none where the machine was busy.
+        shares: The share of the time under each bound.
+        share_of_limit: The least time that the machine's limits allow over the time measured; None where it was busy.
     """
 
     sentence: str
@@ -349,7 +334,6 @@ class Result(Shown, BaseModel, extra="ignore"):
 
 
 def _phases(profile: StepProfile | None) -> dict[str, float] | None:
-    """Return the seconds of each part of the original's step as JSON; None where they are not known."""
     return None if profile is None else {name.removesuffix("_s"): s for name, (_, s) in profile.parts.items()}
 
 

@@ -48,10 +48,7 @@ def save_model(context: TrialContext, result: Result, directory: Path) -> None:
 
 
 def saved_winner(context: TrialContext, result: Result) -> Saved:
-    """Return the artefact of the best trial.
-
-    A fresh process has loaded and run it before the finals, and again in them.
-    """
+    """Return the artefact of the best trial, which a fresh process has loaded and run before the finals and in them."""
     record = next(r for r in result.trials if r.number == result.best.number)
     if is_in_process(record.steps):
         return Saved(reason=f"{record.label} cannot be saved: {ADVICE}.")
@@ -75,7 +72,6 @@ def saved_original(context: TrialContext) -> Saved:
 
 
 def _try_original(context: TrialContext, artefact: Path) -> Saved:
-    """Save the original in one child process, and load it in another."""
     shutil.rmtree(artefact, ignore_errors=True)
     request = TrialRequest(known=context.known, directory=artefact)
     outcome = context.run(save_original, request, artefact.parent, context.trial_limit_s)

@@ -42,7 +42,6 @@ class SearchTime:
         deadline: No trial begins that is expected to end after this time, as `clock` tells.
         stop_at: When a trial that is still running is stopped.
         trial_s: About how many seconds a trial takes; used until one has been timed.
-        clock: Returns the time, in seconds.
         compile_s: About how many seconds more a trial takes that runs a compiler; used until one has been timed.
         kept_s: Returns how many seconds before the deadline are kept for proving what the trials so far found.
         compiled: Returns whether a trial ran a compiler; `search_space` sets it.
@@ -187,8 +186,7 @@ def try_recipe(
 ) -> TrialRecord:
     """Build, save, load, judge and time a recipe in a fresh process. A failure there is recorded.
 
-    Args:
-        time_left_s: Seconds of the budget that are left. A trial that needs more is recorded as stopped.
+    A trial that needs more than `time_left_s`, the seconds of the budget that are left, is recorded as stopped.
     """
     started = time.perf_counter()
     request = TrialRequest(
@@ -225,10 +223,7 @@ def without_answer(outcome: Outcome) -> TrialOutcome:
 
 
 def reloaded(context: TrialContext, record: TrialRecord) -> TrialRecord:
-    """Return the record, as failed where a fresh process cannot load and run the trial's artefact.
-
-    A recipe that works in process has no artefact, so its record is returned as it is.
-    """
+    """Return the record, as failed where a fresh process cannot load and run the trial's artefact."""
     if is_in_process(record.steps):
         return record
     failure = context.reload_failure(context.artefact(record.number), record.libraries)

@@ -79,11 +79,7 @@ class ApplicableTechnique(BaseModel, frozen=True):
         detail: str,
         variant_of: Callable[[Step], Variant],
     ) -> "ApplicableTechnique":
-        """Describe a technique that applies.
-
-        Args:
-            variant_of: Returns a step with its bound and its effect on memory.
-        """
+        """Describe a technique that applies; `variant_of` returns a step with its bound and its effect on memory."""
         return cls(
             technique=technique.name,
             detail=detail,
@@ -94,12 +90,10 @@ class ApplicableTechnique(BaseModel, frozen=True):
 
     @property
     def default(self) -> Step:
-        """Return the step with every option at its default."""
         return self.variants[0].step
 
     @property
     def steps(self) -> list[Step]:
-        """Return the default, then each option changed alone."""
         return [variant.step for variant in self.variants]
 
     @property
@@ -109,14 +103,10 @@ class ApplicableTechnique(BaseModel, frozen=True):
 
     @property
     def saves_memory(self) -> bool:
-        """Return whether any variant makes the memory smaller."""
         return any(variant.shrink > 1 for variant in self.variants)
 
     def bound(self, step: Step) -> float:
-        """Return the highest speedup that a step can reach.
-
-        Where several options were changed together, it is the highest of any variant.
-        """
+        """Return the highest speedup that a step can reach; that of any variant where several options were changed."""
         return next((variant.bound for variant in self.variants if variant.step == step), self.most)
 
     def shrink(self, step: Step) -> float:
@@ -186,7 +176,6 @@ class Space:
     """Hold the recipes that the applicable techniques can make, and convert them to and from Optuna's parameters.
 
     Attributes:
-        techniques: The applicable techniques by name.
         table: Every technique of their kind.
         groups: The groups from which a recipe takes one technique at most, each with its techniques. A technique with
             several groups stands in the first of them.
@@ -229,7 +218,6 @@ class Space:
         return next((t.default for t in self.techniques.values() if is_in_process([t.default])), None)
 
     def in_order(self, steps: Sequence[Step]) -> list[Step]:
-        """Return steps in the order in which they are applied."""
         return in_order(steps, self.table)
 
     def compatible(self, steps: Sequence[Step], other: Step) -> bool:
@@ -254,10 +242,7 @@ class Space:
         return values
 
     def recipe(self, suggest: Suggest) -> Recipe:
-        """Return the recipe that parameter values describe.
-
-        `suggest(name, choices)` returns the value of each parameter.
-        """
+        """Return the recipe that parameter values describe; `suggest(name, choices)` returns each parameter's value."""
         names: list[str] = [n for n in self.free if suggest(f"use.{n}", [False, True])]
         claimed: set[str] = set()
         for group, members in self.groups.items():
@@ -296,11 +281,7 @@ class Space:
         """Return the step that a technique is tried with: its default, or what is enough for a limit of memory.
 
         Where a recipe needs more than the limit, the choice that saves least is taken, of those with which it should
-        fit: to save memory costs time.
-
-        Args:
-            now_bytes: What the recipe needs without it; None where that is not known.
-            max_bytes: The limit; None where there is none.
+        fit: to save memory costs time. `now_bytes` are what the recipe needs without it.
         """
         entry = self.techniques[name]
         if not now_bytes or max_bytes is None or now_bytes <= max_bytes:

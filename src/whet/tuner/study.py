@@ -162,7 +162,6 @@ class Study:
 
 
 def default_storage(directory: Path) -> str:
-    """Return the URL of the study file in an output directory."""
     return f"sqlite:///{directory / FILE}"
 
 
@@ -178,14 +177,12 @@ def _is_gone(attributes: Mapping[str, Any]) -> bool:
 
 
 def _error(storage: str, error: Exception) -> StudyError:
-    """Return a StudyError that says why a storage cannot be used and what to do."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
     why = reason(cause).removesuffix(".")
     return StudyError(f"the study {without_password(storage)} cannot be used ({why}); {_remedy(storage, why)}")
 
 
 def _remedy(storage: str, why: str) -> str:
-    """Return what the user can do about a storage that cannot be used."""
     if storage.startswith("sqlite:"):
         if any(word in why for word in ("unable to open", "readonly", "locked", "full", "cannot be written")):
             return "there must be room for it, and no other program may hold it; file and directory must be writable"

@@ -49,8 +49,6 @@ class Examination(BaseModel, frozen=True):
 def examine_any(request: ExaminationRequest) -> Examination:
     """Examine a target, unless it is a training or a stream once it is built.
 
-    Its facts are its signature, score, profile, diagnosis, and the techniques that apply.
-
     Raises:
         WhetError: The target cannot be tuned; the message says why.
     """
@@ -64,7 +62,6 @@ def examine_any(request: ExaminationRequest) -> Examination:
 
 
 def _examined(request: ExaminationRequest, workload: Workload, started: float) -> TargetFacts:
-    """Return the facts of a workload whose building began at a time."""
     open_s = time.perf_counter() - started
     examined, batch = with_free_batch(examine(workload))
     weights = weights_digest(workload)  # before the profile, since some buffers count the calls
@@ -124,10 +121,7 @@ def checkpoint_bytes(workload: Workload) -> int:
 
 
 def architecture(workload: Workload) -> str:
-    """Return a digest of the names, shapes and dtypes of the weights and buffers.
-
-    It is the same after more training.
-    """
+    """Return a digest of the names, shapes and dtypes of weights and buffers, which is the same after more training."""
     tensors = ((name, t) for name, t in workload.model.state_dict().items() if isinstance(t, Tensor))
     found = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors)
     return hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
@@ -140,11 +134,7 @@ def weights_digest(workload: Workload) -> str:
 
 
 def _diagnosed(profile: Profile, limits: Limits, busy: str) -> Diagnosed:
-    """Return the diagnosis of a profile, for the report. Disturbed times say nothing of what bounds the model.
-
-    Args:
-        busy: What disturbed the profile or the measurement of the limits; "" for a quiet machine.
-    """
+    """Return a profile's diagnosis for the report. Times that `busy` disturbed say nothing of what bounds the model."""
     diagnosis = diagnose(profile, limits)
     if busy:
         sentence = f"What holds the model back is not known: {busy} while it was measured."
@@ -159,7 +149,6 @@ def _diagnosed(profile: Profile, limits: Limits, busy: str) -> Diagnosed:
 
 
 def _layer_rows(profile: Profile, limits: Limits) -> list[LayerRow]:
-    """Return one row for each layer of a profile, with what bounds it."""
     rows = []
     for layer in profile.layers:
         alone = diagnose(Profile(total_s=layer.time_s, layers=(layer,), dtype=profile.dtype), limits)

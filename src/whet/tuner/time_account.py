@@ -7,14 +7,7 @@ EXAMINATION, TRIALS, FINALS, LOSSES, BATCHES = "examination", "trials", "finals"
 
 
 class TimeAccount:
-    """Add up the seconds of each part.
-
-    Args:
-        clock: Returns the time, in seconds.
-
-    Attributes:
-        seconds: The seconds by part, in the order in which the parts began.
-    """
+    """Add up the seconds of each part, as `clock` tells, in the order in which the parts began."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.seconds: dict[str, float] = {}
@@ -31,11 +24,7 @@ class TimeAccount:
 
 
 def time_sentence(seconds: dict[str, float], compile_s: float = 0.0) -> str:
-    """Return where a search's time went, in one sentence; "" where nothing is known.
-
-    Args:
-        compile_s: Seconds of the trials in which techniques were applied and code was compiled.
-    """
+    """Return where a search's time went, in a sentence, or ""; `compile_s` went into techniques and compiling."""
     told = [
         f"{value:.0f} s {name}" + (f" ({compile_s:.0f} s of it compiling)" if name == TRIALS and compile_s >= 1 else "")
         for name, value in seconds.items()

@@ -54,10 +54,7 @@ class TrialRequest(BaseModel, frozen=True):
 
 
 def run_trial(request: TrialRequest) -> TrialOutcome:
-    """Build a recipe, save it, load it back, judge its outputs and time it beside the original.
-
-    A recipe that works in process is judged and timed without being saved.
-    """
+    """Build a recipe, save it, load it back, judge its outputs and time it beside the original."""
     examined = request.known.open()
     num_threads = torch.get_num_threads()  # a recipe may change it when it is loaded
     refused = refusals(request.steps, examined, describe())

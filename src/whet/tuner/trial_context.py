@@ -19,13 +19,7 @@ from whet.tuner.variant_process import VariantRequest, measure_variant
 
 @dataclass(frozen=True)
 class TrialContext:
-    """Describe where a search works.
-
-    Attributes:
-        target: The target's name or address.
-        directory: Where trials write, and where the examination's files lie.
-        trial_limit_s: Seconds after which a trial is ended.
-    """
+    """Describe where a search works; trials write into `directory`, where the examination's files lie too."""
 
     target: str
     facts: TargetFacts
@@ -35,12 +29,10 @@ class TrialContext:
 
     @property
     def known(self) -> KnownTarget:
-        """Return what a process needs to know of the target, so as not to examine it again."""
         found = {name: getattr(self.facts, name) for name in FoundOfModel.model_fields}
         return KnownTarget(target=self.target, directory=self.directory, **found)
 
     def artefact(self, number: int) -> Path:
-        """Return the directory of a trial's artefact."""
         return self.directory / f"trial-{number}" / "artefact"
 
     def measure(self, record: TrialRecord | None, folder: Path, budget_s: float, limit_s: float) -> Outcome:
@@ -68,7 +60,6 @@ class TrialContext:
         return self.run(measure_variant, request, folder, limit_s)
 
     def reload_failure(self, artefact: Path, libraries: Sequence[str]) -> Failure | None:
-        """Return the failure of a fresh process that loads and runs an artefact as its maker did, or None."""
         request = ReloadRequest(
             directory=artefact,
             inputs=self.directory / INPUTS,

@@ -45,7 +45,6 @@ def difference(examined: ExaminedWorkload, run: Run, *, rounds: bool, in_process
     Nothing is tried on a GPU, since a wrong index would end the process.
 
     Args:
-        examined: The model, with its outputs for the inputs that were seen.
         run: The variant, on flat tensors.
         rounds: Whether the variant computes in fewer bits than float32.
         in_process: Whether the model's own code runs in the variant. It is then not called with the largest integers,
@@ -103,13 +102,11 @@ class _Judge:
     _others: list[Run] | None = field(default=None, init=False)
 
     def answers(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the model's answers."""
         return _answers(self.examined.workload.model, self.examined, tensors)
 
     def fault(
         self, tensors: Sequence[Tensor], found: Sequence[Tensor], expected: Sequence[Tensor], *, is_usual: bool
     ) -> str:
-        """Return what is wrong with a variant's answers, in words, or ""."""
         if [(y.shape, y.dtype) for y in found] != [(y.shape, y.dtype) for y in expected]:
             return "its outputs have other shapes or dtypes"
         for j, (ours, theirs) in enumerate(zip(found, expected, strict=True)):

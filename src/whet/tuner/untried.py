@@ -16,8 +16,7 @@ def untried(
 ) -> list[UntriedTechnique]:
     """Return the techniques that apply here and were in no trial, with reasons, the largest bound first.
 
-    Args:
-        searched: The space without what cannot pay; the whole one, if not given.
+    `searched` is the space without what cannot pay; the whole one, if not given.
     """
     stopped = {step.technique for record in records if record.status == "stopped" for step in record.steps}
     tried = {step.technique for record in records if record.status != "stopped" for step in record.steps}

@@ -26,8 +26,6 @@ class Decision:
     """Hold a verdict.
 
     Attributes:
-        word: The verdict in a word.
-        sentence: The same in a sentence, or several.
         best: What is kept: the best point, or the original.
         needed_s: The budget in seconds that would have done; None where time is not what is missing.
         is_disturbed: Whether it is the machine, or the measurements, that left it open.
@@ -43,12 +41,7 @@ class Decision:
 def decide(
     kind: Kind, finals: Finals, records: Sequence[TrialRecord], reference: MeasuredVariant | None = None
 ) -> Decision:
-    """Give the verdict.
-
-    Args:
-        finals: What the finals showed; what their points owe has been proved.
-        reference: torch.compile alone; None where it was not measured.
-    """
+    """Give the verdict, once what the points of the finals owe has been proved."""
     goal, baseline, patience = kind.goal, finals.baseline, kind.work.patience
     better = [point for point in best_first(goal, finals.points) if kind.improves(point, baseline)]
     kept = next((point for point in better if kind.is_proved(point)), None)
@@ -114,7 +107,6 @@ def _left_out(
 
 
 def _unproved(kind: Kind, baseline: MeasuredVariant, better: Sequence[MeasuredVariant], needed_s: float) -> Decision:
-    """Return the verdict where what is better has not been proved to be as good."""
     first = better[0]
     gain = f" ({first.speedup:.2f}x)" if kind.goal.asks_for_speed else ""
     told = f"{first.label} is better{gain}, but {_open(kind, first, needed_s)}. {_STAYS}"
@@ -134,7 +126,6 @@ def disturbed(finals: Finals, patience: QuietWait, *, counts_noise: bool = True)
     """Return why what was measured does not count, as a clause; "" where it does.
 
     Args:
-        patience: How long whet waited for a quiet machine, and what disturbed it.
         counts_noise: Whether the sides were measured apart, so that the original's own scatter is in the ratios.
     """
     points = finals.points
@@ -198,11 +189,7 @@ def no_gain(
     points: Sequence[MeasuredVariant] = (),
     no_graph: str = "",
 ) -> str:
-    """Return why the original stays, in one sentence.
-
-    Args:
-        no_graph: Why the model cannot be exported as a graph; "" where it can.
-    """
+    """Return why the original stays, in a sentence; `no_graph` says why the model cannot be exported as a graph."""
     rejected = [r for r in records if r.status == "rejected"]
     too_large = [p for p in points if is_too_large(goal, p) and is_better(goal, baseline, p)]
     best = next(iter(ranked(goal, records)), None)
@@ -237,7 +224,6 @@ def no_gain(
 
 
 def _original_too_large(goal: Goal, baseline: MeasuredVariant) -> str:
-    """Return that the original takes more memory than allowed; "" where it does not."""
     if not is_too_large(goal, baseline) or goal.max_memory_bytes is None:
         return ""
     return (

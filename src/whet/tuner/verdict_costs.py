@@ -32,15 +32,9 @@ class VerdictCosts:
 
     @property
     def proof_s(self) -> float:
-        """Return the seconds of the shortest finals, and of the shortest proof of the loss."""
         return self.finals_s + self.losses_s
 
     def needed_s(self, spent_s: float, num_trials: int = 0, num_loss_pairs: int = LEAST_LOSS_PAIRS) -> float:
-        """Return a budget in seconds for what was done, some more trials and a proof.
-
-        Args:
-            spent_s: The seconds of what was done, and will be done again.
-            num_trials: The trials that are still to be made.
-        """
+        """Return a budget in seconds for what took `spent_s` and will be done again, some more trials and a proof."""
         proof_s = self.finals_s + num_loss_pairs * self.loss_pair_s
         return needed_for(spent_s + num_trials * self.trial_s + proof_s)

@@ -21,14 +21,10 @@ _LAST_S = 8.0  # for what still runs in threads once the server has finished
 
 
 class UvicornWithoutSignals(uvicorn.Server):
-    """Run uvicorn without its signal handlers.
-
-    They would close the port at once, and the process would end with the signal instead of exit code 0.
-    """
+    """Run uvicorn without its signal handlers, which close the port at once and exit by the signal, not with code 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals as they are."""
         yield
 
 
@@ -38,11 +34,7 @@ def uvicorn_config(app: Any, **options: Any) -> uvicorn.Config:
 
 
 class AsgiServer(ABC):
-    """Serve on a bound socket, in this thread (`run`), or in one of its own (`start`, `stop`).
-
-    Args:
-        backlog: The most connections that wait to be accepted.
-        name: The name of the thread that `start` makes.
+    """Serve on a bound socket, in this thread (`run`), or in one of its own that is called `name` (`start`, `stop`).
 
     Raises:
         OptionError: Another process has begun to listen on the port in the meantime.
@@ -63,9 +55,7 @@ class AsgiServer(ABC):
         """Serve until SIGTERM or Ctrl-C. A second signal ends the work at once. Call it in the main thread only.
 
         If the server does not end by itself, since some code never returns, the process ends with exit code 1.
-
-        Args:
-            on_ready: Called once the server takes requests.
+        `on_ready` is called once the server takes requests.
         """
         try:
             asyncio.run(self._run(on_ready, has_signals=True))

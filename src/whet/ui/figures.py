@@ -29,8 +29,7 @@ def digits(value: float | None) -> str:
 def in_unit(value: float | None, units: Units, like: float | None = None) -> str:
     """Format a value in the largest unit that it reaches.
 
-    None and NaN give a dash. `like` is the value that chooses the unit instead, so that a column keeps
-    one unit.
+    None and NaN give a dash. `like` is the value that chooses the unit instead, so that a column keeps one unit.
     """
     if value is None or not math.isfinite(value):
         return DASH
@@ -57,9 +56,7 @@ def nanoseconds(value: float) -> str:
 def percent(fraction: float | None, *, decimals: int | None = None) -> str:
     """Format a share as a percentage: 42%, 4.2%, 0.42%. A share that is almost 0 is <0.01%.
 
-    Args:
-        fraction: The share; 1 is the whole.
-        decimals: A fixed number of decimals, for a column or a sentence that keeps one precision.
+    `decimals` is a fixed number of decimals, for a column or a sentence that keeps one precision.
     """
     if fraction is None or math.isnan(fraction):
         return DASH

@@ -20,11 +20,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a bound TCP socket that does not listen yet, so nobody can connect to it.
-
-    Args:
-        host: A name or an address of this machine.
-        port: The port; 0 takes any free one.
+    """Return a bound TCP socket that does not listen yet, so nobody can connect to it. Port 0 takes any free one.
 
     Raises:
         OptionError: The port's number is out of range, or the address is in use, or does not belong to this machine.
@@ -44,11 +40,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def checked_port(port: int, name: str) -> int:
-    """Return a port.
-
-    Args:
-        port: The port; 0 means any free one.
-        name: What the user calls it: "port" in Python, "--port" on the command line.
+    """Return a port; 0 means any free one. The user calls it `name`: "port" in Python, "--port" on the command line.
 
     Raises:
         OptionError: No port has this number.
@@ -59,9 +51,7 @@ def checked_port(port: int, name: str) -> int:
 
 
 def listen(bound: socket.socket, backlog: int) -> None:
-    """Let clients connect to a bound socket. The socket is closed if that fails.
-
-    `backlog` is the number of connections that may wait to be accepted.
+    """Let clients connect to a bound socket; `backlog` of them may wait. The socket is closed if that fails.
 
     Raises:
         OptionError: Another process listens there by now.
@@ -75,7 +65,6 @@ def listen(bound: socket.socket, backlog: int) -> None:
 
 
 def http_url(host: str, port: int, *, is_tls: bool = False) -> str:
-    """Return the address of an HTTP server, or of an HTTPS server."""
     return f"{'https' if is_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -140,7 +129,6 @@ def is_key(given: str, keys: Iterable[str]) -> bool:
 
 
 def _unusable(host: str, port: int, error: OSError) -> OptionError:
-    """Return the error for an address that cannot be bound or listened on."""
     if error.errno == errno.EADDRINUSE:
         return OptionError(f"port {port} of {host} is in use; name another one, or 0 for any that is free")
     return OptionError(

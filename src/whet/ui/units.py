@@ -22,9 +22,7 @@ def seconds(option: str, text: str, *, may_be_zero: bool = False) -> float:
 
 
 def duration_s(name: str, value: object, *, may_be_zero: bool = False) -> float:
-    """Return the seconds of an argument that takes a number of seconds, or text such as "90s" or "5m".
-
-    Messages name the argument, as "budget_s".
+    """Return the seconds of a number, or of text such as "90s" or "5m". Messages name the argument, as "budget_s".
 
     Raises:
         OptionError: It is no duration, or one of 0 that may not be 0.

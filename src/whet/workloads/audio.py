@@ -40,10 +40,7 @@ def _waveform(config: Any, preprocessor: dict[str, Any], seconds: float | None) 
 
 
 def _whisper(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
-    """Return the shape [mel bins, frames] of Whisper's spectrograms.
-
-    All have the length to which Whisper pads every sound.
-    """
+    """Return the shape [mel bins, frames] of Whisper's spectrograms, of the one length to which it pads every sound."""
     _check_fixed(config, seconds)
     return config.num_mel_bins, 2 * config.max_source_positions
 

@@ -15,11 +15,7 @@ from whet.workloads.target_name import split_device_name
 
 
 def split_device(target: str) -> tuple[str, str]:
-    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device; "" for none.
-
-    Raises:
-        TargetError: whet does not measure on this device, or this machine does not have it.
-    """
+    """Split as split_device_name does, and raise TargetError too where this machine does not have the device."""
     address, device = split_device_name(target)
     if device == "cuda":
         try:
@@ -65,18 +61,12 @@ def training_on_device(workload: TrainingWorkload, device: str) -> TrainingWorkl
 
 @dataclass(frozen=True)
 class LossOnDevice:
-    """Move each batch to a device before its loss is computed.
-
-    Attributes:
-        loss: Called as loss(model, batch).
-        device: Where the model is.
-    """
+    """Move each batch to the model's device before its loss is computed."""
 
     loss: Loss
     device: str
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the loss of one batch."""
         return self.loss(model, _moved(batch, self.device))
 
 
@@ -95,10 +85,7 @@ def _moved(value: Any, device: str) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to each tensor in nested tuples, lists and mappings.
-
-    Mappings that are outputs keep attribute access.
-    """
+    """Apply a function to each tensor in nested tuples, lists and mappings. Model outputs keep attribute access."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

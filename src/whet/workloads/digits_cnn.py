@@ -30,10 +30,7 @@ _HELD_OUT = 64  # of 256 values of a hash byte: a quarter of the images
 
 
 def build(weights: Path = WEIGHTS) -> Workload:
-    """Return the workload: batches of 8 images.
-
-    Quality is the share of held-out digits that are classified correctly.
-    """
+    """Return the workload: batches of 8 images, scored by the share of held-out digits classified correctly."""
     train_BCHW, _ = read_digits(held_out=False)
     test_BCHW, labels_B = read_digits(held_out=True)
     batches = list(zip(test_BCHW[:NUM_HELD_OUT].split(BATCH), labels_B[:NUM_HELD_OUT].split(BATCH), strict=True))
@@ -74,8 +71,7 @@ def read_digits(*, held_out: bool) -> tuple[Tensor, Tensor]:
 def _load_digits() -> tuple[Array, Array]:
     """Return what sklearn.datasets.load_digits returns: images, float64 [N, 8, 8], and their digits [N].
 
-    The library's own file is read, since importing the library takes a second in every process that builds the
-    workload.
+    The library's own file is read, since importing the library takes a second in every process.
     """
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:

@@ -16,10 +16,7 @@ LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.05
 
 
 def build() -> TrainingWorkload:
-    """Return the workload: batches of 64 images of 64 x 64 pixels, AdamW.
-
-    The score is the mean cross-entropy of held-out images; lower is better.
-    """
+    """Return the workload: batches of 64 images of 64 x 64 pixels, AdamW, scored by held-out mean cross-entropy."""
     images_BCHW, labels_B = digits_cnn.read_digits(held_out=False)
     test_BCHW, truth_B = digits_cnn.read_digits(held_out=True)
     held_out = list(zip(test_BCHW.split(BATCH), truth_B.split(BATCH), strict=True))

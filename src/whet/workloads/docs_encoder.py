@@ -27,10 +27,7 @@ LABELS = "labels.json"
 
 
 def build(weights: Path = WEIGHTS) -> Workload:
-    """Return the workload: batches of 8 passages.
-
-    Quality is the share of held-out passages whose topic is named correctly.
-    """
+    """Return the workload: batches of 8 passages, scored by the share of held-out ones whose topic is named right."""
     directory = weights / NAME
     tokenizer = load_tokenizer(directory)
     labels = load_labels(directory)
@@ -62,15 +59,11 @@ def baseline(weights: Path = WEIGHTS) -> float:
 
 
 def config(num_classes: int) -> EncoderConfig:
-    """Return the encoder's configuration for so many topics."""
     return EncoderConfig(vocab_size=2048, num_classes=num_classes, max_tokens=NUM_TOKENS)
 
 
 def load_labels(directory: Path) -> list[str]:
-    """Return the topics that a model was trained to name.
-
-    They ship with the model, since another Python version may have other topics.
-    """
+    """Return the topics a model was trained to name. They ship with it: another Python version may have other ones."""
     labels: list[str] = json.loads((directory / LABELS).read_text())
     return labels
 

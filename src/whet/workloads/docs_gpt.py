@@ -23,10 +23,7 @@ NUM_CALIBRATION = 16  # batches
 
 
 def build(weights: Path = WEIGHTS) -> Workload:
-    """Return the workload: one window of 128 tokens at a time.
-
-    Quality is bits per byte of held-out text; lower is better.
-    """
+    """Return the workload: one window of 128 tokens at a time, scored by bits per byte of held-out text."""
     return predicting(load_decoder(weights / NAME), NAME, weights / NAME)
 
 
@@ -34,11 +31,7 @@ def predicting(model: nn.Module, name: str, directory: Path) -> Workload:
     """Return the workload of a model that predicts tokens of documentation.
 
     Each window is read on its own: a start token and its first 127 tokens go in, and all its 128 are predicted.
-
-    Args:
-        model: The model. It maps token ids [B, T] to logits [B, T, V].
-        name: The name of the workload.
-        directory: The directory of the tokenizer.
+    The model maps token ids [B, T] to logits [B, T, V]. The directory is that of the tokenizer.
     """
     tokenizer = load_tokenizer(directory)
     start = tokenizer.token_to_id(START)

@@ -36,11 +36,8 @@ def build(weights: Path = WEIGHTS) -> TrainingWorkload:
 def learning(model: nn.Module, name: str, directory: Path) -> TrainingWorkload:
     """Return the workload of a model that learns documentation from nothing.
 
-    Parameters that no product multiplies do not decay.
-
-    Args:
-        model: The model. It maps token ids [B, T] to logits [B, T, V].
-        directory: The directory of the tokenizer.
+    The model maps token ids [B, T] to logits [B, T, V]. Its parameters that no product multiplies do not decay.
+    The directory is that of the tokenizer.
     """
     tokenizer = load_tokenizer(directory)
     start = tokenizer.token_to_id(START)

@@ -16,8 +16,5 @@ NAME = "docs-ssm"
 
 
 def build(weights: Path = WEIGHTS) -> Workload:
-    """Return the workload: one window of 128 tokens at a time, the same windows as those of docs-gpt.
-
-    Quality is bits per byte of held-out text; lower is better.
-    """
+    """Return the workload: the windows of docs-gpt, one at a time, scored by bits per byte of held-out text."""
     return predicting(load_selective(weights / NAME), NAME, weights / NAME)

@@ -14,9 +14,6 @@ NAME = "docs-ssm-training"
 
 
 def build(weights: Path = WEIGHTS) -> TrainingWorkload:
-    """Return the workload: the batches and the optimiser of docs-gpt-training.
-
-    The score is the mean cross-entropy of held-out text in nats a token; lower is better.
-    """
+    """Return the workload, with the batches, the optimiser and the score of docs-gpt-training."""
     directory = weights / docs_ssm.NAME
     return learning(fresh_selective(read_config(directory), torch.Generator().manual_seed(0)), NAME, directory)

@@ -54,11 +54,7 @@ def text_by_topic(*, held_out: bool, topics: Mapping[str, str] = TOPICS) -> dict
 
 
 def tokenizers() -> Any:
-    """Return the tokenizers package.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """Return the tokenizers package, or raise MissingExtra where it is not installed."""
     return library("examples", "the text of the docs-* workloads")
 
 
@@ -80,8 +76,5 @@ def windows(ids_T: Tensor, width: int, stride: int) -> Tensor:
 
 
 def num_bytes(tokenizer: Any, ids: Tensor) -> int:
-    """Return how many bytes of text tokens stand for.
-
-    A byte-level token is written with one character for each byte.
-    """
+    """Return how many bytes of text tokens stand for: a byte-level token is written with one character for each."""
     return sum(len(tokenizer.id_to_token(i)) for i in ids.flatten().tolist())

@@ -18,10 +18,9 @@ _SURROUNDINGS = "surroundings.json"  # the file beside the workload that says ho
 def hand_over(workload: AnyWorkload, path: Path) -> str:
     """Write a workload with its code for another process of this user, and return the address that opens it.
 
-    torch.save writes memory that several batches share once. cloudpickle alone would write it once per
-    batch. A file beside the workload holds where Python finds modules here, since cloudpickle refers to
-    modules by name; how many threads PyTorch uses; and the libraries of custom operators that were
-    loaded here.
+    torch.save writes memory that several batches share once. cloudpickle alone would write it once per batch. A file
+    beside the workload holds where Python finds modules here, since cloudpickle refers to modules by name; how many
+    threads PyTorch uses; and the libraries of custom operators that were loaded here.
 
     Raises:
         TargetError: Something in the workload cannot be pickled.

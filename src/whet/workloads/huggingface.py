@@ -206,11 +206,7 @@ def _class_of(transformers: Any, config: Any) -> Any:
 
 
 def transformers_package() -> Any:
-    """Return the package transformers.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """Return the package transformers, or raise MissingExtra where it is not installed."""
     try:
         import transformers
     except ImportError as error:

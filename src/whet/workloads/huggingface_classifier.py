@@ -33,7 +33,6 @@ def load_classifier(directory: Path, labels: Sequence[str | int], pad_id: int | 
 
     Args:
         directory: A Hugging Face directory of any model that transformers has a classifier for.
-        labels: The labels, in order.
         pad_id: The token behind short texts, where the directory names none; None for none.
 
     Raises:
@@ -71,11 +70,7 @@ def _is_of_base(name: str, base: str) -> bool:
 
 
 def _classes(directory: Path, config: Any, labels: Sequence[str | int]) -> tuple[int, ...]:
-    """Return the class of each label in a head that is there.
-
-    Raises:
-        TargetError: It has other labels.
-    """
+    """Return the class of each label in a head that is there, or raise TargetError where it has other labels."""
     own = [str(config.id2label[i]) for i in range(config.num_labels)]
     names = [str(label) for label in labels]
     if sorted(own) == sorted(names):

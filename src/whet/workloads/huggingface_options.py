@@ -14,12 +14,7 @@ _Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 class Options(BaseModel):
-    """Hold the options that may follow the question mark.
-
-    Attributes:
-        seq: Tokens in each text; None for the default.
-        seconds: The length of each sound in seconds; None for the default.
-    """
+    """Hold the options after the question mark: `seq` tokens in a text, `seconds` of a sound; None for the defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

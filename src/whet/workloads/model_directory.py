@@ -11,11 +11,7 @@ HELP = f"a Hugging Face model directory, or a built-in model: {', '.join(BUILT_I
 
 
 def model_directory(named: str) -> Path:
-    """Return the directory of a model. A directory of that name takes precedence over a built-in model.
-
-    Raises:
-        TargetError: There is neither.
-    """
+    """Return a model's directory: that of this name, else that of a built-in model; raise TargetError for neither."""
     directory = Path(named)
     if directory.is_dir():
         return directory

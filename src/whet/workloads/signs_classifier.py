@@ -21,14 +21,7 @@ def new_classifier() -> ResNet:
 
 
 def load_classifier(weights: Path = WEIGHTS) -> ResNet:
-    """Return the trained classifier, in eval mode.
-
-    Args:
-        weights: The directory that holds signs-classifier/model.safetensors.
-
-    Raises:
-        TargetError: The weights are not there.
-    """
+    """Return the classifier of signs-classifier/model.safetensors, in eval mode; raise TargetError without the file."""
     if not (weights / NAME / FILE).is_file():
         raise TargetError(
             f"{weights / NAME} has no {FILE}: in a clone of whet, train it with "

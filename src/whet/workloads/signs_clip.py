@@ -16,11 +16,7 @@ from whet.workloads.signs_data import SPLITS, ClipMaker, read_photos, split_phot
 
 @dataclass(frozen=True)
 class SignClip:
-    """Hold a clip of one hand. The stream sees its frames in grey with few pixels, and shall draw the frames.
-
-    Attributes:
-        frames_TCHW: The true frames, [T, 3, 64, 64] from 0 to 1.
-    """
+    """Hold the true frames of a hand, [T, 3, 64, 64] from 0 to 1, which the stream shall draw from small grey ones."""
 
     frames_TCHW: Tensor
     digit: int
@@ -53,15 +49,11 @@ def sign_clips(archive: Path, split: str, num_clips: int, num_frames: int) -> li
 
 
 def recognised(frames: Sequence[Tensor], digit: int) -> list[float]:
-    """Return for each frame 1 if the classifier recognises its digit, and 0 otherwise.
-
-    The frames are [3, 64, 64] each, from 0 to 1.
-    """
+    """Return for each frame, [3, 64, 64] from 0 to 1, 1 if the classifier recognises its digit, and 0 otherwise."""
     batch_BCHW = torch.stack(list(frames)).float() * 2 - 1
     return is_recognised(_classifier(), batch_BCHW, torch.full((len(frames),), digit)).double().tolist()
 
 
 @cache
 def _classifier() -> ResNet:
-    """Return the trained classifier, which is read from the disk once."""
     return load_classifier()

@@ -52,7 +52,6 @@ class Photos:
         return len(self.digits_N)
 
     def of(self, people: Sequence[int]) -> "Photos":
-        """Return the photos of some people."""
         kept_N = torch.isin(self.people_N, torch.tensor(people, dtype=torch.int64))
         return Photos(self.images_NCHW[kept_N], self.digits_N[kept_N], self.people_N[kept_N])
 
@@ -119,11 +118,7 @@ def people(digits: Sequence[int]) -> list[int]:
 
 
 def split_photos(photos: Photos, seed: int = 0) -> dict[str, Photos]:
-    """Divide photos by person into those of "train", "validation" and "test", in a random order from a seed.
-
-    Raises:
-        OptionError: There are fewer than three people.
-    """
+    """Divide photos by person at random into "train", "validation" and "test"; raise OptionError for under 3 people."""
     everybody = torch.unique(photos.people_N)
     if len(everybody) < len(SPLITS):
         raise OptionError(f"photos of at least {len(SPLITS)} people are needed; got {len(everybody)}")
@@ -180,25 +175,17 @@ class Clips:
 
 
 class ClipMaker:
-    """Make clips of photos. A clip depends on the seed and its number alone, and has no end.
+    """Make clips of photos. A clip depends on its number and on the seed of its window's moves alone, and has no end.
 
     Clip number i shows photo i modulo the number of photos. The window's place, angle and size swing
     around means, each with its own amplitude and speed. Every second clip, on average, is mirrored.
-
-    Args:
-        seed: Chooses how the windows move.
     """
 
     def __init__(self, photos: Photos, seed: int = 0) -> None:
         self._photos, self._seed = photos, seed
 
     def make(self, clips_B: Sequence[int], times_BT: Tensor) -> Clips:
-        """Return frames of clips.
-
-        Args:
-            clips_B: The numbers of the clips, from 0.
-            times_BT: The numbers of the wanted frames of each clip, [B, T].
-        """
+        """Return the frames whose numbers are `times_BT`, [B, T], of the clips with the numbers `clips_B`, from 0."""
         rows_B = torch.tensor([number % len(self._photos) for number in clips_B])
         moves = torch.stack([_draw_moves(self._seed, number) for number in clips_B])
         windows_BT23 = _windows(moves, times_BT)
@@ -260,10 +247,7 @@ def _square(windows_BT23: Tensor) -> Tensor:
 
 
 def _seen(photos_BCHW: Tensor, windows_BT23: Tensor) -> Tensor:
-    """Return what windows show of photos, means of 2 x 2 samples a pixel, [B, T, C, 64, 64].
-
-    Beyond its edges, a photo is mirrored.
-    """
+    """Return what windows show of photos, mirrored beyond their edges: means of 2 x 2 samples, [B, T, C, 64, 64]."""
     size = FRAME * _OVERSAMPLED
     num_clips, num_frames = windows_BT23.shape[:2]
     grid = _apply(windows_BT23, _places(windows_BT23.dtype, size)).float()  # [B, T, size, size, 2]

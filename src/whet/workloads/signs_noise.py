@@ -56,10 +56,7 @@ def taught_steps() -> tuple[Steps, Steps]:
 def draw_frames(
     network: Network, steps: Steps, condition: tuple[Tensor, Tensor, Tensor], generator: torch.Generator
 ) -> Tensor:
-    """Draw frames, [B, 3, 64, 64] in [-1, 1].
-
-    The condition is the grey frames, the previous frames and the digits, as the U-Net takes them.
-    """
+    """Draw frames, [B, 3, 64, 64] in [-1, 1], from grey frames, previous frames and digits, as the U-Net takes them."""
     grey_BCHW, previous_BCHW, digit_B = condition
     shape = (len(digit_B), 3, FRAME, FRAME)
     x_BCHW, history = torch.randn(shape, generator=generator), None

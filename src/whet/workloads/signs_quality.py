@@ -69,10 +69,7 @@ class UnseenClips:
 
 
 def drawn(clips: UnseenClips, draw: Draw) -> Tensor:
-    """Draw all frames of clips in order, each with the drawn frame before it, rounded as shown: [B, T, 3, 64, 64].
-
-    The first frame of a clip has no previous frame.
-    """
+    """Draw all frames of clips in order, each with the drawn frame before it, rounded as shown: [B, T, 3, 64, 64]."""
     parts = []
     for frames_BTCHW, digits_B in zip(clips.frames_BTCHW.split(_BATCH), clips.digits_B.split(_BATCH), strict=True):
         previous = torch.zeros_like(frames_BTCHW[:, 0])
@@ -85,7 +82,6 @@ def drawn(clips: UnseenClips, draw: Draw) -> Tensor:
 
 
 def measured(frames_BTCHW: Tensor, clips: UnseenClips, classifier: ResNet) -> FrameQuality:
-    """Return the quality of drawn frames of clips."""
     digits = clips.digits_B.repeat_interleave(clips.frames_BTCHW.shape[1])
     pairs = list(zip(_images(frames_BTCHW), _images(clips.frames_BTCHW), strict=True))
     sharp, true_sharp = (sum(map(sharpness, images)) for images in zip(*pairs, strict=True))

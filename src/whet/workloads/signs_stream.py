@@ -23,11 +23,7 @@ _NUM_FRAMES = 32
 
 
 def directory(weights: Path = WEIGHTS) -> Path:
-    """Return the directory of the trained U-Net.
-
-    Raises:
-        TargetError: It is not there.
-    """
+    """Return the directory of the trained U-Net, or raise TargetError where it is not there."""
     found = weights / NAME
     if not (found / FILE).is_file():
         raise TargetError(
@@ -40,11 +36,8 @@ def directory(weights: Path = WEIGHTS) -> Path:
 def build(weights: Path = WEIGHTS) -> StreamWorkload:
     """Return the stream with one step a frame, and frames of a bright disc that moves.
 
-    Args:
-        weights: The directory that holds signs-stream/model.safetensors.
-
     Raises:
-        TargetError: The weights are not there.
+        TargetError: `weights` lacks signs-stream/model.safetensors.
     """
     place = directory(weights)
 

@@ -14,11 +14,7 @@ _NAMES = ("batch", "seq")
 
 
 def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes if they are valid.
-
-    Raises:
-        OptionError: A size is not positive, or there is no size of that name.
-    """
+    """Return the sizes, or raise OptionError where one is not positive or has another name than batch and seq."""
     for name, size in sizes.items():
         if name not in _NAMES:
             raise OptionError(f"there is no size {name!r}; there are: {', '.join(_NAMES)}")
@@ -58,7 +54,6 @@ def resized(workload: Workload, *, batch: int | None = None, seq: int | None = N
 
 
 def _has_samples(value: Tensor, num_samples: int) -> bool:
-    """Return whether a tensor's first dimension is the samples."""
     return value.dim() > 0 and value.shape[0] == num_samples
 
 

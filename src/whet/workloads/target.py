@@ -38,13 +38,11 @@ def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Inf
     itself; every other workload is moved.
 
     Args:
-        target: A built-in name, "hf:DIR", "FILE.py:FUNCTION" or "package.module:FUNCTION".
         sizes: Values for `batch` (samples) and `seq` (tokens) that replace the workload's own. A function that has
             parameters of these names is called with them; otherwise the workload's first batch is cut or repeated.
 
     Raises:
-        TargetError: There is no such workload, or it is of another kind; the message says what was wrong and what to
-            do.
+        TargetError: There is no such workload, or it is of another kind.
         MissingExtra: An optional package that it needs is not installed.
     """
     return inference_only(resolve_any(target, sizes), target)
@@ -66,13 +64,7 @@ def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) ->
 
 
 def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
-    """Return the workload with a target's name, or at an address that `hand_over` returned.
-
-    `sizes` are for a target's name, as for `resolve`.
-
-    Raises:
-        TargetError: There is no such workload.
-    """
+    """Return the workload of a target's name and sizes (see resolve_any), or that at an address of `hand_over`."""
     return taken_over(address) if address.startswith(PICKLED) else resolve_any(address, sizes)
 
 
@@ -82,11 +74,7 @@ def open_target(address: str) -> InferenceWorkload:
 
 
 def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
-    """Return a workload as it is if it is for inference.
-
-    Raises:
-        TargetError: It is of another kind.
-    """
+    """Return a workload as it is if it is for inference, or raise TargetError."""
     if isinstance(workload, TrainingWorkload):
         raise TrainingTarget(f"{target} is a TrainingWorkload; here whet takes an InferenceWorkload")
     if isinstance(workload, StreamWorkload):
@@ -128,7 +116,6 @@ def _unsized(workload: AnyWorkload, target: str, sizes: Mapping[str, int]) -> An
 
 
 def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, Any]) -> AnyWorkload:
-    """Call the user's function and return its workload."""
     check_arguments(function, f"{place}:{name}", given)
     try:
         returned = function(**given)
@@ -159,11 +146,7 @@ def _as_workload(returned: Any, source: str, default_name: str) -> AnyWorkload:
 
 
 def _is_call(model: nn.Module, inputs: Any, source: str) -> bool:
-    """Return whether a tuple is the arguments of one call; otherwise it is several batches.
-
-    Raises:
-        TargetError: It may be either.
-    """
+    """Return whether a tuple is one call's arguments, not several batches, or raise TargetError if it may be either."""
     if not isinstance(inputs, tuple) or len(inputs) < 2:
         return False
     if not all(isinstance(x, Tensor) for x in inputs):
@@ -196,20 +179,14 @@ def _describe(value: Any) -> str:
 class NamedTraining:
     """Open a training when it is asked for, once in a process. Other workloads are built without it.
 
-    Attributes:
-        name: The name or address of the training.
-        device: The device of the model that it goes with; "" for the training's own.
+    `device` is that of the model that it goes with; "" for the training's own.
     """
 
     name: str
     device: str = ""
 
     def __call__(self) -> TrainingWorkload:
-        """Return the training.
-
-        Raises:
-            TargetError: There is no such training.
-        """
+        """Return the training, or raise TargetError where there is none of this name."""
         return _opened(self.name, self.device)
 
 

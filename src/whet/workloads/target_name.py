@@ -24,21 +24,14 @@ _MAKES_NAMES = {"exec", "eval", "globals", "locals", "vars", "setattr", "__getat
 
 
 def with_training(target: str, training: str) -> str:
-    """Return the name of a target together with that of its training.
-
-    Raises:
-        OptionError: The target names a training already.
-    """
+    """Return a target's name with that of its training, or raise OptionError where it names one already."""
     if split_training(target)[1]:
         raise OptionError(f"{target} names its training already; leave --training out")
     return f"{target}{'&' if '?' in target else '?'}{_TRAINING}{quote(training, safe='/:.')}"
 
 
 def split_training(target: str) -> tuple[str, str]:
-    """Split `ADDRESS?training=TRAINING` into the address, with its other options, and the name of the training.
-
-    The training is "" where none is named.
-    """
+    """Split `ADDRESS?training=TRAINING` into the address, with its other options, and the training; "" for none."""
     address, training = _split_option(target, _TRAINING)
     return address, unquote(training or "")
 
@@ -79,9 +72,6 @@ def split_function(target: str) -> tuple[str, str]:
 
 def check_name(target: str) -> None:
     """Raise TargetError where a name alone shows that there is no such target; nothing is imported or built.
-
-    A command calls it before it imports torch, and before it waits for a quiet machine.
-    The target is named as for `whet.workloads.resolve`.
 
     Raises:
         TargetError: The name is of no known form, its options are wrong, its file or directory is not

@@ -11,11 +11,7 @@ _FORMS = "FILE.py:FUNCTION or package.module:FUNCTION, a function that trains"
 
 
 def training_function(target: str) -> Callable[[], Any]:
-    """Return the function that `target` names. It is called without arguments.
-
-    Raises:
-        TargetError: There is no such function, or it needs arguments; the message says what to do.
-    """
+    """Return the function that `target` names, or raise TargetError where there is none or it needs arguments."""
     check_training_name(target)
     place, _, name = target.rpartition(":")
     function = load_function(place, name, "one that trains")
@@ -24,10 +20,7 @@ def training_function(target: str) -> Callable[[], Any]:
 
 
 def check_training_name(target: str) -> None:
-    """Raise TargetError where a name alone shows that it is no training loop; nothing is imported or built.
-
-    A command calls it before it waits for a quiet machine.
-    """
+    """Raise TargetError where a name alone shows that it is no training loop; nothing is imported or built."""
     place, colon, name = target.rpartition(":")
     address = target.partition("?")[0]
     if address in BUILTIN or target.startswith("hf:"):

@@ -76,10 +76,7 @@ def check_file(name: str) -> None:
 
 
 def no_function(place: str, name: str, own: Sequence[str]) -> str:
-    """Return the message for a function that a file or a module lacks.
-
-    `own` holds the public functions that it has.
-    """
+    """Return the message for a function that a file or a module lacks; `own` holds the public functions it has."""
     listed = f"it has {', '.join(own)}" if own else "it defines no function"
     close = difflib.get_close_matches(name, own, n=1)
     return f"{place} has no function {name!r}; {listed}" + (f" (did you mean {close[0]}?)" if close else "")
@@ -113,10 +110,7 @@ def _load_file(name: str) -> ModuleType:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Load source without bytecode.
-
-    Python would take old bytecode for current if the file is rewritten within a second at the same size.
-    """
+    """Load source: Python takes old bytecode for current if a file is rewritten within a second at the same size."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)

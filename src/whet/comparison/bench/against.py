@@ -103,13 +103,7 @@ def side_in(
     budget_s: float,
     time_limit_s: float,
 ) -> Variant:
-    """Return a benchmark in one of the trees, as one side of a comparison.
-
-    Args:
-        directory: Where the processes' files lie.
-        budget_s: Seconds of timing in each process.
-        time_limit_s: Seconds after which a process is ended.
-    """
+    """Return a benchmark in one of the trees, as one side of a comparison; see Variant."""
     return Variant(
         name=f"{label} in {tree.name}",
         build=first_calls,
@@ -134,9 +128,7 @@ def run_gate(
 ) -> Gate:
     """Compare the two sides of every benchmark, and judge all of them together.
 
-    Args:
-        trees: The old tree and the new one.
-        report: Is told how a benchmark stands, after each of its pairs.
+    `trees` are the old one and the new one. `report` is told how a benchmark stands, after each of its pairs.
     """
     started = time.monotonic()
     labels = {pair[0].name: label for label, pair in benchmarks}
@@ -225,11 +217,7 @@ def _seconds(times_ms: Sequence[float]) -> tuple[float, ...]:
 
 
 def check_machine(baseline: Sweep, machine: Machine, fingerprint: str) -> None:
-    """Check that a baseline was measured on this machine, with this torch and this number of threads.
-
-    Raises:
-        BaselineError: It was not. The message says what differs.
-    """
+    """Raise BaselineError, saying what differs, unless the machine, torch and number of threads are the baseline's."""
     if baseline.fingerprint != fingerprint:
         differs = "; ".join(machine.differences(baseline.machine)) or "the fingerprint"
         raise BaselineError(

@@ -13,12 +13,7 @@ from whet.errors import BaselineError
 
 @dataclass(frozen=True)
 class Tree:
-    """Describe a directory with the code to be measured.
-
-    Attributes:
-        name: What reports call it.
-        working_directory: Where a target's FILE.py is looked for.
-    """
+    """Describe a directory with the code to be measured. A target's FILE.py is looked for in `working_directory`."""
 
     name: str  # as people know it
     root: Path

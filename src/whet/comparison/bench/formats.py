@@ -55,10 +55,7 @@ def sentence(verdict: BenchmarkVerdict) -> str:
 
 
 def github_annotations(gate: Gate) -> str:
-    """Return the workflow commands that GitHub shows beside the run.
-
-    FAIL gives an error, INCONCLUSIVE a warning, anything else a notice.
-    """
+    """Return GitHub's workflow commands: an error for FAIL, a warning for INCONCLUSIVE, a notice for anything else."""
     levels = {"pass": "notice", "fail": "error", "inconclusive": "warning"}
     lines = []
     for verdict in gate.verdicts:
@@ -68,10 +65,7 @@ def github_annotations(gate: Gate) -> str:
 
 
 def junit_xml(gate: Gate) -> str:
-    """Return a JUnit test suite with a test case for each benchmark.
-
-    FAIL becomes a failure, INCONCLUSIVE a skipped test, and a benchmark that could not be measured an error.
-    """
+    """Return a JUnit test suite. FAIL is a failure, INCONCLUSIVE a skipped test, and what was not measured an error."""
     suite = ElementTree.Element("testsuite", name="whet bench", tests=str(len(gate.verdicts)))
     counts = {"failures": 0, "skipped": 0, "errors": 0}
     for verdict in gate.verdicts:

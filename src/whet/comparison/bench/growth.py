@@ -23,11 +23,7 @@ class Growth(BaseModel):
 
 
 def fit_growth(quantity: str, sizes: Sequence[Mapping[str, int]], costs: Sequence[float]) -> list[Growth]:
-    """Fit the exponent of the cost against each size that takes at least two values.
-
-    Args:
-        quantity: What the cost measures, as "time".
-        costs: The cost of each point, positive, in any unit.
+    """Fit the exponent of the costs, positive and in any unit, against each size that takes at least two values.
 
     Returns:
         One fit for each size. The list is empty where no size varies, or where the sizes only vary together.

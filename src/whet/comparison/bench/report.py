@@ -15,9 +15,7 @@ FORMAT = 1
 
 
 class Point(BaseModel):
-    """Hold the figures of one target at one size.
-
-    Figures are medians over `processes`. Samples are those of the first process.
+    """Hold the figures of one target at one size: medians over `processes`. Samples are those of the first process.
 
     Attributes:
         p99_ms: The 99th percentile of single calls; None below 500 calls. If every process made fewer than 500, the
@@ -86,7 +84,6 @@ class BenchmarkVerdict(BaseModel):
 
     Attributes:
         slowdown: New time over old time; 1.02 is two percent slower.
-        ci95: The 95 % interval of the slowdown.
         p_slower: The chance that equal code looks at least this slow.
         seconds: How long its processes took.
         reason: Why it could not be measured, where it could not.

@@ -97,7 +97,6 @@ def load(directory: str | os.PathLike[str], *, libraries: Sequence[Library] = ()
     recipe does, and says so in the log.
 
     Args:
-        directory: The artefact's directory.
         libraries: What registers the custom operators that the model calls, where it calls any: paths of shared
             libraries (.so) and of Python files (.py), and import names of Python modules. All of them are loaded, and
             nothing else is.

@@ -33,7 +33,6 @@ class InProcessRuntime(Runtime):
         self._graphs, self._breaks = _counts()
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs for flat inputs."""
         with torch.no_grad():
             return tuple(self._compiled(*tensors))
 
@@ -52,12 +51,10 @@ class InProcessRuntime(Runtime):
         raise TargetError(f"a model compiled by torch.compile with graph breaks cannot be saved: {_ADVICE}")
 
     def write(self, directory: Path) -> NoReturn:
-        """Raise ArtefactError: this runtime cannot be saved."""
         self.save(directory)
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
-        """Raise ArtefactError: no file can hold such a model."""
         raise ArtefactError(f"{directory} cannot hold such a model: {_ADVICE}")
 
 

@@ -73,10 +73,9 @@ class InductorRuntime(Runtime):
 
     @classmethod
     def compile(cls, module: nn.Module, examined: ExaminedWorkload, *, freezing: bool, max_autotune: bool) -> Self:
-        """Compile a module ahead of time.
+        """Compile a module ahead of time, for a workload's inputs.
 
         Args:
-            examined: The workload whose inputs it is compiled for.
             freezing: Whether weights become constants of the code.
             max_autotune: Whether several kernels are tried for each operator.
 
@@ -113,18 +112,15 @@ class InductorRuntime(Runtime):
             return tuple(self._loader.run([tensor.contiguous() for tensor in tensors]))
 
     def write(self, directory: Path) -> None:
-        """Write the package into a directory."""
         shutil.copyfile(self._package, directory / FILE)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the machine and the torch that the package was compiled for."""
         gpu = {"gpu": self._gpu} if self._gpu else {}
         return {"isa": self._isa, "torch": torch.__version__, **gpu, **self._packing}
 
     @property
     def custom_operators(self) -> list[str]:
-        """Return the qualified names of the custom operators that the package calls."""
         return self._custom
 
     @property
@@ -191,7 +187,6 @@ class CompileRuntime(ProgramRuntime):
         self._is_compiled = False
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs for flat inputs. The first call compiles."""
         with torch.no_grad():
             if self._is_compiled:
                 return self._handed_out(self._compiled(*tensors))
@@ -209,12 +204,10 @@ class CompileRuntime(ProgramRuntime):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the program's settings with the compiler's options."""
         return {**super().settings, **self._options}
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
-        """Load the program and the compiler's options."""
         plain = ProgramRuntime.read(directory, manifest)
         options = {name: bool(manifest.settings.get(name)) for name in ("freezing", "max_autotune", "reduce_overhead")}
         return cls(plain._program, is_dynamic=manifest.read_signature().is_dynamic, **options)

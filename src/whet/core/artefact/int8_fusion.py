@@ -19,7 +19,6 @@ _LOGGERS = ("torchao", "torch.utils._pytree")
 
 
 def is_quantised(program: torch.export.ExportedProgram) -> bool:
-    """Return whether a graph quantises or dequantises anywhere."""
     return any(getattr(target, "namespace", "") == "quantized_decomposed" for target in operators(program))
 
 

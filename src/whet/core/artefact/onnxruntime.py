@@ -34,7 +34,6 @@ class Folder:
 
     @property
     def model(self) -> Path:
-        """Return the model's file."""
         return self.path / FILE
 
     @property
@@ -55,21 +54,18 @@ class ONNXRuntime(Runtime):
         self._names: list[str] = []
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs for flat inputs. The first call starts the session."""
         if self._session is None:
             self._start()
         feeds = {name: x.detach().contiguous().numpy() for name, x in zip(self._names, tensors, strict=True)}
         return tuple(torch.from_numpy(y) for y in self._session.run(None, feeds))
 
     def write(self, directory: Path) -> None:
-        """Copy the model's files into a directory."""
         for name in (FILE, DATA):
             if (self._directory / name).exists():
                 shutil.copyfile(self._directory / name, directory / name)
 
     @property
     def ranges_per_call(self) -> bool:
-        """See Runtime. The names of the model's operators show it."""
         return finds_ranges_in_onnx(self._directory / FILE)
 
     @classmethod
@@ -90,11 +86,7 @@ class ONNXRuntime(Runtime):
         return runtime
 
     def check(self) -> None:
-        """Check that ONNX Runtime takes the graph, without the optimisations that make it fast.
-
-        Raises:
-            TargetError: It rejects the graph.
-        """
+        """Raise TargetError where ONNX Runtime rejects the graph, which it loads here without what makes it fast."""
         options = import_onnxruntime().GraphOptimizationLevel
         with foreign(TargetError, "ONNX Runtime rejects the graph that torch.onnx made of the model"):
             self._new_session(options.ORT_DISABLE_ALL)
@@ -115,11 +107,7 @@ class ONNXRuntime(Runtime):
 
 
 def import_onnxruntime() -> Any:
-    """Import ONNX Runtime.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """Return the onnxruntime package, or raise MissingExtra where it is not installed."""
     try:
         import onnxruntime
     except ImportError as error:

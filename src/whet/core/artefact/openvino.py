@@ -70,7 +70,6 @@ class OpenVINORuntime(Runtime):
         self._free: _Compiled | None = None
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs for flat inputs. The first call with new kinds of shapes compiles."""
         if self._settings.shapes is not None and tuple(tuple(x.shape) for x in tensors) == self._settings.shapes:
             if self._tuned is None:
                 self._tuned = _Compiled(self._read(), self._settings, is_tuned=True)
@@ -80,7 +79,6 @@ class OpenVINORuntime(Runtime):
         return self._free(tensors)
 
     def write(self, directory: Path) -> None:
-        """Write the model's files into a directory."""
         import_openvino().save_model(self._read(), directory / FILE, compress_to_fp16=False)
 
     def _read(self) -> Any:
@@ -88,7 +86,6 @@ class OpenVINORuntime(Runtime):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings that the model is compiled with."""
         return self._settings.model_dump(mode="json", exclude_none=True)
 
     @property
@@ -121,10 +118,7 @@ class OpenVINORuntime(Runtime):
 
 
 class _Compiled:
-    """Hold the compiled model and its inference request.
-
-    `is_tuned` says whether it is compiled for settings.shapes. It then accepts no other shapes.
-    """
+    """Hold the compiled model and its inference request; with `is_tuned`, it accepts settings.shapes alone."""
 
     def __init__(self, model: Any, settings: Settings, *, is_tuned: bool = False) -> None:
         self._openvino = import_openvino()
@@ -178,11 +172,7 @@ def properties(settings: Settings) -> dict[str, Any]:
 
 
 def import_openvino() -> ModuleType:
-    """Import OpenVINO without its telemetry.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """Return the openvino package, imported without its telemetry, or raise MissingExtra where it is not installed."""
     try:
         with no_telemetry():
             import openvino
@@ -206,7 +196,6 @@ def core() -> Any:
 
 
 def openvino_type(dtype: torch.dtype) -> Any:
-    """Return OpenVINO's type for a dtype."""
     return getattr(import_openvino().Type, next(name for name, found in _DTYPES.items() if found is dtype))
 
 
@@ -219,10 +208,7 @@ def said(error: Exception) -> str:
 
 
 def share(tensor: Tensor, openvino: Any) -> Any:
-    """Return an OpenVINO tensor that shares a torch tensor's memory.
-
-    The torch tensor must be contiguous, and must live as long as the result.
-    """
+    """Return an OpenVINO tensor on a torch tensor's memory. That tensor must be contiguous and outlive the result."""
     return _share(_array(tensor), tensor.dtype, openvino)
 
 

@@ -1,8 +1,7 @@
 """Find, record and load custom operators: operators that neither PyTorch nor a loaded artefact registers by itself.
 
-A graph may call operators that a shared library or a Python module has registered with PyTorch. A process that loads
-the artefact needs the same operators. The manifest records which operators those are and what registered them while
-the model was tuned. The manifest alone causes nothing to be loaded: the caller of `whet.load` names what to load.
+The manifest records which operators a graph calls, and what registered them while the model was tuned: a shared library
+or a Python module. It alone causes nothing to be loaded: the caller of `whet.load` names what to load.
 """
 
 import importlib
@@ -80,10 +79,7 @@ def sources_of(operators: Sequence[str]) -> list[OperatorSource]:
 
 
 def libraries_of(sources: Sequence[OperatorSource]) -> list[str]:
-    """Return what this process would have to hand to `load_libraries` in another one, with full paths.
-
-    Raises TargetError where neither a module nor a library is known that registers one of the operators.
-    """
+    """Return what another process must hand to `load_libraries`, with full paths; raise TargetError if unknown."""
     operators = [name for source in sources for name in source.operators if not _is_own(name)]
     providers = _providers(operators)
     if unknown := providers.get(_Provider("unknown")):
@@ -237,7 +233,6 @@ def _provider(operator: str) -> _Provider:
 
 
 def _defining_module(qualified: str) -> ModuleType | None:
-    """Return the Python module that registered an operator, or None."""
     definition = OPDEFS.get(qualified)
     if definition is not None:
         function = definition._init_fn

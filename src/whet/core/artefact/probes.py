@@ -19,12 +19,9 @@ Run = Callable[..., Sequence[Tensor]]
 
 
 def check_values(model: Run, graph: Run, given: Sequence[Tensor]) -> None:
-    """Check that the graph answers as the model does for other values of its inputs.
+    """Raise TargetError where the graph answers otherwise than the model for other values of its inputs.
 
     It checks on a CPU only: a value may be an index out of range, and a GPU does not recover from that.
-
-    Raises:
-        TargetError: The graph answers differently.
     """
     if any(x.device.type != "cpu" for x in given):
         return
@@ -73,10 +70,7 @@ def misleads(model: Run, graph: Run, inputs: Sequence[Tensor]) -> bool:
 
 
 def check_randomness(program: torch.export.ExportedProgram) -> None:
-    """Raise TargetError where random numbers reach the outputs of a program.
-
-    A seed that forward sets is not in the graph, so the graph would draw other numbers in each call.
-    """
+    """Raise TargetError where random numbers reach a program's outputs: a graph lacks the seed that forward sets."""
     main = program.graph_module.graph
     reaching = _ancestors(next(node for node in main.nodes if node.op == "output"))
     inner = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule) and m.graph is not main]

@@ -42,8 +42,7 @@ def export(module: nn.Module, examined: ExaminedWorkload, *, contiguous: bool = 
     """Export a module as a graph of aten operators, and keep its free dimensions free.
 
     Args:
-        module: The module, from flat tensors to flat tensors.
-        examined: The workload whose inputs it is traced with.
+        module: From flat tensors to flat tensors.
         contiguous: Whether to trace with contiguous inputs. Compilers take the example's strides for all inputs.
 
     Raises:
@@ -73,11 +72,7 @@ def export(module: nn.Module, examined: ExaminedWorkload, *, contiguous: bool = 
 def _found_by_trying(
     module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], examined: ExaminedWorkload
 ) -> list[str]:
-    """Find the conditions that torch.export does not know of, by running model and graph.
-
-    Raises:
-        TargetError: The graph computes something else than the model.
-    """
+    """Find conditions that torch.export misses by running model and graph; raise TargetError where these disagree."""
     check_randomness(program)
     graph = _flat_module(program)
     check_values(module, graph, arguments)
@@ -144,11 +139,7 @@ def conditions(examined: ExaminedWorkload) -> list[str]:
 
 
 def original(examined: ExaminedWorkload) -> torch.export.ExportedProgram:
-    """Return the original's graph, which must not be changed. It is kept as long as the model lives.
-
-    Raises:
-        TargetError: As `export` does.
-    """
+    """Return the original's graph, kept as long as the model lives and not to be changed, or raise TargetError."""
     signature, found = _ORIGINALS.get(examined.workload.model, (None, ""))
     if signature != examined.signature:
         try:
@@ -171,11 +162,7 @@ def refusal(examined: ExaminedWorkload) -> str:
 
 
 def has_branches(examined: ExaminedWorkload) -> bool:
-    """Return whether the original's graph chooses by value what to run (torch.cond, torch.while_loop, ...).
-
-    Raises:
-        TargetError: There is no graph.
-    """
+    """Return whether the original's graph branches on values (torch.cond, ...); raise TargetError without a graph."""
     graphs = [m.graph for m in original(examined).graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     called = {getattr(node.target, "_name", "") for graph in graphs for node in graph.nodes if _takes_graphs(node)}
     return not called.isdisjoint(_BRANCHING)
@@ -228,16 +215,13 @@ class ProgramRuntime(Runtime):
 
     @classmethod
     def export(cls, module: nn.Module, examined: ExaminedWorkload) -> Self:
-        """Export a module; see `export`."""
         return cls(export(module, examined))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs for flat inputs."""
         with torch.no_grad():
             return self._module(*tensors)  # type: ignore[no-any-return]
 
     def write(self, directory: Path) -> None:
-        """Write the program into a directory."""
         path = directory / FILE
         _forget_sources(self._program)
         with warnings.catch_warnings():
@@ -253,28 +237,21 @@ class ProgramRuntime(Runtime):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the kind of chip that packed weights are for, and whether the model needs a GPU."""
         tensors = [*self._program.state_dict.values(), *self._program.constants.values()]
         needs_gpu = any(isinstance(tensor, Tensor) and tensor.device.type == "cuda" for tensor in tensors)
         return {**packed_for(self._program), **({"device": "cuda"} if needs_gpu else {})}
 
     @property
     def custom_operators(self) -> list[str]:
-        """Return the qualified names of the custom operators that the program calls."""
         return custom_operators(operators(self._program))
 
     @property
     def ranges_per_call(self) -> bool:
-        """See Runtime. The graph shows it."""
         return finds_ranges(operators(self._program))
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
-        """Load the program.
-
-        Raises:
-            ArtefactError: It is damaged, or this machine cannot run it.
-        """
+        """Load the program, or raise ArtefactError where it is damaged or this machine cannot run it."""
         path = directory / FILE
         read_packing(path, manifest)
         if manifest.settings.get("device") == "cuda" and not torch.cuda.is_available():
@@ -291,11 +268,7 @@ def packed_for(program: torch.export.ExportedProgram) -> dict[str, Any]:
 
 
 def read_packing(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return what packed_for wrote into the manifest.
-
-    Raises:
-        ArtefactError: The weights were packed for another kind of chip. This one would misread them.
-    """
+    """Return what packed_for wrote; raise ArtefactError for another kind of chip's weights, which this one misreads."""
     here = torch.backends.cpu.get_cpu_capability()
     if (there := manifest.settings.get(_PACKED_FOR, here)) != here:
         raise ArtefactError(
@@ -309,8 +282,7 @@ def _flat_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     """Return the program as plain code from tensors to a tuple of tensors.
 
     It lacks torch's hooks, which check sizes (Artefact does that) and flatten inputs and outputs (they are flat here).
-    For one input and five operators a call takes 90 us with them, 27 us without and 16 us in eager (one thread of a
-    Xeon).
+    For one input and five operators a call takes 90 us with them, 27 us without and 16 us in eager (one Xeon thread).
     """
     module: torch.fx.GraphModule = program.module(check_guards=False)
     module._forward_pre_hooks.clear()

@@ -36,7 +36,6 @@ class Manifest(BaseModel, extra="forbid", ser_json_inf_nan="constants"):
     fingerprint: str | None = None
 
     def read_signature(self) -> Signature:
-        """Return the signature, as its own type."""
         return _SIGNATURE.validate_python(self.signature)
 
 
@@ -126,11 +125,7 @@ class Runtime(ABC):
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of an artefact.
-
-    Raises:
-        ArtefactError: The manifest is missing or wrong. The message says how.
-    """
+    """Read an artefact's manifest, or raise ArtefactError, which says how it is missing or wrong."""
     path = directory / MANIFEST
     if not directory.is_dir():
         if why := _why_unsaved(directory):

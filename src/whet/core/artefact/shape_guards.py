@@ -71,8 +71,6 @@ class _Ends:
 
 
 class _Largest:
-    """Return the largest value of each input."""
-
     def __init__(self, ends: _Ends) -> None:
         self._ends = ends
 

@@ -16,11 +16,9 @@ from whet.core.workload import ExaminedWorkload
 def conditions_on_ones(
     model: Run, graph: Run, examined: ExaminedWorkload, batches: Sequence[Sequence[Tensor]] = ()
 ) -> list[str]:
-    """Find the free dimensions in which the graph answers differently from the model for size 1 or 0.
+    """Find the free dimensions in which a graph of flat tensors answers otherwise than its model for size 1 or 0.
 
     Args:
-        model: The model, from flat tensors to flat tensors.
-        graph: The model's graph, likewise.
         batches: Flat inputs, in place of the workload's. All must lie on the CPU: cut inputs may hold indices of
             elements that were cut away, and a GPU does not recover from those.
 

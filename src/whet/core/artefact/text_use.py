@@ -32,10 +32,7 @@ class TextUse(BaseModel, extra="forbid", frozen=True):
         why_not: Why the task is None.
         output: The name of the model's output that is used.
         max_tokens: Of a text, or of a query and a text together, special tokens included.
-        pad_id: The token that fills up.
-        pooling: How the vectors of tokens become one.
         normalize: Whether the vector is scaled to length 1.
-        lower_case: Whether texts are put into lower case first.
         prompt: What is put in front of every text.
         dimensions: To how many numbers a vector may be shortened; None: to any number.
         activation: What makes a score of the model's output.
@@ -56,11 +53,7 @@ class TextUse(BaseModel, extra="forbid", frozen=True):
 
 
 def write_text_use(use: TextUse, tokenizer: Path, directory: Path) -> None:
-    """Put text.json and a copy of a tokenizer into an artefact's directory.
-
-    Raises:
-        OutputError: The files cannot be written.
-    """
+    """Put text.json and a copy of a tokenizer into an artefact's directory, or raise OutputError."""
     try:
         shutil.copyfile(tokenizer, directory / TOKENIZER)
     except OSError as error:
@@ -69,11 +62,7 @@ def write_text_use(use: TextUse, tokenizer: Path, directory: Path) -> None:
 
 
 def read_text_use(directory: Path) -> TextUse | None:
-    """Return what text.json of an artefact says, or None if there is none.
-
-    Raises:
-        ArtefactError: The file is damaged, or the tokenizer is missing.
-    """
+    """Return what text.json says, None without it; raise ArtefactError if it is damaged, or the tokenizer missing."""
     path = directory / FILE
     if not path.is_file():
         return None

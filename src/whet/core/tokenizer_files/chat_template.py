@@ -152,10 +152,7 @@ def _find(directory: Path | None, settings: dict[str, Any]) -> tuple[str, str]:
 
 
 class _Unevaluated(CodeGenerator):
-    """Generate code that computes nothing while a template is loaded.
-
-    Jinja computes constants such as `'a' * 3000000000` then, without any limit.
-    """
+    """Generate code that computes nothing at load, when Jinja would compute `'a' * 3000000000` without any limit."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):

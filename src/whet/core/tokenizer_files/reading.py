@@ -17,15 +17,7 @@ SPECIAL_TOKENS = "special_tokens_map.json"
 
 
 def library(extra: str, purpose: str) -> Any:
-    """Return the tokenizers package.
-
-    Args:
-        extra: The extra of whet that installs it.
-        purpose: What needs it, for the message.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """Return the tokenizers package, or raise MissingExtra with whet's `extra` and the `purpose` that needs it."""
     try:
         import tokenizers
     except ImportError as error:

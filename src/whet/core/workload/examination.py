@@ -67,12 +67,10 @@ class ExaminedWorkload:
 
     @property
     def flat_inputs(self) -> list[tuple[Tensor, ...]]:
-        """Return the tensors of each input batch, in the signature's order."""
         return [self.flat(batch) for batch in self.workload.inputs]
 
     @property
     def flat_calibration(self) -> list[tuple[Tensor, ...]]:
-        """Return the tensors of each calibration batch, in the signature's order."""
         return [self.flat(batch) for batch in self.workload.calibration]
 
 
@@ -83,8 +81,7 @@ def examine(
 
     Args:
         with_behaviour: Whether to find how it behaves beyond its outputs. That is not needed where it is only measured.
-        with_effects: Whether to find, as part of its behaviour, what a graph would leave out. That is not needed where
-            it is known from before.
+        with_effects: Whether that includes what a graph would leave out. It is not needed where known from before.
 
     Raises:
         InputsError: The inputs don't fit the model.
@@ -136,7 +133,6 @@ def _run(model: nn.Module, batch: Batch) -> Any:
 
 
 def _is_shape_error(message: str) -> bool:
-    """Return whether an error message is about the shapes or dtypes of inputs."""
     words = ("shape", "size", "dtype", "Expected", "channels", "dimension", "out of range")
     return any(word in message for word in words)
 
@@ -172,13 +168,11 @@ def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0) -> bool:
     """Return whether two tensors differ by no more than floating-point reordering explains.
 
-    Libraries may choose other kernels in another thread. docs-gpt on a 2-core Xeon with AMX gave other logits in one of
-    20 processes: they differed by 1e-3 at most and by 3e-5 overall, relative to their norm. NaN and infinity are near
-    themselves.
+    Libraries may choose other kernels in another thread: docs-gpt on a 2-core Xeon with AMX gave other logits in one of
+    20 processes, by 1e-3 at most and 3e-5 overall, relative to their norm. NaN and infinity are near themselves.
 
     Args:
-        tolerance: The allowed difference, as a fraction of the value and of the root mean square of `b`'s finite
-            values.
+        tolerance: Allowed, as a fraction of the value and of the root mean square of `b`'s finite values.
         least: A difference that is allowed in any case.
     """
     if a.shape != b.shape or a.dtype != b.dtype:

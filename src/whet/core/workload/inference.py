@@ -59,11 +59,7 @@ class InferenceWorkload:
         return f"InferenceWorkload({self.name!r}, {type(self.model).__name__}, {batches}{quality})"
 
     def open_training(self) -> TrainingWorkload:
-        """Return the training that goes with the model.
-
-        Raises:
-            TargetError: There is none.
-        """
+        """Return the training that goes with the model, or raise TargetError where there is none."""
         found = self.training
         if callable(found):
             found = found()
@@ -73,10 +69,7 @@ class InferenceWorkload:
 
     @property
     def samples_per_batch(self) -> float:
-        """Return the mean number of samples in a batch, since latency is a mean over batches too.
-
-        The last batch may be smaller than the others.
-        """
+        """Return the mean samples in a batch, of which the last may be smaller: latency is a mean over batches too."""
         sizes = [samples_of(batch) for batch in self.inputs]
         is_counted = self.num_samples == sizes[0]  # otherwise the user has given the number of samples
         return sum(sizes) / len(sizes) if is_counted else self.num_samples

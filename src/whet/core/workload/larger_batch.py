@@ -41,11 +41,7 @@ class JoinedBatches:
     number: int
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the joined batches of one pass.
-
-        Raises:
-            TargetError: The pass has fewer batches than one needs, or they cannot be joined.
-        """
+        """Yield the joined batches of a pass; raise TargetError where they are too few or cannot be joined."""
         left, is_empty = iter(self.batches), True
         while len(group := list(islice(left, self.number))) == self.number:
             is_empty = False

@@ -46,20 +46,16 @@ class ModelCalls:
         self._turns = itertools.cycle(self.calls)
 
     def measuring(self) -> AbstractContextManager[object]:
-        """Return a context without gradients."""
         return torch.no_grad()
 
     def warm_up(self) -> None:
-        """Call each batch once."""
         for call in self.calls:
             call()
 
     def once(self) -> None:
-        """Call the model with the next batch."""
         next(self._turns)()
 
     def evidence(self, folder: Path) -> Evidence | None:
-        """Return the outputs for each batch."""
         with torch.no_grad():
             # The outputs are copied, since a model may return the same memory in each call.
             outputs = [tuple(y.detach().cpu().clone() for y in output_tensors(call())) for call in self.calls]
@@ -73,10 +69,7 @@ class TrainingSteps:
     is_sequence = True
 
     def __init__(self, workload: TrainingWorkload, trainer: Trainer | None = None, *, num_steps: int = 1) -> None:
-        """Begin a training run, or go on with one that a trainer has begun.
-
-        `num_steps` is the number of optimiser steps that count as one call.
-        """
+        """Begin a training run, or go on with a trainer's. A call is `num_steps` optimiser steps."""
         self._trainer = trainer or Trainer(workload)
         self._workload = workload
         self._num_steps = num_steps
@@ -87,16 +80,13 @@ class TrainingSteps:
         return float(self._trainer.num_samples * self._workload.num_accumulated * self._num_steps)
 
     def measuring(self) -> AbstractContextManager[object]:
-        """Return a context with gradients."""
         return contextlib.nullcontext()
 
     def warm_up(self) -> None:
-        """Make the first steps."""
         for _ in range(_WARM_UP_STEPS):
             self._trainer.step()
 
     def once(self) -> None:
-        """Make the steps of one call."""
         for _ in range(self._num_steps):
             self._trainer.step()
 
@@ -108,8 +98,7 @@ class TrainingSteps:
 class StreamFrames:
     """Turn the frames of a stream, one after the other and again from the first, without gradients.
 
-    Args:
-        workload: The stream. Its first 256 frames are held in memory, so that no call includes reading one.
+    The workload's first 256 frames are held in memory, so that no call includes reading one.
 
     Raises:
         TargetError: It has no frames, or they are no tensors [C, H, W].
@@ -128,16 +117,13 @@ class StreamFrames:
         self._turns = itertools.cycle(self._frames)
 
     def measuring(self) -> AbstractContextManager[object]:
-        """Return a context without gradients."""
         return torch.inference_mode()
 
     def warm_up(self) -> None:
-        """Turn the first frames."""
         for _ in range(_WARM_UP_FRAMES):
             self.once()
 
     def once(self) -> None:
-        """Turn the next frame."""
         self._step(next(self._turns))
 
     def evidence(self, folder: Path) -> Evidence | None:

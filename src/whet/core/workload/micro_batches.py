@@ -51,7 +51,6 @@ class _Plan:
             self.check_used()
 
     def check_used(self, *_: Any) -> None:
-        """Check, with a step of the optimiser, that the loop splits its batches."""
         if not self.is_used:
             raise RecipeError(
                 "the recipe splits each batch into parts, but the loop computes whole ones: put `for batch in "
@@ -63,10 +62,7 @@ _PLANS: WeakKeyDictionary[nn.Module, _Plan] = WeakKeyDictionary()
 
 
 def split_batches(model: nn.Module, optimizer: Optimizer, number: int) -> None:
-    """Have `micro_batches` split the batches of a model into so many parts.
-
-    The optimiser refuses to step where the loop does not use `micro_batches`.
-    """
+    """Have `micro_batches` split a model's batches in so many parts. The optimiser won't step in a loop without it."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
     plan = _PLANS[model] = _Plan(number, [*held, *model.parameters()])
     optimizer.register_step_pre_hook(plan.check_before)
@@ -129,15 +125,10 @@ class MicroBatches:
         self._is_sum = False
 
     def __len__(self) -> int:
-        """Return the number of parts."""
         return len(self._parts)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the parts.
-
-        Raises:
-            RecipeError: The loss of a part is not seen, or cannot be added to the others'.
-        """
+        """Yield the parts, or raise RecipeError where a part's loss is not seen or cannot be added to the others'."""
         plan = self._plan
         if plan is None or len(self._parts) == 1:
             yield from self._parts
@@ -169,8 +160,7 @@ class MicroBatches:
     def add(self, count: float, is_sum: bool, parameters: Sequence[nn.Parameter]) -> None:
         """Take the valid targets of the next part, and scale the gradients so far for its own to be added.
 
-        `count` is the number of targets that its loss is a mean of; 1 for a sum. The gradients of `parameters` are
-        scaled.
+        `count` is the number of targets that its loss is a mean of; 1 for a sum.
         """
         self._is_sum = is_sum
         if count and (latest := next((old for old in reversed(self._counts) if old), count)) != count:
@@ -205,7 +195,6 @@ class _Part:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch what the loop does in the block."""
         original = torch.autograd.backward
         torch.autograd.backward = wraps(original)(self._checked(original))
         _current.part = self
@@ -280,9 +269,7 @@ class _Part:
 def _count(name: str, values: Mapping[str, Any], num_samples: int) -> float:
     """Return how many targets a loss is a mean of; 1 for a sum.
 
-    Args:
-        name: The loss's name in torch.nn.functional.
-        values: Its arguments by name.
+    `values` holds the loss's arguments by name.
 
     Raises:
         RecipeError: It is reduced in another way.
@@ -323,7 +310,6 @@ class _Watcher(TorchFunctionMode):
         return super().__enter__()  # type: ignore[no-untyped-call,no-any-return]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, and watch it where it is a loss."""
         kwargs = kwargs or {}
         name = _NAMES.get(function)
         return function(*args, **kwargs) if name is None else self.hand_over(name, function, args, kwargs)

@@ -23,7 +23,6 @@ class Quality:
         measure: Takes a callable with the model's own calling convention. It returns the score as one number, or one
             score per sample, whose mean is the score: a tensor [N] or a list, such as 1.0 for each right answer and 0.0
             for each wrong one. From scores per sample, whet can compute how large a drop the samples can show.
-        higher_is_better: Whether a higher score is a better one.
     """
 
     name: str
@@ -38,22 +37,14 @@ class Quality:
 
 @dataclass(frozen=True)
 class Score:
-    """Hold a quality as measured.
-
-    `samples` holds the score of each sample, whose mean is `value`; it is empty if they are not known.
-    """
+    """Hold a measured quality: `value` is the mean of `samples`, the scores of samples, empty if they are not known."""
 
     value: float
     samples: tuple[float, ...] = ()
 
 
 def measure_quality(quality: Quality, predict: Predict) -> float:
-    """Return the score of a model or a variant as one number.
-
-    Raises:
-        TargetError: The user's function fails, or returns neither a number nor one score per sample.
-        ModelError: The score is NaN or infinite.
-    """
+    """Return the score of a model or a variant as one number, with the errors of `measure_score`."""
     return measure_score(quality, predict).value
 
 

@@ -39,11 +39,7 @@ class OutputLoss:
     loss: Callable[[Any, Any], Tensor] | None = None
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the loss of one batch.
-
-        Raises:
-            TargetError: There is no loss function, and the output holds no loss.
-        """
+        """Return the loss of one batch, or raise TargetError without a loss function where the output holds no loss."""
         if isinstance(batch, Mapping):
             output, target = model(**batch), batch
         elif not isinstance(batch, tuple | list):
@@ -218,17 +214,13 @@ class Trainer:
         return self._recorded(self.compute(self.next_batches()))
 
     def next_batches(self) -> list[Any]:
-        """Return the batches of the next optimiser step."""
         with self._generators.in_use():
             batches = list(itertools.islice(self._batches, self._workload.num_accumulated))
         self.num_samples = self.num_samples or float(num_samples_of(batches[0]))
         return batches
 
     def first_batches(self, number: int, *, later: int = 0) -> list[Any]:
-        """Return the first batches of a pass from the seed, beside the run. The generators go on where they were.
-
-        `later` is added to the seed, for another pass.
-        """
+        """Return the first batches of a pass from the seed + `later`. The run's generators go on where they were."""
         with kept_generators():
             seed_everything(self._workload.seed + later)
             return list(itertools.islice(self._passes, number))
@@ -254,12 +246,7 @@ class Trainer:
         return self.compute(batches)
 
     def compute(self, batches: list[Any], *, updates: bool = True) -> Tensor:
-        """Compute the gradients of one optimiser step on these batches, and return its loss.
-
-        Args:
-            batches: The batches whose gradients are summed.
-            updates: Whether to update the parameters too.
-        """
+        """Sum the gradients of one optimiser step over batches, update the parameters if asked, and return its loss."""
         self.optimizer.zero_grad()
         total: Tensor | None = None
         for batch in batches:

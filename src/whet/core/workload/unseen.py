@@ -35,7 +35,6 @@ class Unseen:
 
     Attributes:
         how: How they were changed, as in "its inputs with ...".
-        tensors: The flat inputs.
         is_usual: Whether their values lie within the range of what was seen, so that a variant with fixed ranges
             should bear them too.
         is_extreme: Whether they hold the largest integers of their dtype. Only a graph should be called with them, as
@@ -51,11 +50,9 @@ class Unseen:
 
 
 def unseen(batches: Sequence[Sequence[Tensor]], signature: Signature | None = None) -> Iterator[Unseen]:
-    """Yield inputs that were not seen, the most usual ones first.
+    """Yield inputs that were not seen, the most usual ones first, from flat inputs that were.
 
-    Args:
-        batches: Flat inputs that were seen.
-        signature: Which dimensions are free. Without it, sizes stay as they are.
+    Without a signature, which says which dimensions are free, sizes stay as they are.
     """
     given = tuple(batches[0])
     kinds = [_kind([batch[i] for batch in batches]) for i in range(len(given))]

@@ -32,9 +32,7 @@ def causal_conv(
     Args:
         x_BLC: The inputs, of a floating type.
         weight_CK: The taps of each channel; the last one is for the token itself.
-        bias_C: The bias, if there is one.
         initial_BSC: The inputs before the first token, the last one last. None: zeros.
-        silu: Whether SiLU is applied.
 
     Returns:
         The outputs [B, L, C] in the type of x, and the last K - 1 inputs [B, S, C] for the next call, in the type of x.
@@ -52,7 +50,6 @@ def causal_conv(
 
 @torch.library.custom_op("whet::causal_conv", mutates_args=())
 def conv_operator(x: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, silu: bool) -> Tensor:
-    """Return the outputs of a causal convolution."""
     _check(x, weight, bias, initial)
     if triton_for(x, weight, bias, initial):
         from whet.kernels.causal_conv.cuda import conv_in_triton

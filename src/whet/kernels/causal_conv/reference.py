@@ -45,5 +45,4 @@ def conv_gradients(
 
 
 def activated(y_BLC: Tensor, silu: bool) -> Tensor:
-    """Return the output for the sums."""
     return F.silu(y_BLC) if silu else y_BLC

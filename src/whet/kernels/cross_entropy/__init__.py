@@ -60,10 +60,7 @@ def _(logits_CV: Tensor, target_C: Tensor, smoothing: float = 0.0, scale: float 
 
 
 def add_(sum_VD: Tensor, x_VD: Tensor) -> None:
-    """Add a matrix to one of a wider type, such as bfloat16 to float32, in one pass over both.
-
-    PyTorch converts the narrow one first, into a copy.
-    """
+    """Add a matrix to one of a wider type in one pass; PyTorch would first convert the narrow one, into a copy."""
     is_narrow = sum_VD.dtype is torch.float32 and x_VD.dtype is torch.bfloat16 and sum_VD.device.type == "cpu"
     is_plain = sum_VD.is_contiguous() and x_VD.is_contiguous() and sum_VD.shape == x_VD.shape and x_VD.dim() == 2
     library = kernels_for(sum_VD, x_VD) if is_narrow and is_plain else None

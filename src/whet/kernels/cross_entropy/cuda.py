@@ -53,10 +53,9 @@ def _row(logits, target, loss, num_columns, smoothing, scale, BLOCK: tl.constexp
 
 
 def cross_entropy_in_triton_(logits_CV: Tensor, target_C: Tensor, smoothing: float, scale: float) -> Tensor:
-    """Return the loss of each row in float32, and overwrite the logits with the gradients.
+    """Return the loss of each row in float32, and overwrite the logits with the gradients, as `write_gradients_` does.
 
-    A target that is no column gives a loss of NaN: raising would wait for the GPU. See
-    whet.kernels.cross_entropy.write_gradients_ for the arguments.
+    A target that is no column gives a loss of NaN: raising would wait for the GPU.
     """
     C, V = logits_CV.shape
     loss_C = torch.empty(C, dtype=torch.float32, device=logits_CV.device)

@@ -8,10 +8,7 @@ from torch import Tensor
 
 
 def cross_entropy_reference_(logits_CV: Tensor, target_C: Tensor, smoothing: float, scale: float) -> Tensor:
-    """Return the loss of each row, [C] in float32 or float64, and overwrite the logits with the gradients.
-
-    See whet.kernels.cross_entropy.cross_entropy_ for the arguments.
-    """
+    """Return the loss of each row, [C] in float32 or float64, and overwrite the logits with the gradients."""
     wide = torch.promote_types(logits_CV.dtype, torch.float32)
     kept_C1 = (target_C >= 0)[:, None]
     column_C1 = target_C[:, None].clamp(min=0)

@@ -19,20 +19,14 @@ class Kv(IntEnum):
 
 
 class HeadsStruct(ctypes.Structure):
-    """Mirror the C structure of a decoder's heads."""
-
     _fields_ = (("num_heads", Int), ("num_kv_heads", Int), ("head_dim", Int))
 
 
 class CacheStruct(ctypes.Structure):
-    """Mirror the C structure of one layer's key-value cache."""
-
     _fields_ = (("kind", Int), *((name, Pointer) for name in ("keys", "values", "key_scales", "value_scales")))
 
 
 class RaggedStruct(ctypes.Structure):
-    """Mirror the C structure of a ragged batch."""
-
     _fields_ = (
         *((name, Int) for name in ("num_tokens", "num_seqs")),
         *((name, Pointer) for name in ("positions", "query_start", "context_len", "block_tables")),
@@ -41,14 +35,10 @@ class RaggedStruct(ctypes.Structure):
 
 
 class RopeStruct(ctypes.Structure):
-    """Mirror the C structure of the rotary tables."""
-
     _fields_ = (("cos", Pointer), ("sin", Pointer))
 
 
 class LayerStruct(ctypes.Structure):
-    """Mirror the C structure of one decoder layer."""
-
     _fields_ = (
         *((name, WeightsStruct) for name in ("qkv", "o", "gate_up", "down")),
         *((name, Pointer) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
@@ -58,8 +48,6 @@ class LayerStruct(ctypes.Structure):
 
 
 class DecoderStruct(ctypes.Structure):
-    """Mirror the C structure of a whole decoder."""
-
     _fields_ = (
         ("heads", HeadsStruct),
         *((name, Int) for name in ("hidden", "intermediate", "vocab", "num_layers")),

@@ -30,7 +30,6 @@ class PackedMlp:
 
     @property
     def intermediate(self) -> int:
-        """Return the number of intermediate values, I."""
         return self.down.num_inputs
 
 

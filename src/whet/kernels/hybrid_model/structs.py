@@ -32,8 +32,6 @@ class ConvLayerStruct(ctypes.Structure):
 
 
 class HybridStruct(ctypes.Structure):
-    """Mirror the C structure of a whole hybrid model."""
-
     _fields_ = (
         ("decoder", DecoderStruct),
         ("mamba", ModelStruct),

@@ -35,12 +35,10 @@ def num_strips(num_outputs: int) -> int:
 
 
 def padded_inputs(kind: Kind, num_inputs: int) -> int:
-    """Return the number of inputs, padded as the kernels need it."""
     return -(-num_inputs // _STEP[kind]) * _STEP[kind]
 
 
 def packed_bytes(kind: Kind, num_outputs: int, num_inputs: int) -> int:
-    """Return the bytes of the packed matrix."""
     return num_strips(num_outputs) * _strip_bytes(kind, padded_inputs(kind, num_inputs))
 
 
@@ -85,11 +83,7 @@ def unpack(kind: Kind, packed_B: Tensor, num_outputs: int, num_inputs: int) -> T
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """Join gate and up to one matrix, or bias: 16 outputs of the gate, the same 16 of up, and so on.
-
-    Args:
-        gate: [N] or [N, K].
-        up: The same shape.
+    """Join gate and up, both [N] or [N, K]: 16 outputs of the gate, the same 16 of up, and so on.
 
     Returns:
         [2 N padded, ...], where zeros have padded N to a multiple of 16.

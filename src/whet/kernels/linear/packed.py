@@ -66,7 +66,6 @@ class PackedMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the packed weights."""
         return layout.packed_bytes(self.kind, self.num_outputs, self.num_inputs)
 
     def row_bytes(self) -> int:
@@ -137,9 +136,7 @@ class PackedWeights(PackedMatrix):
 
 
 def large_pages(num_bytes: int) -> Tensor:
-    """Allocate uint8 [num_bytes], aligned to 2 MiB and in pages of that size where the system has them.
-
-    Large pages are worth 10 % of bandwidth.
+    """Allocate uint8 [num_bytes], aligned to 2 MiB, in pages of that size if there are any: worth 10 % of bandwidth.
 
     Raises:
         MachineError: There is not enough memory.

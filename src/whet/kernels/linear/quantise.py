@@ -32,13 +32,7 @@ class Int8Weights:
 
 @dataclass(frozen=True)
 class Int4Weights:
-    """Hold int4 weights, w = scale * ratio * values.
-
-    Attributes:
-        values_NK: The values -8..7, as int8.
-        ratio_NG: The groups' factors 1..15, as uint8.
-        scale_N: The scales, float32.
-    """
+    """Hold int4 weights, w = scale * ratio * values: values -8..7 in int8, ratios 1..15 in uint8, float32 scales."""
 
     values_NK: Tensor
     ratio_NG: Tensor

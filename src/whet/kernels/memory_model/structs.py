@@ -20,8 +20,6 @@ class SizesStruct(ctypes.Structure):
 
 
 class MemoryLayerStruct(ctypes.Structure):
-    """Mirror the C structure of the memories of one layer."""
-
     _fields_ = (
         ("into", WeightsStruct),
         ("out", WeightsStruct),
@@ -31,8 +29,6 @@ class MemoryLayerStruct(ctypes.Structure):
 
 
 class MemoryModelStruct(ctypes.Structure):
-    """Mirror the C structure of a whole decoder with memories."""
-
     _fields_ = (
         ("decoder", DecoderStruct),
         ("sizes", SizesStruct),

@@ -26,7 +26,6 @@ def attend(qkv_TC: Tensor, cache: KvCache, batch: Batch, softmax_scale: float, w
     result is the same, bit for bit, whatever else is in the batch and however its sequence is split over calls.
 
     Args:
-        qkv_TC: Rows of q, k and v.
         window: 0, or the number of tokens that a token sees, including itself.
 
     Returns:
@@ -67,7 +66,6 @@ def paged_attention(
     softmax_scale: float,
     window: int,
 ) -> Tensor:
-    """Implement `attend` as torch calls it."""
     cache, batch = (
         KvCache(keys, values, key_scales, value_scales),
         Batch(positions_T, query_start, context_len_S, block_tables),

@@ -1,6 +1,4 @@
-"""Store keys and values of one layer in blocks of 16 tokens, in the order in which the kernels read them.
-
-cache.h explains the order.
+"""Store keys and values of one layer in blocks of 16 tokens, in the order in which the kernels read them (see cache.h).
 
 Shape suffixes: B blocks, K key-value heads, H head width, L places of a block, P numbers of a pack, T tokens.
 """
@@ -38,9 +36,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class KvCache:
-    """Hold the keys and values of one layer.
-
-    Places after the last token of a sequence's last block hold zero values.
+    """Hold the keys and values of one layer. Places after the last token of a sequence's last block hold zero values.
 
     Attributes:
         keys: [B, K, H / pack, L, pack], where pack is 1 in float32, 2 in bf16 and int8.
@@ -75,12 +71,10 @@ class KvCache:
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of key-value heads."""
         return self.keys.shape[1]
 
     @property
     def head_dim(self) -> int:
-        """Return the width of a head."""
         return self.values.shape[3]
 
     def check(self) -> None:

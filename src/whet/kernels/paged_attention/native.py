@@ -16,9 +16,7 @@ _KINDS = {torch.float32: Kv.F32, torch.bfloat16: Kv.BF16, torch.int8: Kv.S8}
 def paged_attention_native(
     library: Library, qkv_TC: Tensor, caches: Sequence[KvCache], batch: Batch, softmax_scale: float, window: int
 ) -> Tensor:
-    """Compute attention over several caches in turn, as a decoder's layers do, in one parallel region.
-
-    Nothing is checked.
+    """Compute attention over caches in turn, as a decoder's layers do, in one parallel region. Nothing is checked.
 
     Args:
         qkv_TC: Rows of q, k and v, float32 and contiguous.

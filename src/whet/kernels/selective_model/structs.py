@@ -10,8 +10,6 @@ Float = ctypes.c_float
 
 
 class LayerStruct(ctypes.Structure):
-    """Mirror the C structure of one layer."""
-
     _fields_ = (
         *((name, WeightsStruct) for name in ("in_proj", "x_proj", "dt_proj", "out_proj")),
         *((name, Pointer) for name in ("norm", "conv_weight", "conv_bias", "rates", "d", "delta_bias", "gated_norm")),
@@ -20,8 +18,6 @@ class LayerStruct(ctypes.Structure):
 
 
 class ModelStruct(ctypes.Structure):
-    """Mirror the C structure of a whole model."""
-
     _fields_ = (
         *((name, Int) for name in ("per_head", "hidden", "inner", "conv_size", "taps", "num_states", "rank")),
         *((name, Int) for name in ("num_heads", "head_dim", "num_groups", "vocab", "num_layers", "num_drafts")),
@@ -44,8 +40,6 @@ class SegmentStruct(ctypes.Structure):
 
 
 class TokensStruct(ctypes.Structure):
-    """Mirror the C structure of a step's tokens."""
-
     _fields_ = (
         ("num_tokens", Int),
         ("num_segments", Int),

@@ -250,7 +250,6 @@ def _runs_in_triton(x: ScanInputs) -> bool:
 
 
 def _starts_shape(x: ScanInputs) -> tuple[int, ...]:
-    """Return the shape of the states that are saved for the backward pass."""
     if not _runs_in_triton(x):
         return saved_shape(x)
     from whet.kernels.selective_scan.cuda import starts_shape

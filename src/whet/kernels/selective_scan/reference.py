@@ -31,8 +31,7 @@ class ScanInputs:
         bias_Hq: A bias of the step sizes, if there is one.
         initial_BHPN: The states before the first token. None: zeros.
         softplus: Whether softplus is applied to the step sizes, after the bias.
-        delta_min: The step sizes are clamped to at least this.
-        delta_max: The step sizes are clamped to at most this.
+        delta_min: The step sizes are clamped to at least this, and to at most `delta_max`.
     """
 
     u_BLHP: Tensor

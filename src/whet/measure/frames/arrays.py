@@ -14,9 +14,6 @@ _SLACK = 1e-3  # how far a floating-point frame may leave [0, 1]: half-precision
 def as_float(frame: Frame) -> Array:
     """Return a frame as float64 [H, W, C] in [0, 1]; the frame itself, where it is that already.
 
-    Args:
-        frame: uint8, or floating point in [0, 1]; [H, W, C] or [H, W].
-
     Raises:
         ValueError: It is of another type or shape, is empty, or has values outside [0, 1] or NaN.
     """
@@ -37,11 +34,7 @@ def as_float(frame: Frame) -> Array:
 
 
 def pair(a: Frame, b: Frame) -> tuple[Array, Array]:
-    """Return two frames as float64 [H, W, C] in [0, 1].
-
-    Raises:
-        ValueError: One is no frame, or their shapes differ.
-    """
+    """Return two frames as float64 [H, W, C] in [0, 1]; raise ValueError where one is none or their shapes differ."""
     first, second = as_float(a), as_float(b)
     if first.shape != second.shape:
         raise ValueError(f"frames of one shape are compared; got {first.shape} and {second.shape}")

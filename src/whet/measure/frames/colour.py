@@ -8,11 +8,7 @@ BINS = 32  # of each channel
 
 
 def histogram(frame: Frame, *, bins: int = BINS) -> Array:
-    """Return the histogram of each channel of a frame, [C, bins]. Each row adds up to 1.
-
-    Raises:
-        ValueError: It is no frame.
-    """
+    """Return the histogram of each channel, [C, bins], whose rows add up to 1; raise ValueError if it is no frame."""
     image = as_float(frame)
     at = np.minimum((image * bins).astype(np.int64), bins - 1).reshape(-1, image.shape[2])
     return np.stack([np.bincount(channel, minlength=bins) for channel in at.T]) / len(at)

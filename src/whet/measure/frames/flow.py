@@ -61,13 +61,11 @@ def input_flow(before: Frame, after: Frame) -> Flow:
 
 
 def warp_error(before: Frame, after: Frame, flow: Flow) -> float:
-    """Return the mean square, over visible pixels, between a frame and the one before it, moved along a flow.
+    """Return the mean square, over visible pixels, between an output's frame and the one before it, moved along a flow.
 
     Source: Lai et al., "Learning Blind Video Temporal Consistency" (2018).
 
     Args:
-        before: The output at one frame.
-        after: The output at the next frame.
         flow: The flow of the *inputs* between the two frames, of the same size.
 
     Returns:

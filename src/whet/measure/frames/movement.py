@@ -26,9 +26,9 @@ def flicker(before: Frame, after: Frame, reference_before: Frame, reference_afte
 def repetition(outputs: Sequence[Frame], references: Sequence[Frame], *, still: float = STILL) -> float:
     """Return how much newer the last output is than the ones before it, in relation to its reference.
 
-    This is the minimum over the lags k of MAE(O_t, O_{t-k}) / MAE(R_t, R_{t-k}). It is about 1 if the
-    output moves as the reference does, 0 if the output has stopped or runs in a loop of at most as many
-    frames as there are lags, and NaN if the reference stands still at every lag.
+    This is the minimum over the lags k of MAE(O_t, O_{t-k}) / MAE(R_t, R_{t-k}). It is about 1 if the output moves as
+    the reference does, 0 if the output has stopped or runs in a loop of at most as many frames as there are lags, and
+    NaN if the reference stands still at every lag.
 
     Args:
         outputs: The latest outputs, oldest first; the last one is judged. All have one shape.
@@ -36,8 +36,7 @@ def repetition(outputs: Sequence[Frame], references: Sequence[Frame], *, still: 
         still: The mean change of the reference up to which a lag is left out.
 
     Raises:
-        ValueError: There are other numbers of outputs and of references, one is no frame, or their
-            shapes differ.
+        ValueError: There are other numbers of outputs and of references, one is no frame, or their shapes differ.
     """
     if len(outputs) != len(references):
         raise ValueError(f"each output has one reference; got {len(outputs)} outputs and {len(references)} references")

@@ -45,7 +45,6 @@ class Bandwidth:
     Attributes:
         memory: Bytes/s for a working set far larger than the caches.
         cached: Pairs of working set in bytes and bytes/s, smallest first. The bandwidth never rises with the size.
-        notes: Remarks on the figures.
     """
 
     memory: float
@@ -144,11 +143,7 @@ def _torch_read(buffer: torch.Tensor) -> Read:
 
 
 def _compile() -> ctypes.CDLL:
-    """Build and load the loop.
-
-    Raises:
-        MachineError: There is no compiler, or it failed.
-    """
+    """Build and load the loop, or raise MachineError where there is no compiler, or it failed."""
     compiler = next(
         (found for name in (os.environ.get("CXX"), *_COMPILERS) if name and (found := shutil.which(name))), ""
     )

@@ -31,7 +31,6 @@ class Machine:
     """Describe this computer.
 
     Attributes:
-        chip: The processor's name.
         isa: The instruction sets that decide which kernels run.
         cores: Cores that this process may use, by its affinity and its container.
         memory_bytes: Memory that this process may use.
@@ -70,10 +69,7 @@ class Machine:
 
     @property
     def fingerprint(self) -> str:
-        """Return twelve hex digits that are equal for machines whose figures can be compared.
-
-        Python's version does not count.
-        """
+        """Return twelve hex digits, equal for machines with comparable figures. Python's version does not count."""
         facts = self.facts()
         facts.pop("python")
         facts["memory_bytes"] = round(self.memory_bytes / 2**30)  # a kernel update moves it by a few MB

@@ -91,10 +91,7 @@ def best_s(run: Callable[[], object], device: str, budget_s: float) -> float:
 
 
 def _best_cuda_s(run: Callable[[], object], budget_s: float, num_calls: int = 10) -> float:
-    """Return the seconds of the fastest call on the GPU.
-
-    CUDA events around several calls measure it, so that a call's launch is hidden behind the call before.
-    """
+    """Return the seconds of the fastest call, by CUDA events around several: launches hide behind earlier calls."""
     best = float("inf")
     torch.cuda.synchronize()
     end = time.perf_counter() + budget_s

@@ -10,7 +10,6 @@ _PACKAGES = ("torch", "torchao", "openvino", "nncf", "onnxruntime", "transformer
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of whet, Python, and each of the packages that is installed."""
     found = {"whet": __version__, "python": sys.version.split()[0]}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -103,10 +103,9 @@ class Limits(Shown):
         return max(reference, reference * _BYTES["float32"] / element_bytes(dtype))
 
     def faster(self, dtype: str) -> str:
-        """Return the dtype, or float32 where that has the higher peak.
+        """Return the dtype, or float32 where that has the higher peak, as on chips that emulate bfloat16.
 
-        That is so on chips that emulate bfloat16. Values that are stored in a smaller dtype may be multiplied in
-        either.
+        Values that are stored in a smaller dtype may be multiplied in either.
         """
         is_fast = dtype in self.gemm and self.peak(dtype) >= self.gemm.get("float32", 0.0)
         return dtype if is_fast else "float32"
@@ -153,9 +152,7 @@ def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu")
     quiet now, or if a quick probe contradicts the record.
 
     Args:
-        machine: The description of this machine.
         refresh: Whether to measure again. The best of all measurements counts, since load can only lower a figure.
-        device: The device, as torch names it.
 
     Raises:
         MachineError: The device cannot be measured.

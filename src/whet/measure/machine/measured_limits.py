@@ -10,16 +10,13 @@ class LimitsByDevice(Shown, tuple[Limits, ...]):
 
 
 def limits(*, refresh: bool = False, machine: Machine | None = None) -> LimitsByDevice:
-    """Return the limits of the GPU, where there is one, and of the CPU.
+    """Return the limits of the GPU, where there is one, and then those of the CPU.
 
     They are measured once, which takes about ten seconds, and then read from the cache.
 
     Args:
         refresh: Measure again; the best figures count.
         machine: This machine, if the caller has described it already.
-
-    Returns:
-        The limits by device, the GPU's first.
 
     Raises:
         MachineError: The machine cannot be read or measured.

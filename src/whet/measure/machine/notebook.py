@@ -24,12 +24,10 @@ def rate_rows(limits: Limits) -> list[tuple[str, str, str]]:
 
 
 def limits_html(limits: Limits) -> str:
-    """Return a device's limits as a table."""
     return all_limits_html([limits])
 
 
 def all_limits_html(limits: Iterable[Limits]) -> str:
-    """Return a table for each device."""
     parts = []
     for found in limits:
         caption = f"measured limits, {found.device}"

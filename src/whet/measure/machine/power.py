@@ -59,11 +59,9 @@ class EnergyMeter:
         return bool(self._zones or self._gpus)
 
     def start(self) -> None:
-        """Read the counters, for `stop` to compare with."""
         self._started = self._read()
 
     def stop(self) -> Energy:
-        """Return the energy that was used since `start`."""
         if not self.is_available:
             return Energy({}, self.reason)
         joules = {}

@@ -93,12 +93,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Node:
-    """Describe one NUMA node.
-
-    Attributes:
-        number: The system's number of the node.
-        memory_bytes: Its memory; 0 where it is not known.
-    """
+    """Describe one NUMA node; `memory_bytes` is 0 where it is not known."""
 
     number: int
     cpus: tuple[int, ...] = ()
@@ -107,11 +102,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Topology:
-    """Describe the parts of the computer, and what connects them.
-
-    Attributes:
-        nics: The network cards by name, as "mlx5_0".
-    """
+    """Describe the parts of the computer, and what connects them. `nics` names the network cards, as "mlx5_0"."""
 
     nodes: tuple[Node, ...] = ()
     gpus: tuple[Gpu, ...] = ()
@@ -230,10 +221,7 @@ def parse_matrix(text: str) -> Topology:
 
 
 def parse_query(text: str) -> tuple[Gpu, ...]:
-    """Read what `nvidia-smi --query-gpu` prints as CSV: every GPU of the driver, hidden ones too.
-
-    Lines that are no GPU, as messages of the driver, are passed over.
-    """
+    """Read the CSV of `nvidia-smi --query-gpu`: every GPU of the driver, hidden ones too. Other lines are skipped."""
     gpus = []
     for line in text.splitlines():
         row = re.fullmatch(r"(\d+), (GPU-[\w-]+), ([\dA-Fa-f:.]+), (.+), (\d+|\[N/A\]), (\d+)\.(\d+)", line.strip())
@@ -269,11 +257,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _joined(found: Topology, matrix: Topology, numbers: Mapping[int, int]) -> Topology:
     """Add the matrix's links to the GPUs that were found.
 
-    The matrix uses the driver's numbers, and contains GPUs that are hidden from torch.
-
-    Args:
-        matrix: The links of `nvidia-smi topo -m`.
-        numbers: The driver's number by `Gpu.index`, for the GPUs that both know.
+    The matrix uses the driver's numbers, and contains GPUs that are hidden from torch. `numbers` holds the driver's
+    number by `Gpu.index`, for the GPUs that both know.
     """
     names = {f"GPU{number}": f"GPU{index}" for index, number in numbers.items()} | {nic: nic for nic in matrix.nics}
     nodes = {gpu.index: gpu.numa_node for gpu in matrix.gpus}

@@ -113,12 +113,10 @@ class DecoderConfig(BaseModel):
 
     @property
     def qkv_bias(self) -> bool:
-        """Return whether the query, key and value projections add a bias."""
         return self.attention_bias or self.model_type == "qwen2"
 
     @property
     def o_bias(self) -> bool:
-        """Return whether the output projection of attention adds a bias."""
         return self.attention_bias
 
     @property
@@ -163,8 +161,7 @@ def read_config(directory: Path | str) -> DecoderConfig:
     """Read the config.json of a Hugging Face directory.
 
     Raises:
-        TargetError: It is missing or damaged, is of another family, or asks for something that the decoder does not
-            support.
+        TargetError: It is missing, damaged, or of another family, or asks for what the decoder does not support.
     """
     raw = read_json(directory)
     check_model_type(directory, raw, MODEL_TYPES, "whet's decoder runs the families")
@@ -182,11 +179,8 @@ def fill_in_heads(config: dict[str, Any]) -> None:
 def rope_parameters(config: Mapping[str, Any], *, partly: bool = False) -> object:
     """Return the rotary parameters as one dict, the form of newer files.
 
-    Args:
-        partly: Whether the family may rotate a part of each head.
-
     Raises:
-        ValueError: Heads are rotated in part, where the family does not support it.
+        ValueError: Heads are rotated in part, where the family does not support it (`partly`).
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):

@@ -34,13 +34,7 @@ def refusal(config: DecoderConfig) -> str | None:
 def fill_attention(
     layer: LayerStruct, packed: NativeWeights, config: DecoderConfig, of: Tensors, *, factor: float = 1.0
 ) -> None:
-    """Pack the weights of a layer's attention, and fill in its structure.
-
-    Args:
-        packed: It keeps what is packed.
-        of: Returns the layer's tensors.
-        factor: It multiplies the normalised input of attention.
-    """
+    """Pack the weights of a layer's attention, and fill in its structure. `factor` multiplies its normalised input."""
     norm = of("input_layernorm.weight")
     assert norm is not None
     queries, keys = weight_and_bias(of, "self_attn.q_proj"), weight_and_bias(of, "self_attn.k_proj")
@@ -59,11 +53,7 @@ def fill_attention(
 
 
 def fill_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors, *, gated: bool = True) -> None:
-    """Pack the weights of a layer's MLP, and fill in its structure. See fill_attention.
-
-    Args:
-        gated: Whether it has a gate; else it squares a ReLU.
-    """
+    """Pack the weights of a layer's MLP, and fill in its structure. Where it is not `gated`, it squares a ReLU."""
     weight, bias = weight_and_bias(of, "mlp.up_proj")
     if gated:
         gate, gate_bias = weight_and_bias(of, "mlp.gate_proj")

@@ -50,7 +50,6 @@ class PagedDecoder(WithoutStates):
         kv_dtype: The dtype of keys and values. By default, that of the weights. torch.int8 has a scale for each head of
             each token.
         max_model_len: The most tokens of a sequence. By default, the model's own limit.
-        block_size: The tokens in a block.
 
     Raises:
         OptionError: kv_dtype is not supported, or max_model_len is out of range.
@@ -79,12 +78,10 @@ class PagedDecoder(WithoutStates):
         self._cache: PagedCache | None = None
 
     def allocate(self, room: Allocation) -> None:
-        """Allocate the blocks. There are no states of fixed size."""
         self._cache = PagedCache(self.decoder.config, room.num_blocks, self.block_size, self.kv_dtype)
 
     @torch.no_grad()
     def step(self, batch: StepBatch) -> Tensor:
-        """Read the tokens of a step, and return the logits, float32 [R, V]."""
         assert self._cache is not None, "allocate comes first"
         x_1TD = self.decoder.embed_tokens(_tensor(batch.token_ids))[None]
         cos_TH, sin_TH = self.decoder.rotary(_tensor(batch.positions), x_1TD.dtype)
@@ -101,7 +98,6 @@ class PagedDecoder(WithoutStates):
         return logits_RV.float()
 
     def _slots(self, batch: StepBatch) -> Ints:
-        """Return the cache slot of each token [T]."""
         sequence_T = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
         blocks_T = batch.block_tables[sequence_T, batch.positions // self.block_size]
         slots_T: Ints = blocks_T * self.block_size + batch.positions % self.block_size

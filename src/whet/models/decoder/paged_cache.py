@@ -14,9 +14,7 @@ TINY = torch.finfo(torch.float32).tiny  # the least divisor, so that a head of z
 
 
 class PagedCache:
-    """Hold `num_blocks` blocks of `block_size` tokens for each layer.
-
-    The slot of a token is block * block_size + its place in the block.
+    """Hold blocks of keys and values for each layer. A token's slot is block * block_size + its place in the block.
 
     Raises:
         OptionError: There is not enough memory.
@@ -33,7 +31,6 @@ class PagedCache:
             ) from error
 
     def write(self, layer: int, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
-        """Store a layer's keys and values of some tokens."""
         self.keys.write(layer, slots_T, k_TKH)
         self.values.write(layer, slots_T, v_TKH)
 
@@ -43,10 +40,7 @@ class PagedCache:
 
 
 class _Store:
-    """Hold numbers [layers, blocks, block_size, K, H]. For int8, each head of each token has a scale of its own.
-
-    The scale maps the head's largest absolute value to 127.
-    """
+    """Hold numbers [layers, blocks, block_size, K, H]. In int8, a scale maps the largest of a token's head to 127."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.numbers = torch.zeros(shape, dtype=dtype)

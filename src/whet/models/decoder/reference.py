@@ -83,7 +83,6 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(wide, D, bias=bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Map [B, T, D] to [B, T, D]."""
         gate = F.silu(times(self.gate_proj(x_BTD), self.gate_factor))
         output_BTD: Tensor = self.down_proj(gate * self.up_proj(x_BTD))
         return output_BTD
@@ -100,15 +99,12 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config)
 
     def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, mask_TT: Tensor | None = None) -> Tensor:
-        """Map [B, T, D] to [B, T, D]. See Attention.forward."""
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TH, sin_TH, mask_TT)
         mlp_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD))
         return x_BTD + mlp_BTD
 
 
 class Decoder(nn.Module):
-    """Predict the next token after each token."""
-
     inv_freq: Tensor
 
     def __init__(self, config: DecoderConfig) -> None:

@@ -70,10 +70,7 @@ def rotary_scale(config: DecoderConfig) -> float:
 
 
 def _kept_by_llama3(rope: Rope, inv_freq: Tensor) -> Tensor:
-    """Return the share of each pair's frequency that is kept, [H/2], 0 to 1.
-
-    It is 1 for pairs that rotate often within the original context.
-    """
+    """Return the kept share of each pair's frequency, [H/2], 0 to 1: 1 where it turns often in the original context."""
     turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)
     keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return keep.clamp(0, 1)

@@ -18,11 +18,7 @@ _MULTIPLE = 16  # of the sizes that such products take
 
 
 def check_backend(name: str | None, device: torch.device) -> None:
-    """Check that a backend can be used.
-
-    Raises:
-        OptionError: There is no such backend, it is not installed, or it doesn't run on the device.
-    """
+    """Raise OptionError where there is no such backend, it is not installed, or it doesn't run on the device."""
     if name is None:
         return
     check_backend_name(name)
@@ -37,13 +33,9 @@ def check_backend(name: str | None, device: torch.device) -> None:
 
 
 def compiler(name: str, notes: list[str]) -> Callable[[str, Call], Call]:
-    """Return what compiles a call, one engine for each set of shapes.
+    """Return what compiles a call, one engine for each set of shapes, by one of `names.BACKENDS`.
 
-    A call whose compilation fails runs as it is from then on, and the notes say so.
-
-    Args:
-        name: A name of `names.BACKENDS`.
-        notes: Gets a sentence about each call that could not be compiled.
+    A call whose compilation fails runs as it is from then on, and `notes` gets a sentence about it.
     """
     if name == "tensorrt":
         import torch_tensorrt  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401 - it registers
@@ -96,11 +88,8 @@ def float8_layers(model: nn.Module) -> dict[str, nn.Linear]:
 def to_float8(models: Sequence[nn.Module], notes: list[str]) -> None:
     """Let the linear layers of models multiply in 8-bit floats, in place: weights and inputs have a scale a tensor.
 
-    Convolutions and all else stay as they are. The notes say what share of the weights that is.
-
-    Args:
-        models: The models, on a GPU, in bfloat16 or float16.
-        notes: Gets a sentence for each model.
+    Convolutions and all else stay as they are. The models are on a GPU, in bfloat16 or float16. `notes` gets a sentence
+    for each of them, which says what share of its weights multiplies so.
     """
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
 

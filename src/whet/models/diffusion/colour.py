@@ -15,11 +15,9 @@ def luma(frames: Tensor) -> Tensor:
 
 
 def seen_in_grey(frames: Tensor, factor: int) -> Tensor:
-    """Return what a grey camera of fewer pixels sees, [..., 1, H / factor, W / factor], in the same range.
+    """Return what a grey camera of fewer pixels sees of colour frames [..., 3, H, W], in the same range.
 
-    Args:
-        frames: Colour frames, [..., 3, H, W].
-        factor: Pixels of a frame, each way, that one pixel of the camera averages.
+    It is [..., 1, H / factor, W / factor]: each of its pixels averages `factor` pixels of a frame each way.
     """
     grey = F.avg_pool2d(luma(frames).flatten(0, -4), factor)
     return grey.reshape(*frames.shape[:-3], 1, *grey.shape[-2:])

@@ -26,9 +26,6 @@ class DiffusersFrames:
 
     Attributes:
         prompt: The prompt's embeddings, where the U-Net is and in its format. They may be set between two calls.
-        embedded_weight: The guidance weight that a U-Net is told which was distilled with guidance; None for one that
-            was not. It may be set between two calls.
-        scales: The sizes of frames that the models can run at, as shares of the full one, from 1 down.
 
     Raises:
         TargetError: The models don't fit together, or the U-Net needs a prompt and has none, or takes none.
@@ -49,7 +46,6 @@ class DiffusersFrames:
 
     @property
     def prompt(self) -> Prompt | None:
-        """Return the prompt's embeddings; None for a U-Net that takes none."""
         return self._prompt
 
     @prompt.setter
@@ -58,7 +54,6 @@ class DiffusersFrames:
 
     @property
     def embedded_weight(self) -> float | None:
-        """Return the guidance weight that the U-Net is told; None where it takes none."""
         return self._embedded_weight
 
     @embedded_weight.setter
@@ -68,7 +63,6 @@ class DiffusersFrames:
 
     @property
     def has_null(self) -> bool:
-        """Return whether there are embeddings of a negative prompt."""
         return self.prompt is not None and self.prompt.negative is not None
 
     @property
@@ -78,11 +72,9 @@ class DiffusersFrames:
 
     @property
     def call_modules(self) -> Mapping[str, nn.Module]:
-        """Return the U-Net, and the encoder and the decoder where there is an autoencoder."""
         return self._call_modules
 
     def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
-        """Replace each call of a model by what a wrapper makes of its name and itself."""
         self._calls = {name: wrapper(name, call) for name, call in self._calls.items()}
 
     def enter(self, frame: Tensor, previous: Tensor | None) -> Entry:
@@ -96,7 +88,6 @@ class DiffusersFrames:
     def predict(
         self, sample: Tensor, timesteps: Tensor, conditions: Mapping[str, Tensor], is_null: Tensor | None
     ) -> Tensor:
-        """Return the U-Net's output."""
         extras: dict[str, Tensor] = {}
         if self.prompt is not None:
             extras["encoder_hidden_states"] = self.prompt.rows(len(sample), is_null)
@@ -105,7 +96,6 @@ class DiffusersFrames:
         return self._calls["U-Net"](sample=sample, timesteps=timesteps, **extras).to(sample.dtype)
 
     def leave(self, clean: Tensor) -> Tensor:
-        """Return pixels or latents as a frame."""
         if self._autoencoder is not None:
             shift, scale = self._latent_scale
             clean = self._calls["decoder"](clean / scale + shift)
@@ -126,8 +116,6 @@ class DiffusersFrames:
 
 
 class _Denoiser(nn.Module):
-    """Call a U-Net of diffusers with samples and timesteps, and return its output."""
-
     def __init__(self, unet: Any) -> None:
         super().__init__()
         self.unet = unet
@@ -138,8 +126,6 @@ class _Denoiser(nn.Module):
 
 
 class _Encoder(nn.Module):
-    """Turn pixels into latents."""
-
     def __init__(self, autoencoder: Any) -> None:
         super().__init__()
         self.autoencoder = autoencoder
@@ -151,8 +137,6 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """Turn latents into pixels."""
-
     def __init__(self, autoencoder: Any) -> None:
         super().__init__()
         self.autoencoder = autoencoder
@@ -163,7 +147,6 @@ class _Decoder(nn.Module):
 
 
 def _call_modules(unet: Any, autoencoder: Any) -> dict[str, nn.Module]:
-    """Return a module for each call, in eval mode."""
     modules: dict[str, nn.Module] = {"U-Net": _Denoiser(unet)}
     if autoencoder is not None:
         modules |= {"encoder": _Encoder(autoencoder), "decoder": _Decoder(autoencoder)}
@@ -218,12 +201,10 @@ def _width_of_weight(unet: Any) -> int | None:
 
 
 def _time_condition(unet: Any, weight: float) -> Tensor:
-    """Return the embedding of a guidance weight, [1, D].
+    """Return the embedding of a guidance weight, [1, D], by sines and cosines (Luo et al., arXiv:2310.04378).
 
     The weight is that of classifier-free guidance, where 1 changes nothing; the U-Net is told w = weight - 1, as in
     diffusers' pipelines.
-
-    Source: the sine and cosine embedding of latent consistency models (Luo et al., arXiv:2310.04378).
     """
     width = _width_of_weight(unet)
     assert width is not None

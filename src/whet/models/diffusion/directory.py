@@ -67,7 +67,6 @@ class SchedulerConfig(BaseModel):
         return "v" if self.prediction_type == "v_prediction" else self.prediction_type
 
     def schedule(self) -> Schedule:
-        """Return how much noise each timestep has."""
         steps = self.num_train_timesteps
         if self.trained_betas is not None:
             schedule = Schedule.from_betas(self.trained_betas)
@@ -172,7 +171,6 @@ def _unread(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, An
 
 
 def unread_settings(unread: Mapping[str, Any], sampler: str) -> str:
-    """Return a sentence that names the settings which are not read."""
     told = ", ".join(f"{name} = {json.dumps(value)}" for name, value in unread.items())
     return f"settings of the scheduler that whet does not read: {told}; the steps are those of {sampler}"
 

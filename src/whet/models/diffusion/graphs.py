@@ -28,8 +28,6 @@ _WARM_UP_CALLS = 3  # libraries choose their kernels and allocate in the first c
 
 
 class Graph(Protocol):
-    """Describe a recorded graph."""
-
     def replay(self) -> None:
         """Run the recorded kernels on the memory that they were recorded with."""
 
@@ -51,11 +49,7 @@ class Cuda(Protocol):
 
 
 class TorchCuda:
-    """Record with PyTorch on one CUDA device.
-
-    Args:
-        device: The device; without an index, it is the current one.
-    """
+    """Record with PyTorch on one CUDA device; on the current one, where the device has no index."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
@@ -64,7 +58,6 @@ class TorchCuda:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Run work on a side stream of the device."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
@@ -74,7 +67,6 @@ class TorchCuda:
             current.wait_stream(self._stream)
 
     def graph(self) -> torch.cuda.CUDAGraph:
-        """Return an empty graph."""
         return torch.cuda.CUDAGraph()
 
     @contextmanager
@@ -97,7 +89,6 @@ class TorchCuda:
             raise
 
     def wait(self) -> None:
-        """Wait until the device has done all of its work."""
         torch.cuda.synchronize(self._device)
 
 
@@ -118,10 +109,7 @@ class Graphs:
 
     Args:
         most: How many graphs are kept. The one that was not used for longest makes room.
-        notes: A list that gets what could not be recorded; a new one, if not given.
-
-    Attributes:
-        notes: What could not be recorded and why, in sentences. Such a function is called as it is.
+        notes: A list that gets what could not be recorded and why, in sentences. Such a function is called as it is.
     """
 
     def __init__(self, cuda: Cuda, most: int = MOST_GRAPHS, notes: list[str] | None = None) -> None:

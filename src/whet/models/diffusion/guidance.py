@@ -70,7 +70,6 @@ class Guidance:
             rows: The step that each row is at.
             sample: The noisy samples in the sampler's scale, [B, C, h, w].
             anchor: The clean samples to lead back to, [B, C, h, w].
-            prediction: What the model predicts.
         """
         import torch
 

@@ -56,7 +56,6 @@ def is_diffusers_directory(directory: Path) -> bool:
 
 
 def is_frame_unet(directory: Path) -> bool:
-    """Return whether a directory holds whet's own U-Net."""
     return _config(directory).get("model_type") == FRAME_UNET
 
 

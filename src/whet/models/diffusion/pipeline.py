@@ -43,10 +43,7 @@ class DiffusionStep:
     """Turn each frame into a frame; a `whet.core.workload.stream.Step`, with all of its optional parts.
 
     Args:
-        model: The diffusion model.
         steps_of: Returns the sampler's steps, for a number of them.
-        num_steps: Steps that each frame takes.
-        guidance: How the output follows the prompt.
         is_rolling: Whether frames are in flight together. Otherwise each frame takes all of its steps in one call.
         feeds_back: Whether the model sees the last frame that came out.
         seed: The seed of the noise.
@@ -180,7 +177,6 @@ class DiffusionStep:
     def _guided(
         self, rows: Rows, sample: Tensor, conditions: Mapping[str, Tensor], flights: Sequence[_Flight]
     ) -> Tensor:
-        """Return the model's output for all rows, with guidance."""
         seen, guidance, num = model_input(rows, sample), self._guidance, len(flights)
         # The frame that entered last is the last row; only there does onetime guidance ask without the prompt.
         num_null = {"full": num, "onetime": int(flights[-1].slot == 0)}.get(guidance.kind, 0)

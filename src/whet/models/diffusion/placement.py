@@ -21,30 +21,21 @@ DTYPES = dict(zip(DTYPE_NAMES, (torch.float32, torch.bfloat16, torch.float16, to
 
 
 class PlacementOptions(Protocol):
-    """Describe what the user said of the place.
-
-    Attributes:
-        device: "cpu", "cuda" or "cuda:1"; None for the CPU.
-        dtype: A name of `DTYPES`; None for float32.
-        graphs: Whether models run as CUDA graphs; None for yes on a GPU.
-        backend: A name of `whet.models.diffusion.names.BACKENDS`; None for eager mode.
-    """
-
     @property
     def device(self) -> str | None:
-        """Return the device."""
+        """Return "cpu", "cuda" or "cuda:1"; None for the CPU."""
 
     @property
     def dtype(self) -> str | None:
-        """Return the number format."""
+        """Return a name of `DTYPES`; None for float32."""
 
     @property
     def graphs(self) -> bool | None:
-        """Return whether models run as CUDA graphs."""
+        """Return whether models run as CUDA graphs; None for yes on a GPU."""
 
     @property
     def backend(self) -> str | None:
-        """Return what compiles the models' calls."""
+        """Return a name of `whet.models.diffusion.names.BACKENDS`, by which calls are compiled; None for eager mode."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,6 @@ class Placement:
 
     Attributes:
         dtype: The format of the model's weights and activations.
-        graphs: Whether its calls are recorded as CUDA graphs.
         backend: What compiles its calls; None for eager mode.
         is_float8: Whether its linear layers multiply in 8-bit floats.
     """

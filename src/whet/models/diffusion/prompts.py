@@ -43,7 +43,6 @@ class Prompt:
         return int(self.embeddings.shape[2])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Prompt":
-        """Return the same embeddings on a device, in another format."""
         negative = None if self.negative is None else self.negative.to(device, dtype)
         return Prompt(self.embeddings.to(device, dtype), negative)
 

@@ -74,16 +74,13 @@ class UNetConfig:
 
     @property
     def null_digit(self) -> int:
-        """Return the row of the embedding that stands for no prompt."""
         return self.num_digits
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of config.json."""
         return {"model_type": MODEL_TYPE, **asdict(self), "widths": list(self.widths)}
 
 
 def _check_count(name: str, value: object) -> None:
-    """Raise OptionError unless a value is a whole number from 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(f"{name} must be a whole number from 1; got {value!r}")
 
@@ -197,7 +194,6 @@ class _Halve(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
 
     def forward(self, x_BCHW: Tensor, embedded_BE: Tensor) -> Tensor:
-        """Map [B, C, H, W] to [B, C, H/2, W/2]."""
         y_BCHW: Tensor = self.conv(x_BCHW)
         return y_BCHW
 
@@ -210,7 +206,6 @@ class _Double(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x_BCHW: Tensor, embedded_BE: Tensor) -> Tensor:
-        """Map [B, C, H, W] to [B, C, 2H, 2W]."""
         y_BCHW: Tensor = self.conv(F.interpolate(x_BCHW, scale_factor=2.0, mode="nearest"))
         return y_BCHW
 

@@ -62,11 +62,9 @@ class UNetFrames:
 
     @property
     def call_modules(self) -> Mapping[str, nn.Module]:
-        """Return the U-Net."""
         return {"U-Net": self._call_module}
 
     def wrap(self, wrapper: Callable[[str, Call], Call]) -> None:
-        """Replace each call of the U-Net by what a wrapper makes of its name and itself."""
         self._call = wrapper("U-Net", self._call)
 
     def enter(self, frame: Tensor, previous: Tensor | None) -> Entry:
@@ -79,14 +77,12 @@ class UNetFrames:
     def predict(
         self, sample: Tensor, timesteps: Tensor, conditions: Mapping[str, Tensor], is_null: Tensor | None
     ) -> Tensor:
-        """Return the U-Net's velocity."""
         digits = torch.full((len(sample),), self._digit, device=sample.device)
         if is_null is not None:
             digits = torch.where(is_null, self._null, digits)
         return self._call(sample, timesteps, conditions["grey"], conditions["previous"], digits).to(sample.dtype)
 
     def leave(self, clean: Tensor) -> Tensor:
-        """Return a sample as a frame."""
         return (clean[0].float() / 2 + 0.5).clamp(0, 1)
 
 

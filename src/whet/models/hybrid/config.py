@@ -69,35 +69,28 @@ class HybridConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens in the vocabulary."""
         return self.decoder.vocab_size
 
     @property
     def hidden_size(self) -> int:
-        """Return the width of the model."""
         return self.decoder.hidden_size
 
     @property
     def num_hidden_layers(self) -> int:
-        """Return the number of layers."""
         return len(self.mixers)
 
     @property
     def max_position_embeddings(self) -> int:
-        """Return the most tokens of a sequence."""
         return self.decoder.max_position_embeddings
 
     @property
     def tie_word_embeddings(self) -> bool:
-        """Return whether the head's weight is the embedding's."""
         return self.decoder.tie_word_embeddings
 
     def layers_with(self, mixer: Mixer) -> tuple[int, ...]:
-        """Return the indices of the layers that have a mixer."""
         return tuple(index for index, mixers in enumerate(self.mixers) if mixer in mixers)
 
     def has_mlp(self, layer: int) -> bool:
-        """Return whether a layer has an MLP."""
         return self.mlp_layers is None or layer in self.mlp_layers
 
     def state_shapes(self, layer: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -40,21 +40,18 @@ class Lfm2File(HybridFile):
     layer_types: tuple[str, ...] | None = None
 
     def keys(self) -> dict[str, Any]:
-        """Return the keys of a config.json, as transformers writes them."""
         keys = super().keys()
         keys["norm_eps"] = keys.pop("rms_norm_eps")
         return keys
 
     @property
     def mlp_width(self) -> int:
-        """Return the inner width of the MLPs."""
         if not self.block_auto_adjust_ff_dim:
             return self.intermediate_size
         width = int(self.block_ffn_dim_multiplier * int(2 * self.intermediate_size / 3))
         return -(-width // self.block_multiple_of) * self.block_multiple_of
 
     def plan(self) -> HybridConfig:
-        """Return what the file describes."""
         types = self.layer_types
         if types is None:
             full = range(self.num_hidden_layers) if self.full_attn_idxs is None else self.full_attn_idxs
@@ -88,14 +85,12 @@ class GraniteFile(MambaFile):
 
     @classmethod
     def rename(cls, config: dict[str, Any]) -> None:
-        """Give fields that a family's files name otherwise the names here, in place."""
         super().rename(config)
         config.setdefault("num_key_value_heads", None)  # as many as there are heads
         if "layers_block_type" in config:
             config.setdefault("layer_types", config["layers_block_type"])
 
     def plan(self) -> HybridConfig:
-        """Return what the file describes."""
         if self.num_local_experts:
             raise ValueError(
                 f"num_local_experts is {self.num_local_experts}: mixtures of experts are not supported; whet runs the "
@@ -128,12 +123,10 @@ class BambaFile(MambaFile):
 
     @classmethod
     def rename(cls, config: dict[str, Any]) -> None:
-        """Give fields that a family's files name otherwise the names here, in place."""
         super().rename(config)
         config["partial_rotary_factor"] = 0.5  # whatever the file says
 
     def plan(self) -> HybridConfig:
-        """Return what the file describes."""
         full = self.attn_layer_indices
         types = tuple("full_attention" if i in full else "mamba" for i in range(self.num_hidden_layers))
         return self.planned(mixers_of(types, self.num_hidden_layers, ("attention", "mamba")))
@@ -159,7 +152,6 @@ class FalconH1File(MambaFile):
 
     @classmethod
     def rename(cls, config: dict[str, Any]) -> None:
-        """Give fields that a family's files name otherwise the names here, in place."""
         super().rename(config)
         if config.get("mamba_d_ssm", 0) is None:
             expand, hidden = config.get("mamba_expand", 2), config.get("hidden_size", 4096)
@@ -168,7 +160,6 @@ class FalconH1File(MambaFile):
             config["mamba_d_ssm"] = expand * hidden
 
     def plan(self) -> HybridConfig:
-        """Return what the file describes."""
         order: GateOrder = "norm, then gate" if self.mamba_norm_before_gate else "gate, then norm"
         return self.planned(
             (("attention", "mamba"),) * self.num_hidden_layers,
@@ -226,7 +217,6 @@ class NemotronHFile(MambaFile):
 
     @classmethod
     def rename(cls, config: dict[str, Any]) -> None:
-        """Give fields that a family's files name otherwise the names here, in place."""
         super().rename(config)
         config.setdefault("head_dim", 128)
         pattern = config.get("hybrid_override_pattern")
@@ -236,14 +226,12 @@ class NemotronHFile(MambaFile):
         config["num_hidden_layers"] = len(types) if isinstance(types, list | tuple) else 4
 
     def keys(self) -> dict[str, Any]:
-        """Return the keys of a config.json, as transformers writes them."""
         keys = {**super().keys(), "layer_types": list(self.layer_types)}
         return {key: value for key, value in keys.items() if key not in self.names.values()} | {
             theirs: keys[ours] for theirs, ours in self.names.items()
         }
 
     def plan(self) -> HybridConfig:
-        """Return what the file describes."""
         if "moe" in self.layer_types:
             raise ValueError("layer_types has 'moe': mixtures of experts are not supported")
         is_mlp = [name == "mlp" for name in self.layer_types]
@@ -279,8 +267,7 @@ def read_config(directory: Path | str) -> HybridConfig:
     """Read the config.json of a Hugging Face directory.
 
     Raises:
-        TargetError: It is missing or damaged, is of another family, or asks for something that the model does not
-            support.
+        TargetError: It is missing, damaged, or of another family, or asks for what the model does not support.
     """
     raw = read_json(directory)
     check_model_type(directory, raw, MODEL_TYPES, "the families of hybrid models are")

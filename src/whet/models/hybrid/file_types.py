@@ -1,8 +1,4 @@
-"""Define what the config.json files of all families of hybrid models have in common.
-
-A type holds the fields that decide what is computed, with transformers' names and defaults, and maps them onto a
-HybridConfig.
-"""
+"""Define what the config.json files of all families of hybrid models have in common. See config_files.py."""
 
 import math
 from collections.abc import Mapping
@@ -129,19 +125,16 @@ class MambaFile(HybridFile):
 
     @classmethod
     def rename(cls, config: dict[str, Any]) -> None:
-        """Give fields that a family's files name otherwise the names here, in place."""
         super().rename(config)
         if isinstance(limits := config.get("time_step_limit"), list):
             config["time_step_limit"] = tuple(number_of(limit) for limit in limits)
 
     def keys(self) -> dict[str, Any]:
-        """Return the keys of a config.json, as transformers writes them."""
         return {**super().keys(), "time_step_limit": [written_number(limit) for limit in self.time_step_limit]}
 
     def planned(
         self, mixers: tuple[tuple[Mixer, ...], ...], *, mamba: SelectiveConfig | None = None, **changes: Any
     ) -> HybridConfig:
-        """Return a model with the sizes of the file and these mixers. `changes` are other fields of a HybridConfig."""
         changes = {"mamba_out_bias": self.mamba_proj_bias, **changes}
         return super().planned(mixers, mamba=mamba or self.mamba(), **changes)
 

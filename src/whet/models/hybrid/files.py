@@ -84,10 +84,7 @@ def to_files(config: HybridConfig, weights: Mapping[str, Tensor]) -> dict[str, T
 
 
 class _HybridFiles(ModelFiles[HybridConfig, Hybrid]):
-    """Read hybrid models, whose tensors have the names of their family in files."""
-
     def read(self, directory: Path | str, config: HybridConfig) -> dict[str, Tensor]:
-        """Return the tensors that `shapes` names, in their stored dtype. See ModelFiles."""
         in_files: dict[str, Shape] = {}
         of_module = self.shapes_for(directory, config)
         shapes = {name: (file_name(config.model_type, name), shape) for name, shape in of_module.items()}

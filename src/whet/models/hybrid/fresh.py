@@ -33,7 +33,6 @@ class _TrainableHybrid(Trainable):
     """Say how a family of hybrid models is trained. Its files may hold two matrices in one tensor."""
 
     def in_files(self, config: HybridConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a model's weights by their names in files, without the second copy of a tied head."""
         return to_files(config, weights)
 
 

@@ -33,12 +33,7 @@ class AttentionWithPast(Attention):
         mask_TT: Tensor | None = None,
         state: HybridLayerState | None = None,
     ) -> Tensor:
-        """Map [B, T, D] to [B, T, D].
-
-        Args:
-            mask_TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
-            state: It is read, and gets the keys and values of the tokens. None: there is no past.
-        """
+        """Map [B, T, D] to [B, T, D]. A state is read, and gets the keys and values of the tokens."""
         q_BNTH, k_BKSH, v_BKSH = self.project(x_BTD, cos_TH, sin_TH)
         num_new = x_BTD.shape[1]
         if state is not None and state.keys_BKTH is not None and state.values_BKTH is not None:
@@ -67,7 +62,6 @@ class ShortConv(nn.Module):
         self.out_proj = nn.Linear(D, D, bias=bias)
 
     def initialise(self, generator: torch.Generator | None) -> None:
-        """Draw new weights as torch does for new layers."""
         initialise_linear(self.in_proj, generator)
         initialise_linear(self.out_proj, generator)
 
@@ -95,7 +89,6 @@ class ScaledMamba(Mamba2Mixer):
         self.register_buffer("parts_scale", parts_scale(config), persistent=False)
 
     def project(self, x_BTD: Tensor) -> Tensor:
-        """Return gates, what is convolved, and step sizes, side by side: [B, T, E + C + heads]."""
         projected = super().project(x_BTD)
         return projected if self.parts_scale is None else projected * self.parts_scale.to(projected.dtype)
 
@@ -116,7 +109,6 @@ class Gate(nn.Module):
     """Multiply by a gate's SiLU: [B, T, E] -> [B, T, E]."""
 
     def forward(self, y_BTE: Tensor, z_BTE: Tensor) -> Tensor:
-        """Map [B, T, E] to [B, T, E]."""
         return y_BTE * F.silu(z_BTE)
 
 
@@ -124,7 +116,6 @@ class NormThenGate(GatedNorm):
     """Normalise each group of channels, then multiply by a gate's SiLU: [B, T, E] -> [B, T, E]."""
 
     def forward(self, y_BTE: Tensor, z_BTE: Tensor) -> Tensor:
-        """Map [B, T, E] to [B, T, E]."""
         wide = torch.promote_types(y_BTE.dtype, torch.float32)
         normed = unweighted_norm(y_BTE.to(wide).unflatten(-1, (self.num_groups, -1)), self.eps).flatten(-2)
         return (self.weight.to(wide) * normed * F.silu(z_BTE.to(wide))).to(y_BTE.dtype)
@@ -140,6 +131,5 @@ class SquaredMLP(nn.Module):
         self.down_proj = nn.Linear(wide, D, bias=bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Map [B, T, D] to [B, T, D]."""
         output_BTD: Tensor = self.down_proj(F.relu(self.up_proj(x_BTD)).square())
         return output_BTD

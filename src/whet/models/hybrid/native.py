@@ -3,8 +3,6 @@
 Keys and values lie in blocks, and states of Mamba-2 or of short convolutions in rows. Matrices have float32, bf16, int8
 or int4 weights; activations and states are float32. A sequence's logits are the same, bit for bit, whatever other
 sequences are in the step and however its tokens are divided into steps.
-
-Shape suffixes: V vocabulary, R rows of logits.
 """
 
 import ctypes
@@ -50,7 +48,6 @@ class NativeHybrid(NativeModel):
     Args:
         weights: The tensors by name, from whet.models.hybrid.files.read_weights. They are copied.
         kind: The format of all matrices, including the head. Convolutions, rates and norms are float32.
-        max_model_len: The most tokens of a sequence. By default, the model's own limit.
 
     Raises:
         OptionError: max_model_len is out of range.
@@ -83,7 +80,6 @@ class NativeHybrid(NativeModel):
         self._struct = self._whole(weights)
 
     def allocate(self, room: Allocation) -> None:
-        """Allocate the blocks, and the rows of states."""
         with_attention = [self._decoder_layers[index] for index in self.config.layers_with("attention")]
         self._caches = place_caches(with_attention, room.num_blocks, self.config.decoder, self.kv)
         for layer in self._decoder_layers:
@@ -95,12 +91,10 @@ class NativeHybrid(NativeModel):
         self._open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
-        """Copy the settled states of a row to another one. Keys and values stay in their blocks."""
         assert self._states is not None, "no layer has a state"
         self._states.copy(source_row, target_row)
 
     def step(self, batch: StepBatch) -> Tensor:
-        """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
         no_segments = np.zeros((0, _NUM_COLUMNS), np.int32)
         segments = no_segments if self._states is None else self._states.segments(batch)
         step, _kept = ragged(batch)
@@ -186,8 +180,6 @@ class NativeDecoder(NativeHybrid):
 
     Args:
         weights: The tensors by name, from whet.models.decoder.files.read_weights. They are copied.
-        kind: The format of all matrices, including the head.
-        max_model_len: The most tokens of a sequence. By default, the model's own limit.
 
     Raises:
         OptionError: max_model_len is out of range.

@@ -62,8 +62,6 @@ class HybridLayer(nn.Module):
 
 
 class Hybrid(Recurrent[HybridState]):
-    """Predict the next token after each token."""
-
     inv_freq: Tensor
 
     def __init__(self, config: HybridConfig) -> None:
@@ -89,12 +87,10 @@ class Hybrid(Recurrent[HybridState]):
         return len(self.config.layers_with("attention")) * numbers * self.lm_head.weight.itemsize
 
     def new_state(self, batch_size: int = 1) -> HybridState:
-        """Return the state before the first token of so many sequences."""
         weight = self.embed_tokens.weight
         return new_state(self.config, batch_size, weight.dtype, weight.device)
 
     def _read(self, input_ids_BT: Tensor, state: HybridState | None, documents_BT: Tensor | None) -> Tensor:
-        """Return the normalised output of the last layer [B, T, D]."""
         if documents_BT is not None:
             return DocumentRows.of(documents_BT).each(lambda ids_RL: self._read(ids_RL, None, None), input_ids_BT)
         if state is not None:

@@ -33,7 +33,6 @@ class HybridLayerState:
         return replace(self, recurrent=None if self.recurrent is None else replace(self.recurrent))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name."""
         known = {"keys": self.keys_BKTH, "values": self.values_BKTH}
         recurrent = {} if self.recurrent is None else self.recurrent.tensors()
         return recurrent | {name: tensor for name, tensor in known.items() if tensor is not None}
@@ -41,10 +40,7 @@ class HybridLayerState:
 
 @dataclass
 class HybridState(SavedState):
-    """Hold the state of B sequences, one HybridLayerState for each layer.
-
-    A model replaces the layers' tensors as it reads tokens.
-    """
+    """Hold the state of B sequences, one HybridLayerState for each layer. A model replaces the tensors as it reads."""
 
     FORMAT: ClassVar[str] = "whet hybrid state 1"
     NUMBERS: ClassVar[tuple[str, ...]] = ("batch_size", "num_tokens")
@@ -55,7 +51,6 @@ class HybridState(SavedState):
 
     @classmethod
     def layer_of(cls, tensors: dict[str, Tensor]) -> HybridLayerState:
-        """See SavedState."""
         recurrent = LayerState(tensors["conv"], tensors["scan"]) if {"conv", "scan"} & tensors.keys() else None
         if not {"keys", "values"} & tensors.keys():
             return HybridLayerState(recurrent)

@@ -69,7 +69,6 @@ class BankState:
 
 
 def new_bank(config: LtmConfig, batch_size: int, slots: int, dtype: torch.dtype, device: torch.device) -> BankState:
-    """Return an empty bank of so many slots for each of so many sequences."""
     C, shape = config.memory_width, (batch_size, slots)
 
     def zeros(*size: int) -> Tensor:
@@ -88,8 +87,6 @@ def new_bank(config: LtmConfig, batch_size: int, slots: int, dtype: torch.dtype,
 
 
 class MemoryBank(nn.Module):
-    """Read and write a bank of slots."""
-
     def __init__(self, config: LtmConfig) -> None:
         super().__init__()
         D, C, S = config.hidden_size, config.memory_width, config.max_memory_slots

@@ -35,10 +35,9 @@ class Piece:
 def pieces(
     begin: int, count: int, config: LtmConfig, blocks: bool = False, *, one_by_one: bool = False
 ) -> Iterator[Piece]:
-    """Yield the pieces of so many tokens.
+    """Yield the pieces of `count` tokens from the place `begin` of a sequence on.
 
     Args:
-        begin: The place of the first token in the sequence.
         blocks: Whether a piece is at most a block of segments that backward computes again.
         one_by_one: Whether a piece is at most one span.
     """

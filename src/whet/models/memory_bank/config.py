@@ -87,7 +87,6 @@ class LtmConfig(BaseModel):
 
     @property
     def memory_width(self) -> int:
-        """Return the width of a slot, and of the test-time memory."""
         return max(1, round(self.hidden_size * self.memory_compression_ratio))
 
     @property
@@ -96,7 +95,6 @@ class LtmConfig(BaseModel):
         return self.attention_block_size * self.memory_update_interval
 
     def has_memory(self, layer: int) -> bool:
-        """Return whether a layer has the memories that the config asks for."""
         return self.memory_layers is None or layer in self.memory_layers
 
     @cached_property
@@ -169,8 +167,7 @@ def read_config(directory: Path | str) -> LtmConfig:
     """Read the config.json of a directory.
 
     Raises:
-        TargetError: It is missing or damaged, is of another family, or asks for something that the model does not
-            compute.
+        TargetError: It is missing, damaged, or of another family, or asks for what the model does not compute.
     """
     raw = read_json(directory)
     check_model_type(directory, raw, ("ltm",), "a long-term-memory decoder's is")

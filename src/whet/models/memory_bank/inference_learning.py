@@ -53,7 +53,6 @@ class Rates:
     log_kept: Tensor
 
     def part(self, begin: int, end: int) -> "Rates":
-        """Return the rates of some tokens."""
         return Rates(*(rate[:, begin:end] for rate in (self.step, self.log_momentum, self.log_kept)))
 
 

@@ -82,17 +82,14 @@ class NativeLtm(NativeModel, ServedMemory):
         self._struct = self._whole(weights)
 
     def allocate(self, room: Allocation) -> None:
-        """Allocate the rows of states. There are no blocks that the engine hands out."""
         self._states.allocate(room, list(self._layers), list(self._decoder_layers))
         self._struct.num_drafts = room.num_drafts
         self._open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
-        """Copy the settled states of a row to another one."""
         self._states.copy(source_row, target_row)
 
     def step(self, batch: StepBatch) -> Tensor:
-        """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
         if not self.config.use_adaptive_compression:
             return self._read(batch)
         logits_RV = torch.empty(len(batch.logit_rows), self.vocab_size)
@@ -108,11 +105,9 @@ class NativeLtm(NativeModel, ServedMemory):
         return self._run(batch, segments.ctypes.data, len(segments), len(batch.token_ids))
 
     def read_state(self, row: int, num_tokens: int | None = None) -> LtmState:
-        """See ServedMemory."""
         return replace(self._states.read(row, num_tokens), model=self.digest)
 
     def write_state(self, row: int, state: LtmState) -> None:
-        """See ServedMemory."""
         self._states.write(row, state)
         self._library.functions.whet_memory_derive(self._handle, row)
 

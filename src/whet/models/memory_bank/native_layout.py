@@ -88,7 +88,6 @@ class RowLayout:
         return TestTimeState(*(heads[None, :, part].clone() for part in range(3)))
 
     def write_heads(self, row: Tensor, state: TestTimeState) -> None:
-        """Put a test-time memory into a row."""
         heads = self._heads(row)
         heads.zero_()
         parts = (state.start_BHPCC, state.now_BHPCC, state.momentum_BHPCC)

@@ -32,8 +32,6 @@ _PART_TOKENS = 192  # of a step that go through a layer together; as in kernels/
 
 
 class NativeStates:
-    """Hold the rows of all layers."""
-
     def __init__(self, config: LtmConfig, kv: Kv) -> None:
         self._config, self._kv = config, kv
         self.layout = RowLayout(config)
@@ -83,11 +81,6 @@ class NativeStates:
         self.places.put(target, position)
 
     def read(self, row: int, num_tokens: int | None) -> LtmState:
-        """Return a copy of a row's states, as the readable model has them; None takes those at the settled position.
-
-        Raises:
-            InputsError: The settled position of the row is not num_tokens.
-        """
         num_tokens = int(self.places.settled[row]) if num_tokens is None else num_tokens
         self.places.check(row, num_tokens)
         layers = []
@@ -104,11 +97,7 @@ class NativeStates:
         return LtmState(layers, num_tokens)
 
     def write(self, row: int, state: LtmState) -> None:
-        """Put the state of one sequence into a row. What follows from the contents of banks is left to the kernels.
-
-        Raises:
-            InputsError: The state does not fit the model.
-        """
+        """Put the state of one sequence into a row. What follows from the contents of banks is left to the kernels."""
         check_state(state, self._config, 1)
         num_past = state.num_tokens % self._config.attention_block_size
         blocks = self._blocks_of(row, state.num_tokens).int()

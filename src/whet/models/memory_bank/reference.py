@@ -97,8 +97,6 @@ class LtmLayer(nn.Module):
 
 
 class Ltm(nn.Module):
-    """Predict the next token after each token."""
-
     bytes_per_token = 0  # of a state, beyond those of a segment
     inv_freq: Tensor
 
@@ -241,10 +239,9 @@ class Ltm(nn.Module):
         return memory_stats(state)
 
     def reduce_memory_slots(self, state: LtmState, slots: int | None = None) -> None:
-        """Remove the least used slots of each sequence.
+        """Remove the least used slots of each sequence: the banks of the state are replaced.
 
         Args:
-            state: Its banks are replaced.
             slots: The slots that stay; None for half of them, within the bounds of the config.
 
         Raises:
@@ -255,10 +252,9 @@ class Ltm(nn.Module):
         change_banks(state, lambda bank: kept(bank, max(least, bank.ids_BS.shape[1] // 2) if slots is None else slots))
 
     def grow_memory_slots(self, state: LtmState, slots: int | None = None) -> None:
-        """Add empty slots to each sequence.
+        """Add empty slots to each sequence: the banks of the state are replaced.
 
         Args:
-            state: Its banks are replaced.
             slots: The slots that there are then; None for the most that the config allows.
 
         Raises:
@@ -280,10 +276,9 @@ class Ltm(nn.Module):
         change_banks(state, lambda bank: cleared(bank, slots))
 
     def compress_memory(self, state: LtmState, tolerance: float | None = None) -> None:
-        """Merge slots of nearly equal content. See whet.models.memory_bank.slots.compressed.
+        """Merge slots of nearly equal content, as whet.models.memory_bank.slots.compressed: banks are replaced.
 
         Args:
-            state: Its banks are replaced.
             tolerance: The relative distance, 0 to 1; None for the config's compression_tolerance.
 
         Raises:

@@ -9,12 +9,6 @@ from whet.models.state_rows import ServedInRows
 
 
 class RowsOfLtmStates(ServedInRows[LtmState], ServedMemory):
-    """Run a readable model as a ServedModel. Rounding depends on how many tokens of a sequence a step has.
-
-    Raises:
-        OptionError: max_model_len is out of range.
-    """
-
     def __init__(self, model: Ltm, max_model_len: int | None = None) -> None:
         config = self.memory_config = model.config
         self.digest = digest_of(config, model.state_dict())
@@ -25,11 +19,9 @@ class RowsOfLtmStates(ServedInRows[LtmState], ServedMemory):
         self.bytes_per_state = self.bytes_per_draft = largest.num_bytes + of_segment
 
     def read_state(self, row: int, num_tokens: int | None = None) -> LtmState:
-        """See ServedMemory."""
         return replace(self.rows.settled(row, num_tokens).clone(), model=self.digest)
 
     def write_state(self, row: int, state: LtmState) -> None:
-        """See ServedMemory."""
         self.check_state(state)
         layers = []
         for layer, new in zip(state.layers, self.model.new_state().layers, strict=True):

@@ -19,10 +19,7 @@ _FOR_TRAINING = {"gradient_checkpointing_granularity", "checkpoint_segments", "b
 
 
 def digest_of(config: LtmConfig, weights: Mapping[str, Tensor]) -> str:
-    """Return a digest of a model, the same for its weights in float32 and in bf16.
-
-    It covers the config, and of each tensor the shape and some numbers.
-    """
+    """Return a digest of the config and of some numbers of each tensor, the same for weights in float32 and in bf16."""
     digest = hashlib.sha256(config.model_dump_json(exclude=_FOR_TRAINING).encode())
     for name, weight in sorted(weights.items()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -34,10 +31,7 @@ def digest_of(config: LtmConfig, weights: Mapping[str, Tensor]) -> str:
 
 
 class ServedMemory(ABC):
-    """Give a ServedModel states that can be read from its rows and written to them, between steps.
-
-    `digest` is what `digest_of` returns for the model.
-    """
+    """Give a ServedModel states that can be read from its rows and written to them, between steps."""
 
     memory_config: LtmConfig
     digest: str

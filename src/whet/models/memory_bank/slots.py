@@ -67,7 +67,6 @@ def utilization(bank: BankState) -> Tensor:
 
 
 def change_banks(state: LtmState, change: Callable[[BankState], BankState]) -> None:
-    """Replace every bank of a state."""
     changed = [None if layer.bank is None else change(layer.bank) for layer in state.layers]
     for layer, bank in zip(state.layers, changed, strict=True):
         layer.bank = bank
@@ -98,12 +97,7 @@ def cleared(bank: BankState, slots: int) -> BankState:
 
 
 def grown(bank: BankState, slots: int, most: int) -> BankState:
-    """Return a bank with empty slots added, up to so many for each sequence. They take the lowest free queries.
-
-    Args:
-        slots: The slots that each sequence has then, unless it has more.
-        most: The queries that the weights hold.
-    """
+    """Return a bank with empty slots added, up to `slots` a sequence. They take the lowest free of `most` queries."""
     return _with_ids(bank, [_more(ids, slots, most) for ids in _ids(bank)])
 
 

@@ -23,10 +23,7 @@ class PartInSpans(NamedTuple):
 
 
 def in_spans(batch: StepBatch, span: int) -> Iterator[PartInSpans]:
-    """Yield the tokens of a step in parts, each sequence's up to the end of its span.
-
-    None of the step's tokens are drafts. A span has `span` tokens.
-    """
+    """Yield the tokens of a step without drafts in parts, each sequence's up to the end of its span of tokens."""
     at, ends = batch.query_start[:-1].copy(), batch.query_start[1:]
     while (left := ends - at).any():
         position = batch.positions[np.minimum(at, len(batch.positions) - 1)]

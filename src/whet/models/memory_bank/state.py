@@ -22,12 +22,7 @@ _PARTS: dict[str, type[Any]] = {"segment": SegmentState, "bank": BankState, "tes
 
 @dataclass
 class LayerState:
-    """Hold the state of one layer.
-
-    Attributes:
-        bank: The bank of slots; None where the layer has none.
-        test_time: The test-time memory; None where the layer has none.
-    """
+    """Hold the state of one layer, with None for what it does not have."""
 
     segment: SegmentState
     bank: BankState | None = None
@@ -39,7 +34,6 @@ class LayerState:
         return {f"{name}.{key}": value for name, part in parts.items() for key, value in vars(part).items()}
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "LayerState":
-        """Return a state whose tensors are made from these."""
         return layer_state({name: change(value) for name, value in self.tensors().items()})
 
 
@@ -77,17 +71,14 @@ class LtmState(SavedState):
 
     @classmethod
     def layer_of(cls, tensors: dict[str, Tensor]) -> LayerState:
-        """See SavedState."""
         return layer_state(tensors)
 
     @property
     def batch_size(self) -> int:
-        """Return the number of sequences."""
         return self.layers[0].segment.keys_BKPH.shape[0]
 
     @property
     def banks(self) -> list[BankState]:
-        """Return the banks of the layers that have one."""
         return [layer.bank for layer in self.layers if layer.bank is not None]
 
     def rows(self, indices: list[int]) -> "LtmState":
@@ -95,7 +86,6 @@ class LtmState(SavedState):
         return self.changed(lambda tensor: tensor[indices])
 
     def detach(self) -> "LtmState":
-        """Return a state through which no gradient flows back."""
         return self.changed(Tensor.detach)
 
 

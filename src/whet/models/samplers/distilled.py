@@ -29,11 +29,9 @@ def lcm(
     the estimate by s / sqrt(s² + d²).
 
     Args:
-        schedule: The process.
         timesteps: The timesteps that are visited, falling strictly; `lcm_spaced` gives those of training.
         prediction: What the model's output is: "epsilon", "v" or "sample".
         clip: The largest magnitude of the estimate, before the boundary condition; None does not limit it.
-        timestep_scaling: The factor of t in the boundary condition.
         sigma_data: The standard deviation of the data in the boundary condition.
 
     Raises:
@@ -71,7 +69,6 @@ def tcd(
     last step goes to timestep 0, without fresh noise. s is computed from gamma's decimals without rounding.
 
     Args:
-        schedule: The process.
         timesteps: The timesteps that are visited, falling strictly; `lcm_spaced` gives those of training.
         prediction: What the model's output is: "epsilon", "v" or "sample".
         gamma: The part of fresh noise, 0 (none) to 1 (all noise is fresh).

@@ -18,19 +18,10 @@ PREDICTIONS = ("epsilon", "v", "sample")
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Hold the visited timesteps of a schedule, and what a model's output says there.
+    """Hold the visited timesteps of a schedule, and what a model's output says there, in float64 [n].
 
-    With a = sqrt(ᾱ) and b = sqrt(1 - ᾱ), a sample is x = a z + b e. An output o gives z = clean_sample x + clean_output
-    o and e = noise_sample x + noise_output o.
-
-    Attributes:
-        timesteps: The timesteps, [n]: int64, or float64 if one has a fraction.
-        signal: a at each of them, float64 [n].
-        noise: b at each of them, float64 [n].
-        clean_sample: The weight of x in z, float64 [n].
-        clean_output: The weight of o in z, float64 [n].
-        noise_sample: The weight of x in e, float64 [n].
-        noise_output: The weight of o in e, float64 [n].
+    With signal a = sqrt(ᾱ) and noise b = sqrt(1 - ᾱ), a sample is x = a z + b e. An output o gives z = clean_sample x +
+    clean_output o and e = noise_sample x + noise_output o. Timesteps are int64, unless one has a fraction.
     """
 
     timesteps: Tensor

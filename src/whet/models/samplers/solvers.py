@@ -28,7 +28,6 @@ def ddim(
     Each step goes to the next timestep that is visited, however far away it is.
 
     Args:
-        schedule: The process.
         timesteps: The timesteps that are visited, falling strictly.
         prediction: What the model's output is: "epsilon", "v" or "sample".
         eta: The part of fresh noise, 0 (none) to 1 (as much as DDPM).

@@ -10,13 +10,11 @@ from whet.models.samplers.schedule import TIMESTEPS
 
 
 def leading(num_steps: int, *, num_train_timesteps: int = TIMESTEPS, offset: int = 0) -> list[int]:
-    """Return multiples of T // n, moved up by `offset`: 900, 800, ..., 0 for n = 10 and T = 1000.
+    """Return multiples of T // n for n steps of T timesteps, moved up by `offset`: 900, 800, ..., 0 for 10 of 1000.
 
     Diffusers uses `leading(n + 1)[:-1]` for DPM-Solver++.
 
     Args:
-        num_steps: The number of steps n.
-        num_train_timesteps: The number of timesteps T of the training process.
         offset: What is added to each timestep; Stable Diffusion uses 1.
 
     Raises:
@@ -33,11 +31,7 @@ def leading(num_steps: int, *, num_train_timesteps: int = TIMESTEPS, offset: int
 
 
 def trailing(num_steps: int, *, num_train_timesteps: int = TIMESTEPS) -> list[int]:
-    """Return evenly spaced timesteps that begin with the last: 999, 899, ..., 99 for n = 10 and T = 1000.
-
-    Args:
-        num_steps: The number of steps n.
-        num_train_timesteps: The number of timesteps T of the training process.
+    """Return evenly spaced timesteps that begin with the last: 999, 899, ..., 99 for 10 steps of 1000 timesteps.
 
     Raises:
         OptionError: There are fewer timesteps than steps.
@@ -49,13 +43,9 @@ def trailing(num_steps: int, *, num_train_timesteps: int = TIMESTEPS) -> list[in
 
 
 def linspace(num_steps: int, *, num_train_timesteps: int = TIMESTEPS) -> list[int]:
-    """Return evenly spaced timesteps from the last to 0: 999, 888, ..., 0 for n = 10 and T = 1000; 0 alone for n = 1.
+    """Return evenly spaced timesteps from the last to 0: 999, 888, ..., 0 for 10 steps of 1000; 0 alone for 1 step.
 
     Diffusers uses `linspace(n + 1)[:-1]` for DPM-Solver++, and `linspace_exact` for its Euler samplers.
-
-    Args:
-        num_steps: The number of steps n.
-        num_train_timesteps: The number of timesteps T of the training process.
 
     Raises:
         OptionError: There are fewer timesteps than steps.
@@ -65,10 +55,6 @@ def linspace(num_steps: int, *, num_train_timesteps: int = TIMESTEPS) -> list[in
 
 def linspace_exact(num_steps: int, *, num_train_timesteps: int = TIMESTEPS) -> list[float]:
     """Return the timesteps of `linspace` before they are rounded, for `euler` and `euler_ancestral`.
-
-    Args:
-        num_steps: The number of steps n.
-        num_train_timesteps: The number of timesteps T of the training process.
 
     Raises:
         OptionError: There are fewer timesteps than steps.
@@ -80,13 +66,12 @@ def linspace_exact(num_steps: int, *, num_train_timesteps: int = TIMESTEPS) -> l
 def lcm_spaced(
     num_steps: int, *, original_steps: int = 50, num_train_timesteps: int = TIMESTEPS, strength: float = 1.0
 ) -> list[int]:
-    """Return timesteps of latent consistency and TCD models: 999, 759, 499, 259 for n = 4.
+    """Return timesteps of latent consistency and TCD models: 999, 759, 499, 259 for 4 steps.
 
     They are chosen evenly from the steps of the teacher, by which the model was distilled: every T // original_steps
     timesteps (Luo et al., 2023, arXiv 2310.04378).
 
     Args:
-        num_steps: The number of steps n.
         original_steps: The number of the teacher's steps.
         num_train_timesteps: The number of timesteps T of the training process.
         strength: The part of the teacher's steps that is used, counted from the cleanest: above 0, at most 1. Less than
@@ -114,7 +99,6 @@ def flow_spaced(num_steps: int, *, num_train_timesteps: int = TIMESTEPS, shift: 
     2403.03206). Diffusers maps the lowest σ twice, and published models are used that way, so this function does too.
 
     Args:
-        num_steps: The number of steps n.
         num_train_timesteps: The number of timesteps T of the training process.
         shift: The shift s, above 0; 1 changes nothing.
 
@@ -143,7 +127,6 @@ def karras_sigmas(
         levels: Indices of levels, rising: 0 is `sigma_max`, and `num_levels` - 1 is `sigma_min`.
         num_levels: The number of levels with which the model was trained, at least 2.
         sigma_min: The lowest level, above 0.
-        sigma_max: The highest level.
         rho: The exponent that decides how the levels are spread.
 
     Raises:

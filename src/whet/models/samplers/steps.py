@@ -66,7 +66,6 @@ class Steps:
     """Hold all steps of a sampler, from the noisiest to the cleanest.
 
     Attributes:
-        name: The name of the sampler.
         prediction: What the model's output is: "epsilon", "v", "sample", "flow" or "consistency".
         rows: The coefficients of the n steps, each [n].
     """
@@ -114,14 +113,10 @@ class Steps:
         return _mapped(self.rows, lambda _, tensor: tensor[slots])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Steps":
-        """Return the same steps on a device, with coefficients of a type.
+        """Return the same steps on a device, with coefficients of a floating-point type; None keeps what they have.
 
         Steps are built on the CPU in float64. `step` casts coefficients to the type that it computes in, so a type
         given here saves that cast. Timesteps with fractions keep at least float32.
-
-        Args:
-            device: The device; None keeps it.
-            dtype: A type of floating-point numbers; None keeps it.
         """
 
         def moved(name: str, tensor: Tensor) -> Tensor:
@@ -212,7 +207,6 @@ def step(
 
 
 def _mapped(rows: Rows, function: Callable[[str, Tensor], Tensor]) -> Rows:
-    """Return the rows with a function of name and tensor applied to each tensor."""
     values = {field.name: getattr(rows, field.name) for field in fields(rows)}
     changed: dict[str, Any] = {n: function(n, value) for n, value in values.items() if isinstance(value, Tensor)}
     return replace(rows, **changed)

@@ -111,8 +111,7 @@ def read_config(directory: Path | str) -> SelectiveConfig:
     """Read the config.json of a directory, of transformers or of the original code.
 
     Raises:
-        TargetError: It is missing or damaged, is of another family, or asks for something that the model does not
-            support.
+        TargetError: It is missing, damaged, or of another family, or asks for what the model does not support.
     """
     raw = read_json(directory)
     if is_original(raw):

@@ -93,11 +93,7 @@ class Mamba1Mixer(nn.Module):
 
 
 class Mamba2Mixer(nn.Module):
-    """Compute a scan over tokens in which a head has one rate: [B, T, D] -> [B, T, D].
-
-    Attributes:
-        no_products: The parameters that no product multiplies; see whet.core.workload.plain_parameters.
-    """
+    """Compute a scan over tokens where a head has one rate: [B, T, D] -> [B, T, D]. For no_products see Mamba1Mixer."""
 
     no_products = ("A_log", "D", "dt_bias")
 
@@ -154,7 +150,6 @@ class GatedNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, y_BTE: Tensor, z_BTE: Tensor) -> Tensor:
-        """Map [B, T, E] to [B, T, E]."""
         wide = torch.promote_types(y_BTE.dtype, torch.float32)
         gated = (y_BTE.to(wide) * F.silu(z_BTE.to(wide))).unflatten(-1, (self.num_groups, -1))
         normed = unweighted_norm(gated, self.eps).flatten(-2)

@@ -3,7 +3,7 @@
 Matrices have float32, bf16, int8 or int4 weights; activations and states are float32. A sequence's logits are the same,
 bit for bit, whatever other sequences are in the step and however its tokens are divided into steps.
 
-Shape suffixes: D channels, N states, V vocabulary, R rows of logits.
+Shape suffixes: D channels, N states.
 """
 
 import ctypes
@@ -65,17 +65,14 @@ class NativeSelective(NativeModel):
         self._weights.put_ends(self._struct, weights, "embeddings.weight", "norm_f.weight")
 
     def allocate(self, room: Allocation) -> None:
-        """Allocate the rows of states. There are no blocks."""
         self._states.allocate(room, self._layers)
         self._struct.num_drafts = room.num_drafts
         self._open(self._struct)
 
     def copy_state(self, source_row: int, target_row: int) -> None:
-        """Copy the settled states of a row to another one."""
         self._states.copy(source_row, target_row)
 
     def step(self, batch: StepBatch) -> Tensor:
-        """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
         segments = self._states.segments(batch)
         tokens = TokensStruct(len(batch.token_ids), len(segments), segments.ctypes.data)
         return self._run(batch, ctypes.byref(tokens))
@@ -98,12 +95,7 @@ class NativeSelective(NativeModel):
 
 
 def fill_mixer(layer: LayerStruct, packed: NativeWeights, config: SelectiveConfig, of: Tensors) -> None:
-    """Pack the weights of a layer's mixer, and fill in its structure, but for the norm before it.
-
-    Args:
-        packed: It keeps what is packed.
-        of: Returns the mixer's tensors by name, or None.
-    """
+    """Pack the weights of a layer's mixer, and fill in its structure, but for the norm before it."""
     convolution, logs = of("conv1d.weight"), of("A_log")
     assert convolution is not None
     assert logs is not None

@@ -106,11 +106,6 @@ class NativeStates:
         self._places.put(target, int(self._places.settled[source]))
 
     def read(self, row: int, num_tokens: int) -> SelectiveState:
-        """Return a copy of a row's states, as the readable model has them.
-
-        Raises:
-            InputsError: The settled position of the row is not num_tokens.
-        """
         self._places.check(row, num_tokens)
         layers = []
         for in_lanes, conv in zip(self._scans, self._convs, strict=True):
@@ -120,11 +115,6 @@ class NativeStates:
         return SelectiveState(layers, num_tokens)
 
     def write(self, row: int, state: SelectiveState) -> None:
-        """Put the state of one sequence into a row, whose next step then goes on from it.
-
-        Raises:
-            InputsError: The state does not fit the model.
-        """
         check_state(state, self._config, 1)
         for in_lanes, conv, layer in zip(self._scans, self._convs, state.layers, strict=True):
             conv[row] = layer.conv_BSC[0]

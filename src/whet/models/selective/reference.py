@@ -22,7 +22,6 @@ _KEPT_WIDE = ("A_log", ".D", "dt_bias", "dt_proj.bias", "conv1d.weight", "conv1d
 
 
 def is_kept_wide(name: str) -> bool:
-    """Return whether a parameter of this name stays in float32 where the matrices are rounded."""
     return name.endswith(_KEPT_WIDE)
 
 
@@ -44,8 +43,6 @@ class Block(nn.Module):
 
 
 class Selective(Recurrent[SelectiveState]):
-    """Predict the next token after each token."""
-
     bytes_per_token = 0  # of a state, which has a fixed size
 
     def __init__(self, config: SelectiveConfig) -> None:
@@ -63,12 +60,10 @@ class Selective(Recurrent[SelectiveState]):
             initialise(self)
 
     def new_state(self, batch_size: int = 1) -> SelectiveState:
-        """Return the state before the first token of so many sequences."""
         weight = self.embeddings.weight
         return new_state(self.config, batch_size, weight.dtype, weight.device)
 
     def _read(self, input_ids_BT: Tensor, state: SelectiveState | None, documents_BT: Tensor | None) -> Tensor:
-        """Return the normalised output of the last layer [B, T, D]."""
         if state is not None:
             check_state(state, self.config, len(input_ids_BT))
         documents = None if documents_BT is None else DocumentRows.of(documents_BT)
@@ -83,10 +78,7 @@ class Selective(Recurrent[SelectiveState]):
 
 
 def initialise(model: Selective, generator: torch.Generator | None = None) -> None:
-    """Draw new weights as the original code does: the mixers' own, and normal ones for embeddings.
-
-    Source: mamba_ssm/models/mixer_seq_simple.py.
-    """
+    """Draw new weights as mamba_ssm/models/mixer_seq_simple.py does: the mixers' own, and Gaussian embeddings."""
     nn.init.normal_(model.embeddings.weight, std=0.02, generator=generator)
     if not model.config.tie_word_embeddings:
         nn.init.normal_(model.lm_head.weight, std=0.02, generator=generator)

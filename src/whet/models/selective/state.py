@@ -27,16 +27,12 @@ class LayerState:
     scan: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return both tensors by name."""
         return {"conv": self.conv_BSC, "scan": self.scan}
 
 
 @dataclass
 class SelectiveState(SavedState):
-    """Hold the state of B sequences, one LayerState for each layer.
-
-    A model replaces the layers' states as it reads tokens.
-    """
+    """Hold the state of B sequences, one LayerState for each layer. A model replaces these as it reads tokens."""
 
     FORMAT: ClassVar[str] = "whet selective state 1"
 
@@ -45,12 +41,10 @@ class SelectiveState(SavedState):
 
     @classmethod
     def layer_of(cls, tensors: dict[str, Tensor]) -> LayerState:
-        """See SavedState."""
         return LayerState(tensors["conv"], tensors["scan"])
 
     @property
     def batch_size(self) -> int:
-        """Return the number of sequences."""
         return self.layers[0].scan.shape[0]
 
     def rows(self, indices: list[int]) -> "SelectiveState":

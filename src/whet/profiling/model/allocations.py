@@ -29,8 +29,7 @@ class Allocation:
     """Describe one storage that is alive.
 
     Attributes:
-        shape: The shape of the tensor that was first seen with it.
-        dtype: The dtype of that tensor, as "float32".
+        dtype: As "float32". It and `shape` are those of the tensor that was first seen with the storage.
         device: The device type, as "cpu".
         line: The line of user code that allocated it or, if `is_outside`, that first used it.
         step: The step in which it was first seen, counted from 0.
@@ -96,10 +95,7 @@ class _Totals:
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Watch storages while it is entered. Call `step()` at the end of each step.
-
-    `changed` is called with the number of bytes held, each time that it grows.
-    """
+    """Watch storages while it is entered. Call `step()` after each step. `changed` gets the bytes held as they grow."""
 
     def __init__(self, *, changed: Callable[[int], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -116,12 +112,10 @@ class AllocationTracker(TorchDispatchMode):
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes of all known storages that are alive."""
         return self._track.held_bytes
 
     @property
     def num_steps(self) -> int:
-        """Return how many steps have ended."""
         return self._step
 
     def register(self, tensors: Iterable[Tensor]) -> None:
@@ -131,7 +125,6 @@ class AllocationTracker(TorchDispatchMode):
         self._start_bytes = self._track.held_bytes
 
     def step(self) -> None:
-        """End a step."""
         self._step += 1
         self._step_bytes.append(self._track.held_bytes)
         self._step_peaks.append(self._track.step_peak_bytes)
@@ -142,7 +135,6 @@ class AllocationTracker(TorchDispatchMode):
         return sorted((allocation for allocation, _ in list(self._held.values())), key=lambda a: -a.num_bytes)
 
     def memory(self) -> TensorMemory:
-        """Return the memory of the run so far."""
         track = self._track
         lines = [LineUse(line, held, count) for line, (held, count) in track.noted.items() if held]
         return TensorMemory(
@@ -156,7 +148,6 @@ class AllocationTracker(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and watch the new storages among its inputs and outputs."""
         kwargs = kwargs or {}
         given = list(_tensors((args, tuple(kwargs.values()))))
         line = None
@@ -174,7 +165,6 @@ class AllocationTracker(TorchDispatchMode):
         return output
 
     def _add_storage(self, tensor: Tensor, line: Line, *, is_outside: bool) -> None:
-        """Watch a tensor's storage from now until it is freed."""
         try:
             storage = tensor.untyped_storage()
             num_bytes = storage.nbytes()
@@ -207,10 +197,7 @@ class AllocationTracker(TorchDispatchMode):
         self._track.held_bytes -= held.num_bytes
 
     def _note_peak(self) -> None:
-        """Note a new peak and a point of the timeline.
-
-        The lines that hold a peak are noted only if it is more than 1% above the last noted peak.
-        """
+        """Note a new peak and a point of the timeline."""
         track = self._track
         held = track.held_bytes
         track.step_peak_bytes = max(track.step_peak_bytes, held)

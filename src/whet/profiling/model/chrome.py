@@ -1,7 +1,4 @@
-"""Write a trace as a file for ui.perfetto.dev and chrome://tracing.
-
-The file is compressed with gzip, and kept so small that those viewers can open it.
-"""
+"""Write a trace as a gzip file that is small enough for ui.perfetto.dev and chrome://tracing to open."""
 
 import gzip
 import json
@@ -21,8 +18,7 @@ def trace_bytes(
 ) -> tuple[bytes, int]:
     """Compress the trace of a stopped tracer. A trace that is too large keeps its longest events only.
 
-    PyTorch writes a trace once only, so a second call with the same tracer fails: keep the result. `most_plain_bytes`
-    is the limit for the uncompressed trace.
+    PyTorch writes a trace once only, so a second call with the same tracer fails: keep the result.
 
     Returns:
         The gzip file's content, and the number of events that were left out.
@@ -39,13 +35,10 @@ def trace_bytes(
 
 
 def shortened(trace: dict[str, Any], keep: float, most_bytes: int) -> tuple[bytes, int]:
-    """Compress a trace to at most `most_bytes` by keeping its longest events only.
+    """Compress a trace in Chrome's JSON format to at most `most_bytes` by keeping its longest events only.
 
-    The names of threads and processes are always kept. Arrows and counters are always dropped.
-
-    Args:
-        trace: The trace in Chrome's JSON format.
-        keep: The share of the events to try first, 0 to 1. It shrinks until the result is small enough.
+    The names of threads and processes are always kept. Arrows and counters are always dropped. `keep` is the share of
+    the events to try first, 0 to 1; it shrinks until the result is small enough.
 
     Returns:
         The gzip file's content, and the number of events that were left out.

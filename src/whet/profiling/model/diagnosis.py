@@ -81,8 +81,7 @@ def least_time_s(
 ) -> float:
     """Return the seconds that the layers would take if each ran at the machine's limit.
 
-    `dtype` is the dtype to compute in. None means the dtype of the model's weights. The scales are as in
-    `attainable_s`.
+    A `dtype` of None is that of the model's weights. The scales are as in `attainable_s`.
     """
     scales = {"weight_scale": weight_scale, "activation_scale": activation_scale}
     return sum(attainable_s(layer, limits, dtype=dtype or profile.dtype, **scales) for layer in profile.layers)
@@ -98,10 +97,7 @@ def attainable_s(
 ) -> float:
     """Return the least seconds that a layer could take here: the larger of operations / peak and bytes / bandwidth.
 
-    Args:
-        dtype: The dtype to compute in.
-        weight_scale: The size of the weights in that dtype, relative to now: 0.25 for int8 instead of float32.
-        activation_scale: The relative size of the activations.
+    The scales are the sizes of weights and activations in `dtype`, relative to now: 0.25 for int8 instead of float32.
     """
     return max(_compute_s(layer, limits, dtype), _memory_s(layer, limits, weight_scale, activation_scale))
 
@@ -116,19 +112,15 @@ def speedup_bound(
     activation_scale: float = 1.0,
     removes_overhead: bool = False,
 ) -> float:
-    """Return the best speedup that is possible if some layers run at the machine's limit.
+    """Return the best possible old time divided by new time, at least 1, if some layers run at the machine's limit.
 
     Layers of other kinds keep their time. Time outside all layers is noise, because the model itself is one of the
     layers, and is left out. The scales are as in `attainable_s`.
 
     Args:
-        dtype: The dtype that these layers would compute in.
         kinds: The kinds of layers that run at the limit; None means all.
         removes_overhead: Whether the cost of dispatching operators vanishes as well. Layers without matrix products may
             then be fused into their neighbours, so that their activations never reach memory.
-
-    Returns:
-        The old time divided by the new time, at least 1.
     """
     before_s = after_s = 0.0
     for layer in profile.layers:
@@ -191,7 +183,6 @@ def _reached(share: float) -> str:
 
 
 def _sentence(phrases: list[str]) -> str:
-    """Join the phrases to one sentence, with all but the first shortened."""
     if not phrases:
         return "there is nothing to diagnose: no layer took any time"
     rest = [phrase.replace(" of the time is in ", " in ", 1) for phrase in phrases[1:]]

@@ -57,11 +57,10 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Profile:
-    """Hold the cost of each layer over one call of the original model.
+    """Hold the cost of each layer that ran in one call of the original model.
 
     Attributes:
         total_s: The time of a call, measured without instruments.
-        layers: One cost for each module that ran.
         dtype: The dtype of most of the weights.
     """
 
@@ -73,12 +72,9 @@ class Profile:
 def profile_layers(examined: ExaminedWorkload, *, repeats: int = 5) -> Profile:
     """Profile the model on the workload's first batch, in evaluation mode, without gradients.
 
-    The work is counted in one more call. If PyTorch runs several modules as one fused operator, their work is
-    attributed to the module that ran this operator. `repeats` is the least number of timed calls. Quick models are
-    called more often.
-
-    Returns:
-        The profile. Its times are the mean of the middle half of the calls, minus what watching them costs.
+    Times are the mean of the middle half of the calls, minus what watching them costs. If PyTorch runs several modules
+    as one fused operator, their work is attributed to the module that ran this operator. `repeats` is the least number
+    of timed calls; quick models are called more often.
     """
     return _profiles(examined, [examined.workload.inputs[0]], repeats)[0]
 
@@ -87,11 +83,10 @@ def profile_sizes(examined: ExaminedWorkload, *, repeats: int = 5) -> list[tuple
     """Profile the first batch, and count the work of batches of other sizes without timing them.
 
     If the workload has many sizes, at most nine are profiled. Each other batch counts as one of the nearest size.
-    `repeats` is the least number of timed calls of the first batch.
+    `repeats` is as in `profile_layers`.
 
     Returns:
-        One pair for each size that was profiled, the first batch's first: its profile, and how many batches it stands
-        for.
+        The profile of each size, the first batch's first, and how many batches it stands for.
     """
     sizes = [tuple(tensor.shape for tensor in batch) for batch in examined.flat_inputs]
     ranked = sorted(set(sizes), key=_num_elements)
@@ -164,11 +159,7 @@ def _layer(name: str, module: nn.Module, calls: int, time_s: float, work: Work, 
 
 
 def kind_of(module: nn.Module) -> str:
-    """Return the name of the class in torch.nn that a module is or derives from.
-
-    Containers such as `nn.Sequential` do not count: for them, and for modules outside torch.nn, this is the name of the
-    module's own class.
-    """
+    """Return the name of the torch.nn class (no container) that a module is or derives from, or of its own class."""
     for cls in type(module).__mro__:
         name: str = cls.__name__
         if name not in _CONTAINERS and getattr(nn, name, None) is cls:
@@ -199,8 +190,7 @@ def _time(
     """Time bare calls and watched calls in turn.
 
     Returns:
-        The typical time of a bare call in seconds, the spans of the last watched call, and the typical seconds of each
-        module, modules inside it left out.
+        The typical seconds of a bare call, the last watched call's spans, and the typical own seconds of each module.
     """
     run()
     totals: list[float] = []

@@ -43,7 +43,6 @@ class Leak:
 
     @property
     def sentence(self) -> str:
-        """Return the leak as one sentence for the report."""
         kept = f"{self.what} from {self.steps} of {self.num_steps} steps"
         held = f", held by {self.held_by or 'an autograd graph, or C++ code'}"
         graph = "; it keeps its autograd graph: append x.detach() or x.item()" if self.keeps_graph else ""
@@ -60,19 +59,13 @@ class SurvivingAllocations:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of all these allocations in bytes."""
         return sum(a.num_bytes for a in self.allocations)
 
 
 def surviving_allocations(alive: Sequence[Allocation], num_steps: int) -> list[SurvivingAllocations]:
-    """Find the lines whose allocations survive from steps all along a run.
+    """Find the lines whose allocations, alive at a run's end, are from steps all along it, most bytes first.
 
-    Args:
-        alive: The allocations that are alive at the end of the run.
-
-    Returns:
-        The lines with their allocations, most bytes first. The list is empty if the run has fewer than five steps,
-        which are too few to tell.
+    The list is empty if the run has fewer than five steps, which are too few to tell.
     """
     if num_steps < LEAST_STEPS:
         return []
@@ -91,8 +84,7 @@ def surviving_allocations(alive: Sequence[Allocation], num_steps: int) -> list[S
 def is_spread(steps: frozenset[int], num_steps: int) -> bool:
     """Return whether survivors of these steps show that every part of the run leaves some behind.
 
-    They do if there are survivors from enough different steps (half of them, at most six, at least three), and from
-    each third of the run.
+    There must be survivors from half of the steps, at most six and at least three, and from each third of the run.
     """
     window = range(1, num_steps - 1)
     enough = max(3, min(_MANY, len(window) / 2))
@@ -102,10 +94,7 @@ def is_spread(steps: frozenset[int], num_steps: int) -> bool:
 
 
 def is_significant(surviving: SurvivingAllocations, num_steps: int, *, keeps_graph: bool) -> bool:
-    """Return whether survivors matter: they keep an autograd graph, or they are 256 bytes a step or more.
-
-    Fewer bytes are usually numbers that are kept for a log.
-    """
+    """Return whether survivors matter: they keep an autograd graph, or they are 256 bytes a step or more."""
     return keeps_graph or surviving.num_bytes / max(1, num_steps - 2) >= _LEAST_BYTES
 
 

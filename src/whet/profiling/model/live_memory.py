@@ -13,13 +13,10 @@ from whet.profiling.model.referrers import LiveTensor, largest, live_objects, na
 def inspect_memory(
     tracker: AllocationTracker, named: Mapping[int, str] = MappingProxyType({})
 ) -> tuple[tuple[LiveTensor, ...], tuple[Leak, ...] | None]:
-    """Find the largest storages that are alive, and what leaks.
+    """Find the largest storages that are alive, and what leaks; None instead of the leaks after too few steps to tell.
 
     Leaks that keep an autograd graph come first, because they hold all tensors of the graph. `named` holds names that
     the caller knows, by storage key.
-
-    Returns:
-        The largest storages, and the leaks; None instead of the leaks if there were too few steps to tell.
     """
     alive = tracker.alive()
     objects = live_objects()
@@ -40,8 +37,7 @@ def inspect_memory(
 def _referrer(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
     """Describe what holds these tensors.
 
-    One line may allocate tensors that a list keeps and others that autograd saves, so one tensor of each shape is
-    checked.
+    A list may keep some tensors of a line, and autograd others, so one tensor of each shape is checked.
     """
     asked = {tuple(tensor.shape): tensor for tensor in reversed(tensors)}
     mine = [*ignore, asked]

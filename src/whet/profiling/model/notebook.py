@@ -12,7 +12,6 @@ _OPERATORS = ("operator", "shapes", "calls", "self", "total")
 
 
 def report_html(report: Report) -> str:
-    """Return the verdict, and the slowest sections, layers and operators as tables."""
     tables = [
         html_tables.table(_SECTIONS, _sections(report), caption="sections", numbers=range(1, 5)),
         html_tables.table(_LAYERS, _layers(report), caption="layers, one call", numbers=(2, 3, 4, 5, 6, 8)),

@@ -129,10 +129,7 @@ def operators_of(tracer: torch.profiler.profile, *, traced_s: float, cuda: bool)
 
 
 def _once_each(events: EventList) -> EventList:
-    """Return the events without duplicates.
-
-    An operator that a dispatch mode handles and calls again is recorded twice, nested.
-    """
+    """Drop duplicates: an operator that a dispatch mode handles and calls again is recorded twice, nested."""
     outer = {id(event.cpu_parent) for event in events if event.name == _MODE and event.cpu_parent is not None}
     if not outer:
         return events
@@ -142,10 +139,7 @@ def _once_each(events: EventList) -> EventList:
 
 
 def _is_operator(event: Any) -> bool:
-    """Return whether an event is an operator.
-
-    Ranges that somebody named are not. Kernels are not either: their time counts for the operator that launched them.
-    """
+    """Return whether an event is an operator: no named range, and no kernel, whose time counts for its operator."""
     named = bool(getattr(event, "is_user_annotation", False))
     on_cpu = event.device_type == DeviceType.CPU
     return on_cpu and not named and not event.key.startswith(_HIDDEN)

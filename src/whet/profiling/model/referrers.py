@@ -67,10 +67,7 @@ def live_objects() -> LiveObjects:
 
 
 def largest(alive: Sequence[Allocation], names: dict[int, str], count: int = 10) -> tuple[LiveTensor, ...]:
-    """Return the largest storages alive, at most `count` kinds of them, with their names.
-
-    `names` holds the names by storage key, as `names_of` returns them.
-    """
+    """Return the largest storages alive, at most `count` kinds of them, with their names from `names_of`."""
     kinds: dict[Any, list[Allocation]] = {}
     for allocation in sorted(alive, key=lambda a: -a.num_bytes):
         name = names.get(allocation.key, "")
@@ -111,8 +108,7 @@ def names_of(objects: LiveObjects) -> dict[int, str]:
 def referrer_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
     """Describe the container that keeps a tensor alive and the variable that names it.
 
-    Objects that the program has frozen are unfrozen, as in `live_objects`. `ignore` holds containers that belong to the
-    caller.
+    Frozen objects are unfrozen, as in `live_objects`. `ignore` holds containers that belong to the caller.
 
     Returns:
         A text as "the list 'losses' (in train)"; "" if no Python object holds the tensor, but autograd or a C++ object.
@@ -134,10 +130,7 @@ def referrer_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
 
 
 def _container(thing: object, hidden: set[int]) -> Any:
-    """Return what holds an object: the longest container, or else an object with attributes.
-
-    The longest container is the likeliest to be the one that grows.
-    """
+    """Return what holds an object: the longest container, the likeliest to grow, or else an object with attributes."""
     found = [r for r in gc.get_referrers(thing) if id(r) not in hidden and not isinstance(r, _NOT_REFERRERS)]
     containers = [referrer for referrer in found if isinstance(referrer, _CONTAINERS)]
     if containers:

@@ -30,7 +30,6 @@ class LayerLine:
 
     Attributes:
         name: The qualified name of the module; "" for the model itself.
-        kind: The layer's class, as "Linear".
         time_s: The measured time of all its calls.
         flops: Operations; a multiply-add counts as two.
         num_bytes: Bytes read and written.
@@ -73,10 +72,8 @@ class Report(Shown):
     """Hold what a profile found. A field is None or empty if its part was not measured.
 
     Attributes:
-        name: The name of the workload or block.
         device: "cpu" or "cuda".
         dtype: The dtype of most weights, as "float32".
-        format: The version of this format.
         partial: Why the profile stopped before its end; "" if it finished.
         busy: What disturbed the times on a busy machine; "" on a quiet one.
         cpu_s: CPU time of the whole block, over all threads.
@@ -118,12 +115,10 @@ class Report(Shown):
 
     @property
     def layers_s(self) -> float:
-        """Return the sum of the layers' times in seconds."""
         return sum(layer.time_s for layer in self.layers)
 
     @property
     def total_flops(self) -> int:
-        """Return the sum of the layers' operations."""
         return sum(layer.flops for layer in self.layers)
 
 

@@ -60,8 +60,6 @@ class _Stack:
 
 
 class _ThreadStack(threading.local):
-    """Hold a separate stack for each thread."""
-
     def __init__(self, stacks: list[_Stack]) -> None:
         self.stack = _Stack()
         stacks.append(self.stack)
@@ -75,12 +73,10 @@ class SectionCost:
         path: The names of the sections from the outermost to this one.
         total_s: Wall time, sections inside included.
         self_s: Wall time, sections inside left out.
-        cpu_s: CPU time of the thread that ran it. The rest of the wall time it waited: for data, locks, a GPU or a
-            core.
+        cpu_s: CPU time of its thread. The rest of the wall time it waited: for data, locks, a GPU or a core.
         self_cpu_s: The same, sections inside left out.
         gpu_s: Time between the section's first and last mark on the stream; None without a GPU.
-        grown_bytes: How much more the process (or the allocator) held at its end than at its start, summed over its
-            calls.
+        grown_bytes: What the process (or the allocator) held more at its end than at its start, summed over its calls.
         peak_bytes: The most that was seen held while it ran.
         thread: The name of its thread; "" for the thread that created the sections.
     """
@@ -99,7 +95,6 @@ class SectionCost:
 
     @property
     def name(self) -> str:
-        """Return the section's own name, the last of the path."""
         return self.path[-1]
 
     @property
@@ -299,10 +294,7 @@ class Sections:
 
 
 class SectionEntry:
-    """Enter and leave one named section, as a context manager or as a decorator.
-
-    It can be entered any number of times, also inside itself.
-    """
+    """Enter and leave one named section any number of times, also nested, as a context manager or a decorator."""
 
     __slots__ = ("_enter", "_leave", "_name")
 
@@ -318,8 +310,6 @@ class SectionEntry:
         self._leave()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Wrap a function so that each call of it runs in this section."""
-
         @functools.wraps(function)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:

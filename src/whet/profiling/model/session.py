@@ -232,7 +232,6 @@ class Session:
         return None if self._report is None else self._report._repr_html_()
 
     def show(self, console: Console | None = None) -> None:
-        """Print the report: the verdict, then the tables."""
         show_report(console or Console(highlight=False), self.report)
 
     def as_dict(self) -> dict[str, Any]:
@@ -322,9 +321,7 @@ class Session:
 def nsight_commands(program: str, *, marked: bool = False) -> tuple[str, ...]:
     """Return two commands: `nsys` for a time line with NVTX ranges, `ncu` for the counters of single kernels.
 
-    Args:
-        program: The arguments after `python`.
-        marked: Whether the program calls cudaProfilerStart and cudaProfilerStop around the part to look at.
+    `program` follows `python`. If `marked`, it calls cudaProfilerStart and cudaProfilerStop around the part to look at.
     """
     range_ = "--capture-range=cudaProfilerApi --capture-range-end=stop " if marked else ""
     skip = "--profile-from-start=off" if marked else "--launch-skip=50"

@@ -25,10 +25,7 @@ _MOST_BARS = 60
 
 
 def show_report(console: Console, report: Report, *, rows: int = 12) -> None:
-    """Print what a profile found. Parts that were not measured are left out.
-
-    `rows` is the number of rows to print of the tables of layers and operators.
-    """
+    """Print what was measured, with at most `rows` layers and operators; what was not measured is left out."""
     console.print()
     _show_verdict(console, report)
     _show_sections(console, report)

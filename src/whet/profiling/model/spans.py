@@ -31,14 +31,8 @@ class Watcher(Protocol):
 def watched(run: Callable[..., Any], modules: Sequence[nn.Module], watcher: Watcher) -> Iterator[Callable[..., Any]]:
     """Tell `watcher` of every call of `modules`, by their index, while the context lasts.
 
-    Results do not change. The modules are restored at the end, even if a call raises.
-
-    Args:
-        run: The function that calls the model.
-        modules: The modules to watch. The first is the model itself.
-
-    Yields:
-        The function to call instead of `run`.
+    Results do not change. The modules are restored at the end, even if a call raises. `run` calls the model, which is
+    the first of the modules; call what this yields instead of it.
     """
     restore: list[tuple[nn.Module, Any]] = []
     try:
@@ -90,7 +84,6 @@ class Spans:
         self.parents: dict[int, int] = {}
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start a call of a module."""
         self.calls[index] = self.calls.get(index, 0) + 1
         if index not in self.parents:
             self.parents[index] = self._stack[-1]
@@ -98,15 +91,11 @@ class Spans:
         self._marks.append((index, self._now()))
 
     def leave(self, index: int, output: Any) -> None:
-        """End the call of the innermost module."""
         self._stack.pop()
         self._marks.append((self._stack[-1], self._now()))
 
     def exclusive_s(self) -> dict[int, float]:
-        """Return the seconds of each module.
-
-        A span lasts from one mark to the next and belongs to the module that was innermost.
-        """
+        """Return the seconds of each module. A span from one mark to the next belongs to the innermost module."""
         seconds: dict[int, float] = {}
         for (index, start), (_, stop) in zip(self._marks, self._marks[1:], strict=False):
             if index != _OUTSIDE:
@@ -129,11 +118,7 @@ class Spans:
 
 @functools.cache
 def watching_cost_s(device: str) -> tuple[float, float]:
-    """Measure what watching a call costs, on a module that does no work. `device` is "cpu" or "cuda".
-
-    Returns:
-        The seconds that each watched call adds to the module's own time, and those that it adds to its caller's time.
-    """
+    """Measure the seconds that each watched call adds to the module's own time, and to its caller's time."""
     module = _Nothing()
 
     def caller() -> None:

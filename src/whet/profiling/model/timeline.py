@@ -19,13 +19,7 @@ _MOST_POINTS = 2000
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """Describe what was held at a moment.
-
-    Attributes:
-        at_s: Seconds since the profile began.
-        cuda_allocated_bytes: Memory that CUDA's allocator has given out; None without CUDA.
-        cuda_reserved_bytes: Memory that CUDA's allocator has reserved; None without CUDA.
-    """
+    """Describe what was held `at_s` seconds after the profile began. CUDA's bytes are None without CUDA."""
 
     at_s: float
     rss_bytes: int
@@ -54,8 +48,7 @@ class MemoryUse:
 class Timeline:
     """Sample memory every few milliseconds between `start()` and `stop()`.
 
-    A timeline keeps at most 2,000 points. When it is full, every second one is dropped, and samples are taken half as
-    often.
+    When its 2,000 points are full, every second one is dropped, and samples are taken half as often.
 
     Args:
         device: "cpu" or "cuda".
@@ -78,7 +71,6 @@ class Timeline:
         self._gpu = 0
 
     def start(self) -> None:
-        """Take the first sample, and start sampling in a thread."""
         self._has_exact_peak = reset_peak_rss()
         if self._device == "cuda":
             self._gpu = torch.cuda.current_device()  # the sampling thread's current GPU would be number 0
@@ -89,7 +81,6 @@ class Timeline:
         self._thread.start()
 
     def stop(self) -> MemoryUse:
-        """Stop the thread, take the last sample, and return what was recorded."""
         self._ends.set()
         if self._thread is not None:
             self._thread.join()
@@ -133,8 +124,6 @@ class Fragmentation:
     """Describe how fragmented the CUDA allocator's memory is.
 
     Attributes:
-        reserved_bytes: Memory that the allocator has reserved on the device.
-        allocated_bytes: Memory that it has given out.
         free_bytes: Reserved memory that is free.
         largest_free_bytes: The largest free block. A larger allocation needs new memory from the device, even if
             `free_bytes` would suffice.
@@ -148,11 +137,7 @@ class Fragmentation:
 
     @property
     def fragmented(self) -> float:
-        """Return the share of the free bytes outside the largest free block.
-
-        It is 0 if all free memory is one block, or if nothing is free; it is near 1 if the free memory is in many small
-        pieces.
-        """
+        """Return the share of the free bytes outside the largest free block; 0 if nothing is free."""
         return 1 - self.largest_free_bytes / self.free_bytes if self.free_bytes else 0.0
 
 

@@ -23,10 +23,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class Hint:
-    """Name a technique that applies here, and the most it could bring.
-
-    `speedup_bound` is the best speedup that is possible: 1.5 means at most 50% faster.
-    """
+    """Name a technique that applies here, and the best speedup it could bring: 1.5 means at most 50% faster."""
 
     technique: str
     speedup_bound: float
@@ -49,7 +46,6 @@ class ProfileVerdict:
 
     @property
     def text(self) -> str:
-        """Return all sentences as one text."""
         return " ".join(self.sentences)
 
 
@@ -59,7 +55,6 @@ def model_verdict(
     """Return the verdict on a model whose layers have been profiled.
 
     Args:
-        hints: The techniques that apply to the model on this machine.
         target: The name for `whet tune`; "" suggests no command.
         is_disturbed: Whether other processes disturbed the pass over the layers. Its times say nothing about gains.
     """
@@ -189,9 +184,7 @@ def _main_section(facts: BlockFacts, *, waits: bool) -> list[str]:
 def growth_sentence(leaks: Sequence[Leak], step: str = "step") -> str:
     """Say by how much memory grows, and at which line.
 
-    Args:
-        leaks: At least one leak, the most important first.
-        step: The word for a step, as "call".
+    There is at least one leak, the most important first. `step` is the word for a step, as "call".
     """
     per_step = sum(leak.bytes_per_step for leak in leaks)
     return f"Memory grows by {num_bytes(per_step)} a {step}; look first at {leaks[0].line}."

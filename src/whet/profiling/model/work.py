@@ -64,7 +64,6 @@ class Work:
     weights: dict[Any, int] = field(default_factory=dict)
 
     def add(self, other: "Work") -> None:
-        """Add the work of another module to this one."""
         self.flops += other.flops
         self.activation_bytes += other.activation_bytes
         self.num_operators += other.num_operators
@@ -110,21 +109,18 @@ class WorkCounter(TorchDispatchMode):
         self._frames = [_Frame(-1)]
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start a call of a module."""
         outer = self._frames[-1]
         outer.given |= {key for t in _tensors((args, kwargs)) if (key := _key(t)) in outer.made}
         self.parents.setdefault(index, outer.index)
         self._frames.append(_Frame(index))
 
     def leave(self, index: int, output: Any) -> None:
-        """End the call of the innermost module."""
         frame = self._frames.pop()
         frame.given |= {key for t in _tensors(output) if (key := _key(t)) in frame.made}
         made = sum(frame.made[key] for key in frame.given)
         self.work[index].activation_bytes += sum(frame.read.values()) + sum(frame.written.values()) + made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count its work for the innermost module."""
         before = self._flops.get_total_flops()
         output = func(*args, **(kwargs or {}))
         frame = self._frames[-1]

@@ -67,10 +67,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class WorkloadProfile:
-    """Hold the result of a profile.
-
-    `trace` is the content of trace.json.gz; None if the model raised before it was traced.
-    """
+    """Hold a profile's report, and the content of trace.json.gz: None if the model raised before it was traced."""
 
     report: Report
     trace: bytes | None
@@ -136,10 +133,7 @@ def device_of(workload: Workload) -> str:
 
 
 def run_for_nsight(workload: Workload, *, num_calls: int = 5) -> None:
-    """Run the model for Nsight, with one NVTX range for each module.
-
-    The model is warmed up first. The measured calls lie between cudaProfilerStart and cudaProfilerStop.
-    """
+    """Run the warm model between cudaProfilerStart and cudaProfilerStop, with one NVTX range for each module."""
     sections = Sections(nvtx=True)
     call = _call(workload.model, workload.inputs[0])
     with torch.no_grad(), _watching(workload, call, sections) as watched_call:
@@ -275,7 +269,6 @@ def _watch_modules(run: _Run) -> None:
 
 
 def _trace(run: _Run) -> None:
-    """Trace the operators with their shapes."""
     cuda = run.device == "cuda"
     tracer = start_tracer(cuda=cuda, warm_up=run.calls[0])
     started_s = time.perf_counter()
@@ -353,11 +346,9 @@ class _ModuleSections:
         self._sections = sections
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Enter the section of a module."""
         self._sections.enter(self._names[index])
 
     def leave(self, index: int, output: Any) -> None:
-        """Leave the section of a module."""
         self._sections.leave()
 
 

@@ -21,15 +21,11 @@ Marked = list[tuple[int, Any]]
 
 
 def cuda_event() -> Any:
-    """Return a new CUDA event that records the time."""
     return torch.cuda.Event(enable_timing=True)
 
 
 class DeviceMarks:
-    """Hold the events of each step.
-
-    `new_event` makes an event with `record`, `query`, `synchronize` and `elapsed_time`, as torch.cuda's.
-    """
+    """Hold the events of each step. `new_event` makes one, with record, query, synchronize and elapsed_time."""
 
     def __init__(self, new_event: Callable[[], Any] = cuda_event) -> None:
         self._new_event = new_event
@@ -38,7 +34,6 @@ class DeviceMarks:
         self._steps: deque[tuple[int, Marked]] = deque()
 
     def mark(self, ran: int) -> None:
-        """Note that phase `ran` has run until now."""
         if len(self._marked) > _MOST_MARKS:
             return
         event = self._pool.pop() if self._pool else self._new_event()
@@ -61,10 +56,7 @@ class DeviceMarks:
         return None
 
     def passed(self, *, wait: bool = False) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the steps that the GPU has finished, oldest first, each with nanoseconds by Phase.
-
-        With `wait`, wait for all.
-        """
+        """Return the steps that the GPU has finished (with `wait`, all), oldest first, with nanoseconds by Phase."""
         finished = []
         while self._steps and self._steps[0][1]:
             step, marked = self._steps[0]

@@ -21,7 +21,6 @@ _IMPL = "_compiled_call_impl"
 
 
 def patch_models(patches: Patches, clock: PhaseClock, models: Sequence[nn.Module]) -> None:
-    """Time the calls of these modules."""
     by_class: dict[type[nn.Module], set[int]] = {}
     for model in models:
         compiled = vars(model).get(_IMPL)
@@ -36,11 +35,9 @@ def patch_models(patches: Patches, clock: PhaseClock, models: Sequence[nn.Module
 
 
 class _TimedCall:
-    """Time the calls of some instances of a class, as a method of this class. It is pickled as None.
+    """Time the calls of the instances with the ids `numbers`, as a method of their class. It is pickled as None.
 
-    Args:
-        before: The method that another watch has put there, or None.
-        numbers: The ids of the instances to time.
+    `before` is the method that another watch has put there, or None.
     """
 
     def __init__(self, before: Any, clock: PhaseClock, numbers: frozenset[int]) -> None:

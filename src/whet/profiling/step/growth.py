@@ -58,10 +58,7 @@ class Growth:
 
 
 class MemorySeries:
-    """Sample one source of memory at the ends of steps.
-
-    When there are many points, each two neighbours are replaced by the lower one.
-    """
+    """Sample one source of memory at the ends of steps. Of many points, each two neighbours become the lower one."""
 
     def __init__(self, source: str, read: Callable[[], int], now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.source = source
@@ -95,10 +92,7 @@ class MemorySeries:
 
 
 def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
-    """Compute the trend of memory over steps; None if there are too few points.
-
-    `points` holds pairs of step and bytes held, in order.
-    """
+    """Compute the trend of memory from pairs of step and bytes held, in order; None if there are too few points."""
     if len(points) < _LEAST_POINTS:
         return None
     warm = points[0][0] + _WARM_UP * (points[-1][0] - points[0][0])
@@ -139,10 +133,7 @@ def memory_series(device: str) -> list[MemorySeries]:
 
 
 def heap_reader() -> Callable[[], int] | None:
-    """Return a function that reads how many bytes malloc has handed out.
-
-    Return None if mallinfo2 is missing or another allocator replaces malloc.
-    """
+    """Return a reader of the bytes that malloc has handed out; None without mallinfo2, or with another allocator."""
     try:
         mallinfo2 = ctypes.PyDLL(None).mallinfo2  # PyDLL keeps the GIL, because getting it back may take long
     except (OSError, AttributeError, TypeError):

@@ -48,7 +48,6 @@ class StepRecord(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return the time of the whole step in seconds."""
         return sum(self.ns) / 1e9
 
     def phases_s(self) -> dict[str, float]:
@@ -74,7 +73,6 @@ class Sums:
         self._random = random.Random(0)
 
     def add(self, record: StepRecord) -> None:
-        """Add a step to the totals, and perhaps to the sample."""
         self.num_steps += 1
         self.ns = list(map(add, self.ns, record.ns))
         self.calls = list(map(add, self.calls, record.calls))
@@ -149,10 +147,7 @@ class StepLog:
         self._marks = DeviceMarks() if device == "cuda" else None
 
     def batch_asked(self) -> None:
-        """Note that the loop asks for a batch.
-
-        Call this in the loop's thread, before the clock enters the data phase.
-        """
+        """Note that the loop asks for a batch. Call it in the loop's thread, before the clock enters the data phase."""
         if self._steps_since_data == 1:
             self._ends_with_optimizer = False
         self._steps_since_data = 0
@@ -162,7 +157,6 @@ class StepLog:
             self._begin()
 
     def batch_given(self) -> None:
-        """Note that the loader has given a batch."""
         self._num_batches += 1
 
     def loader_ended(self) -> None:

@@ -6,7 +6,6 @@ from whet.ui.figures import DASH, count, digits, percent
 
 
 def report_html(report: StepReport) -> str:
-    """Return the verdict with its evidence, and the phases as a table."""
     rows = [_row(phase) for phase in report.phases]
     if report.step_ms is not None:
         rows.append(("step", digits(report.step_ms), "100%", ""))

@@ -63,7 +63,6 @@ class Patches:
         setattr(owner, name, value)
 
     def add_handle(self, handle: Any) -> None:
-        """Remember a hook's handle, to remove the hook later."""
         self._handles.append(handle)
 
     def restore(self) -> None:
@@ -95,10 +94,7 @@ def patched(install: Callable[[Patches], None]) -> Iterator[Patches]:
 
 
 def timed(call: Call, clock: PhaseClock, counted_as: Phase) -> Call:
-    """Wrap `call` so that its time counts as a phase.
-
-    Calls inside that phase, as those of hundreds of modules inside a model, pass through at once.
-    """
+    """Wrap `call` so that its time counts as a phase. Calls inside that phase, as by inner modules, pass at once."""
     phase = int(counted_as)  # quicker to compare than an enum's member
 
     @functools.wraps(call)
@@ -142,12 +138,10 @@ def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | Non
 
 
 def _patch_collective(patches: Patches, module: Any, name: str, clock: PhaseClock) -> None:
-    """Count the time of a collective as synchronisation, by the line that calls it."""
     patches.set(module, name, _at_line(getattr(module, name), f"distributed.{name}", clock))
 
 
 def patch_optimizer(patches: Patches, log: StepLog, optimizer: Optimizer) -> None:
-    """Time the steps of one optimiser."""
     step, clock, phase, number = optimizer.step, log.clock, _OPTIMIZER, id(optimizer)
 
     @functools.wraps(optimizer.step)  # schedulers look for an attribute of their own on it
@@ -169,10 +163,7 @@ def patch_optimizer(patches: Patches, log: StepLog, optimizer: Optimizer) -> Non
 
 
 def patch_all_loops(patches: Patches, log: StepLog) -> None:
-    """Time every DataLoader, every outermost module and every optimiser's zero_grad.
-
-    Steps are known from hooks instead.
-    """
+    """Time every DataLoader, outermost module and optimiser's zero_grad. Steps are known from hooks instead."""
     clock = log.clock
     patches.set(_BaseDataLoaderIter, "__next__", _loader_next(_BaseDataLoaderIter.__next__, log))
     patches.set(DataLoader, "__iter__", _loader_iter(DataLoader.__iter__, log))
@@ -214,10 +205,7 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
 
 
 def _waiting(call: Call, what: str, clock: PhaseClock) -> Call:
-    """Wrap a tensor's method that waits for its value.
-
-    On a CPU it waits for nothing, so only calls by the loop's own code count.
-    """
+    """Wrap a tensor's method that waits for its value. A CPU's needs no wait, so only the loop's own calls count."""
 
     @functools.wraps(call)
     def waiting(self: Tensor, *args: Any, **kwargs: Any) -> Any:

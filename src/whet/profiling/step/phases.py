@@ -27,7 +27,6 @@ class Phase(IntEnum):
 
     @property
     def label(self) -> str:
-        """Return the phase's name in reports."""
         return _LABELS[self]
 
 
@@ -57,14 +56,7 @@ class Marks(Protocol):
 
 
 class PhaseTotals(NamedTuple):
-    """Hold what was counted since a reset.
-
-    Attributes:
-        start_ns: When counting began.
-        ns: Nanoseconds by Phase.
-        calls: Calls by Phase.
-        loss_ns: Nanoseconds of REST between forward and backward.
-    """
+    """Hold what was counted since `start_ns`, by Phase; `loss_ns` is the time of REST between forward and backward."""
 
     start_ns: int
     ns: tuple[int, ...]
@@ -81,7 +73,6 @@ class PhaseClock:
     Attributes:
         thread: The id of the thread that counts; None until it is known.
         top: The phase that runs.
-        marks: A second clock, or None.
         sites: Nanoseconds and calls, by phase, line of the user's code, and what it called; only for phases that were
             left with `leave_at`.
     """
@@ -136,10 +127,7 @@ class PhaseClock:
         return True
 
     def leave(self) -> int:
-        """End the innermost phase.
-
-        Return how many nanoseconds it ran since it was entered or since a phase inside it ended.
-        """
+        """End the innermost phase. Return the nanoseconds since it was entered, or since a phase inside it ended."""
         top = self.top
         now = self._now()
         ran = now - self._last
@@ -155,10 +143,7 @@ class PhaseClock:
         return ran
 
     def leave_at(self, what: str, least_ns: int = 0) -> None:
-        """End the innermost phase, and count its time for the line of user code that called `what`.
-
-        Times below `least_ns` are not counted for the line.
-        """
+        """End the innermost phase. Count its time, if at least `least_ns`, for the user's line that called `what`."""
         phase = self.top
         ran = self.leave()
         if ran < least_ns:

@@ -30,15 +30,13 @@ _ABSENT = {
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Describe the mean time of a phase per step.
+    """Describe the mean time of a phase per step. Shares are of the step, 0 to 1.
 
     Attributes:
         name: The phase's name, as "data wait".
-        ms: Milliseconds on the host's clock; None if the phase was not seen.
-        share: The share of the step on the host's clock, 0 to 1; None if the phase was not seen.
+        ms: Milliseconds on the host's clock; None, as `share`, if the phase was not seen.
         calls: How often the phase was entered per step.
-        gpu_ms: Milliseconds on the GPU's clock; None without a GPU.
-        gpu_share: The share of the step on the GPU's clock; None without a GPU.
+        gpu_ms: Milliseconds on the GPU's clock; None, as `gpu_share`, without a GPU.
         absent: Why the phase was not seen.
     """
 
@@ -53,13 +51,11 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class Site:
-    """Describe a line of the user's code that synchronises or copies to the GPU.
+    """Describe a line of the user's code that synchronises or copies to the GPU. Time and calls are per step.
 
     Attributes:
         line: The line as "file:number (function)"; "" if it is unknown.
         call: What the line calls, as "Tensor.item".
-        ms: Milliseconds per step.
-        calls: Calls per step.
     """
 
     phase: str
@@ -81,7 +77,6 @@ class StepReport(Shown):
         num_counted: How many steps the figures are from.
         p99_ms: The 99th percentile; None with too few steps.
         loss_ms: The part of the rest that lies between forward and backward.
-        is_partial: Whether the run was cut short.
         ended_by: What cut the run short, or "".
         busy: What disturbed the steps on a busy machine, or "".
         num_unfinished: How many backward passes no optimiser's step followed.
@@ -117,7 +112,6 @@ class StepReport(Shown):
         return f"{self.verdict}: {self.evidence[0]}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as a JSON-serialisable dict."""
         return {**asdict(self), "sentence": self.sentence}
 
     def notes(self) -> list[str]:
@@ -151,7 +145,6 @@ class StepReport(Shown):
 
 
 def summarize(log: StepLog) -> StepReport:
-    """Return the report on the steps in a log so far."""
     sums, warm_up = log.sums, list(log.warm_up)
     records = list(sums.sample)
     enough = sums.num_steps >= LEAST_STEPS

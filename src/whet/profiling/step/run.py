@@ -40,11 +40,10 @@ def run_training(
 ) -> StepReport:
     """Call `function`, run what it returns if it does not train itself, and report `num_steps` steps after the warm-up.
 
-    It ends earlier if the loop does, after `limit_s` seconds, or if something raises. In the last case the report is
-    partial.
+    It ends earlier if the loop does, at the end of a step after `limit_s` seconds, or if something raises. In the last
+    case the report is partial.
 
     Args:
-        limit_s: Seconds after which the loop is stopped at the end of a step.
         describe: Describes the exception that ended the loop.
         note: Called with the report so far every few seconds, from another thread.
 
@@ -86,7 +85,6 @@ class _Stop:
         self.remark = ""
 
     def __call__(self, record: StepRecord) -> None:
-        """Check at the end of each step whether to stop."""
         if time.monotonic() > self._ends:
             self.remark = f"stopped after {self._limit_s:.0f} s"
         if self.remark or record.number + 1 >= self.num_steps:

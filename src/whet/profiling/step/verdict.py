@@ -59,10 +59,7 @@ class Facts:
 
 
 def split_steps(records: Sequence[StepRecord]) -> tuple[Part, ...]:
-    """Cut steps into their four parts, by the GPU's clock if they have one.
-
-    The intervals are a bootstrap over the steps.
-    """
+    """Cut steps into four parts, by the GPU's clock if they have one. The intervals are a bootstrap over the steps."""
     ns = np.array([record.device_ns or record.ns for record in records], dtype=float)
     loss = np.array([record.loss_ns if record.device_ns is None else 0 for record in records], dtype=float)
     whole = ns.sum(axis=1)

@@ -77,7 +77,6 @@ class Watch:
             block.close()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of one epoch."""
         with self._watching():
             log = self._log
             try:
@@ -110,7 +109,6 @@ class Watch:
         return self.report()._repr_html_()
 
     def report(self) -> StepReport:
-        """Return the report on the steps so far."""
         return summarize(self._log)
 
     def recent(self) -> tuple[StepRecord, ...]:
@@ -217,11 +215,9 @@ class GlobalWatch:
         return self._log.num_steps
 
     def report(self) -> StepReport:
-        """Return the report on the steps so far."""
         return summarize(self._log)
 
     def recent(self) -> tuple[StepRecord, ...]:
-        """Return the latest steps, at most 256, oldest first. This may be called from any thread."""
         return tuple(self._log.recent)
 
 

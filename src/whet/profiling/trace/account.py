@@ -1,7 +1,6 @@
 """Divide the time of a trace's window into entries that add up to the whole window.
 
-With a GPU, the entries say what it did and, while it was idle, what the CPU did. Without one, they say what the CPU
-did.
+With a GPU, the entries say what it did and, while it was idle, what the CPU did; without one, what the CPU did.
 """
 
 from dataclasses import dataclass
@@ -43,11 +42,7 @@ class Share:
 
 
 def account(trace: Trace, window: Intervals, used: DeviceIntervals | None) -> tuple[Share, ...]:
-    """Divide the window into the categories that occur, largest first.
-
-    Args:
-        used: The device to account for, usually the busiest; None accounts for the CPU.
-    """
+    """Divide the window into the categories that occur, largest first, of the device `used`, or of the CPU if None."""
     entries = _of_device(trace, window, used) if used is not None else _of_cpu(trace, window)
     whole_ns = window.length_ns
     shares = [Share(entry, part.length_ns, part.length_ns / whole_ns) for entry, part in entries.items() if len(part)]

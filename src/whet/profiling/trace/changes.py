@@ -16,8 +16,6 @@ _SMALL = 0.001  # a smaller share of the time of all kernels, or of all operator
 
 
 class Change(StrEnum):
-    """Name how a kernel or operator changed."""
-
     ADDED = "added"
     REMOVED = "removed"
     SLOWER = "slower"
@@ -44,19 +42,12 @@ class Changed:
 
     @property
     def difference_ns(self) -> float:
-        """Return by how much the time grew."""
         return self.after_ns - self.before_ns
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Compare one figure of both traces.
-
-    Attributes:
-        unit: "ns", "share" or "count".
-        before: The figure in the first trace; None if the trace does not have it.
-        after: The figure in the second trace; None if the trace does not have it.
-    """
+    """Compare one figure of both traces, in "ns", "share" or "count". A side is None if the trace does not have it."""
 
     name: str
     unit: str
@@ -66,12 +57,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class TraceChanges(Shown):
-    """Compare two traces.
+    """Compare two traces. The kernels and operators whose time changed most come first.
 
     Attributes:
         per_step: Whether figures are divided by the number of whole steps. If not, one of the traces has no such steps.
-        kernels: The kernels, those whose time changed most first.
-        operators: The operators, those whose time changed most first.
     """
 
     before: TraceReport
@@ -90,8 +79,7 @@ class TraceChanges(Shown):
 def compare_traces(before: TraceReport, after: TraceReport) -> TraceChanges:
     """Find what changed from one trace to the other.
 
-    Two recordings do not show how large the noise is. A difference of 5% can be chance, so only larger ones are called
-    changes.
+    Two recordings do not show the noise: 5% can be chance, so only larger differences are called changes.
     """
     num_before, num_after = len(before.whole_steps()), len(after.whole_steps())
     per_step = bool(num_before and num_after)

@@ -114,10 +114,7 @@ class TraceFile:
             raise TraceError(f"{self.path}: is JSON without traceEvents (it holds {_short(keys)}); {_WANTED}")
 
     def _keys(self) -> Iterator[str]:
-        """Yield the keys of the object that begins here.
-
-        The caller reads each value before it asks for the next key.
-        """
+        """Yield the keys of the object that begins here. The caller reads each value before asking for the next key."""
         self._at += 1
         if self._next_character() == "}":
             self._at += 1

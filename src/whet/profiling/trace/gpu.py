@@ -26,10 +26,7 @@ class Use(StrEnum):
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """Describe all runs of one kernel, or of one kind of copy.
-
-    `num_bytes` counts the bytes that a copy moved; None if the trace does not say.
-    """
+    """Describe all runs of one kernel or kind of copy. `num_bytes` is what copies moved; None if it is unknown."""
 
     name: str
     use: Use
@@ -70,7 +67,6 @@ class DeviceUse:
 
     @property
     def idle_ns(self) -> int:
-        """Return how long the device was idle."""
         return self.window_ns - self.busy_ns
 
 
@@ -86,7 +82,6 @@ class DeviceIntervals:
 
     @property
     def busy(self) -> Intervals:
-        """Return when the device was used for anything."""
         return self.compute | self.communication | self.copy
 
 
@@ -113,7 +108,6 @@ def device_intervals(trace: Trace, window: Intervals) -> list[DeviceIntervals]:
 
 
 def device_use(trace: Trace, used: DeviceIntervals, window: Intervals) -> DeviceUse:
-    """Return the figures of one device."""
     return DeviceUse(
         device=used.device,
         name=trace.device_names.get(used.device, ""),

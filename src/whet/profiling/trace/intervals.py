@@ -86,5 +86,4 @@ def union(starts_ns: Times, ends_ns: Times) -> Intervals:
 
 
 def span(start_ns: int, end_ns: int) -> Intervals:
-    """Return one interval."""
     return union(np.array([start_ns]), np.array([end_ns]))

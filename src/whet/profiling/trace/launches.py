@@ -56,17 +56,11 @@ class Launches:
 
 
 def launch_of(device: Events, runtime: Events) -> npt.NDArray[np.int64]:
-    """Find the runtime call that started each event on a device.
+    """Return for each of N device events the index in `runtime` of the call that started it, or NONE, [N].
 
     One call may start many events (a CUDA graph). If calls are nested, as a driver call in a runtime call, the outer
     one counts. A correlation that several separate calls share, as in merged traces of several processes, links
     nothing.
-
-    Args:
-        device: Events on devices, [N].
-
-    Returns:
-        Indices into `runtime`, or NONE, [N].
     """
     known = np.flatnonzero(runtime.correlation > 0)
     if not len(known) or not len(device):

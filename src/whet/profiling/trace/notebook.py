@@ -9,7 +9,6 @@ _ROWS = 12  # of each table
 
 
 def report_html(report: TraceReport) -> str:
-    """Return the verdict, where the time went, and the kernels and operators that took most of it."""
     account = [(str(entry.entry), nanoseconds(entry.time_ns), percent(entry.share)) for entry in report.account]
     kernels = [(one_line(kernel.name), nanoseconds(kernel.total_ns)) for kernel in report.kernels[:_ROWS]]
     operators = [(one_line(one.name), nanoseconds(one.self_ns)) for one in report.operators[:_ROWS]]
@@ -24,7 +23,6 @@ def report_html(report: TraceReport) -> str:
 
 
 def changes_html(changes: TraceChanges) -> str:
-    """Return what changed, in a sentence and figure by figure."""
     unit = "per step" if changes.per_step else "in all"
     figures = [(one.name, figure_value(one, one.before), figure_value(one, one.after)) for one in changes.figures]
     columns = ("", "before", "after")

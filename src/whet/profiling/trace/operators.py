@@ -15,8 +15,7 @@ _ON_THREADS = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME)
 class OperatorTime:
     """Describe all calls of one operator, or of one region that the user named (an annotation).
 
-    As in torch.profiler's tables, an operator that calls itself counts twice in the totals. GPU times are sums over
-    streams.
+    As in torch.profiler's tables, an operator that calls itself counts twice in totals. GPU times add up all streams.
 
     Attributes:
         self_ns: CPU time, without operators, regions and runtime calls inside it.

@@ -48,13 +48,10 @@ class TraceReport(Shown):
         cpu_busy_ns: How long any thread was in an operator or runtime call and was not waiting for the GPU.
         threads: The use of each CPU thread, the busiest first.
         kernels: All kernels, copies and fills by name, over the whole trace.
-        launches: What launching kernels cost, over the whole trace; None if the trace has no kernels, launches or
-            waits.
+        launches: What launching kernels cost, over the whole trace; None if it has no kernels, launches or waits.
         operators: All operators by name, over the whole trace.
         annotations: All annotations by name, over the whole trace.
-        num_events: How many events the file has.
-        rank: The rank of the process in a distributed run, if the trace says so.
-        world_size: The number of ranks, if the trace says so.
+        rank: The rank of the process in a distributed run of `world_size` ranks, if the trace says so.
     """
 
     path: str
@@ -94,7 +91,6 @@ def analyse_file(path: Path | str) -> TraceReport:
 
 
 def analyse(trace: Trace) -> TraceReport:
-    """Analyse one trace."""
     window = window_of(trace)
     used = device_intervals(trace, window)
     devices = tuple(device_use(trace, device, window) for device in used)

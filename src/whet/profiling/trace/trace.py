@@ -26,8 +26,6 @@ NONE = -1  # stands for no correlation, no bytes, no index
 
 
 class Kind(IntEnum):
-    """Name the kinds of events."""
-
     OPERATOR = 0  # on a CPU thread, as aten::mm
     ANNOTATION = 1  # on a CPU thread: record_function, steps of the profiler, collectives that were called
     RUNTIME = 2  # on a CPU thread: a call of the CUDA, HIP or other runtime or driver
@@ -94,11 +92,9 @@ class Events:
 
     @property
     def duration_ns(self) -> npt.NDArray[np.int64]:
-        """Return the duration of each event."""
         return self.end_ns - self.start_ns
 
     def of(self, *kinds: Kind) -> "Events":
-        """Return the events of some kinds."""
         return self[np.isin(self.kind, kinds)]
 
 
@@ -106,10 +102,7 @@ class Events:
 class Lane:
     """Name a lane, where events run one after another: a thread of a process, or a stream of a device.
 
-    Attributes:
-        process: The process, or the number of the device.
-        thread: The thread, or the number of the stream.
-        on_device: Whether this is a stream.
+    If it is `on_device`, `process` and `thread` are the numbers of the device and the stream.
     """
 
     process: str
@@ -128,8 +121,7 @@ class Trace:
         num_python: How many Python functions were recorded (with_stack).
         num_damaged: How many events have no usable time or name.
         device_names: The name of each device, as "NVIDIA A100-PG509-200", by its number.
-        rank: The rank of the process in a distributed run; None if unknown.
-        world_size: The number of ranks; None if unknown.
+        rank: The rank of the process in a distributed run of `world_size` ranks; None if unknown.
     """
 
     path: Path

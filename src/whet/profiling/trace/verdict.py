@@ -61,7 +61,6 @@ def judge(
 
     Args:
         gpu: The device of the account; None if the account is of the CPU.
-        launches: What launching kernels cost; None if nothing was launched.
         device_times: All kernels, copies and fills, the one with the most time first.
         operators: All operators, the one with the most self time first.
     """

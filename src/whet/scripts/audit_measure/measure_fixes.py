@@ -93,5 +93,4 @@ def _with_impact(report: Report, impact: Impact, path: Path) -> Report:
 
 
 def _changes(before: Sequence[SourceFile], after: Sequence[SourceFile]) -> tuple[Change, ...]:
-    """Return the files that the kept fixes change."""
     return tuple(Change(old, new.text) for old, new in zip(before, after, strict=True) if old.text != new.text)

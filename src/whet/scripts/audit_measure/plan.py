@@ -42,7 +42,6 @@ class Script:
         named: The path as the user gave it.
         path: The resolved path.
         base: The directory that is copied for each version.
-        working_directory: The directory that the script runs in.
         directory: The directory for copies and logs.
         num_steps: Optimiser steps of a run.
         limit_s: Seconds after which a run is ended.
@@ -101,12 +100,9 @@ def measure_impact(
     report: Callable[[str], None],
     patience: QuietWait | None = None,
 ) -> tuple[Impact, tuple[SourceFile, ...]]:
-    """Try the fixes of what `look` finds in `files`, and keep those that pay at the same loss.
+    """Try the fixes of what `look` finds. Return their impact, and `files` with those that pay at the same loss.
 
     On a busy machine `patience` says how long to wait. A fix that cannot be judged is not kept.
-
-    Returns:
-        What was found, and the sources with all kept fixes.
 
     Raises:
         TargetError: The unchanged script cannot be run.

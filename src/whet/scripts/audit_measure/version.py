@@ -14,12 +14,7 @@ from whet.scripts.injection.step_times import quiet_steps
 
 @dataclass(frozen=True)
 class ScriptVersion:
-    """Describe a version of a script.
-
-    Attributes:
-        name: The version's name. Names are unique within a comparison.
-        start: The function that runs the version in a process of its own.
-    """
+    """Describe a version of a script, with a name of its own in a comparison; `start` runs it in a new process."""
 
     name: str
     start: Callable[[], Outcome]

@@ -35,13 +35,9 @@ _OTHER = "it is another optimiser, and a script's own training loss cannot show 
 
 
 def applicable(found: FoundLoop, machine: Machine) -> tuple[list[Step], dict[str, str]]:
-    """Return the techniques that can be applied to a script's loop, and why the others cannot.
+    """Return each choice of techniques that can be applied to a script's loop; by name, why the others cannot.
 
-    One that needs a process that is started otherwise can be applied too, since whet starts the script
-    itself.
-
-    Returns:
-        The steps to try, with each choice of their options; the reasons by the technique's name.
+    One that needs a process that is started otherwise can be applied too, since whet starts the script itself.
     """
     steps, reasons = list[Step](), dict[str, str]()
     for technique in TRAINING_TABLE.values():
@@ -65,8 +61,7 @@ def _choices(technique: TrainingTechnique) -> Iterator[Step]:
 def why_not(found: FoundLoop, step: Step, machine: Machine, *, is_started: bool = True) -> str:
     """Return why a technique cannot be applied to a script's loop; "" where it can.
 
-    Args:
-        is_started: Whether this process was started for the technique. Otherwise another one would be.
+    `is_started` says whether this process was started for the technique. Otherwise another one would be.
 
     Raises:
         RecipeError: There is no such technique, or no such option.

@@ -50,11 +50,7 @@ def begin(directory: str) -> None:
 
 
 class ScriptLoop:
-    """Handle the training loop of this process.
-
-    Args:
-        directory: The directory of the run's messages.
-    """
+    """Handle the training loop of this process. The directory holds the run's messages."""
 
     def __init__(self, directory: Path, request: ScriptRequest) -> None:
         self._directory = directory
@@ -201,7 +197,6 @@ class ScriptLoop:
             self._end()
 
     def _end(self) -> None:
-        """Write the record."""
         self._has_ended = True
         assert self._times is not None
         record = self._record

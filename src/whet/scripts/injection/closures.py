@@ -13,10 +13,7 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
 
 
 def with_closure(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Closure) -> tuple[Any, ...]:
-    """Return the arguments and keywords of an optimiser's step with another closure in the place of its own.
-
-    The optimiser is the first one of `args`.
-    """
+    """Return the arguments and keywords of a step, the optimiser first, with another closure in place of its own."""
     if "closure" in kwargs:
         return args, {**kwargs, "closure": closure}
     return (args[0], closure, *args[2:]), kwargs
@@ -30,7 +27,6 @@ class FirstCall:
         self._was_called = False
 
     def __call__(self) -> Any:
-        """Call the closure."""
         loss = self._closure()
         if not self._was_called:
             self._was_called = True

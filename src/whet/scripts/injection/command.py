@@ -33,13 +33,7 @@ _MOST_NEIGHBOURS = 1000
 
 @dataclass(frozen=True)
 class ScriptOutcome:
-    """Hold what came of a bounded run.
-
-    Attributes:
-        directory: The directory of the run's messages.
-        record: What the script's process recorded; None where the run failed.
-        failure: Why there is no record, in words; "" where there is one.
-    """
+    """Hold a bounded run's directory of messages, and its record or, where it is None, why it failed, in words."""
 
     directory: Path
     record: ScriptRecord | None
@@ -111,8 +105,7 @@ def _started(words: Sequence[str], working_directory: Path, variables: Mapping[s
 def _made_temporary(directory: Path, scratch: Path) -> None:
     """Make a run's directory for temporary files, in which all runs share the headers that the compiler has compiled.
 
-    PyTorch keeps those below the temporary directory, whatever TORCHINDUCTOR_CACHE_DIR says, and compiling them takes
-    seconds.
+    PyTorch keeps them below the temporary directory, whatever TORCHINDUCTOR_CACHE_DIR says. Compiling takes seconds.
     """
     shared = scratch / "compiled_headers"
     shared.mkdir(exist_ok=True)

@@ -51,7 +51,6 @@ class FirstSteps:
             self._follow(self._follower, optimizer)
 
     def _follow(self, follower: UpdateFollower, optimizer: Optimizer) -> None:
-        """Make the update that the optimiser is about to make, in float64."""
         try:
             for mine, theirs in zip(follower.optimizer.param_groups, optimizer.param_groups, strict=True):
                 mine["lr"] = theirs["lr"]  # a schedule may have changed it

@@ -84,7 +84,6 @@ class SignalsToChild:
             self._send(child, self._early.pop(0))
 
     def restore(self) -> None:
-        """Restore the former signal handlers."""
         for number, former in self._before.items():
             signal.signal(number, former)
 

@@ -27,7 +27,6 @@ class _TrainingStepForward(AddedForward):
     is_eager = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the training step, or the module's own forward, returned."""
         step = vars(self).pop(_STEP, None)  # calls from within the training step are of the module's own forward
         return super().forward(*args, **kwargs) if step is None else step(*args, **kwargs)  # type: ignore[misc]
 

@@ -15,11 +15,7 @@ AnyLoader = DataLoader[Any]
 
 
 class LoaderPasses:
-    """Watch the passes over DataLoaders until the loop is found. Classes derived from DataLoader are left alone.
-
-    Attributes:
-        num_batches: The batches that all passes gave.
-    """
+    """Watch the passes over DataLoaders until the loop is found. Classes derived from DataLoader are left alone."""
 
     def __init__(self) -> None:
         self.num_batches = 0
@@ -35,12 +31,9 @@ class LoaderPasses:
         return None if latest is None else latest.loader
 
     def replace(self, change: Callable[[AnyLoader], Iterable[Any]]) -> None:
-        """Let other batches come from now on where the script goes over its loader.
+        """Go over `change(loader)` from now on where the script goes over its loader.
 
         The rest of the present pass comes from the changed loader too, unless workers have read ahead already.
-
-        Args:
-            change: Returns what gives the batches of the loader that it gets.
         """
         latest = self._going_on()
         assert latest is not None, "there is a pass: a technique has checked its loader"
@@ -72,15 +65,7 @@ class LoaderPasses:
 
 
 class _Pass:
-    """Give the batches of one pass, first from the loader itself, later perhaps from another one.
-
-    Args:
-        begin: Begins a pass over a loader.
-        note: Is told that this pass gave a batch.
-
-    Attributes:
-        has_ended: Whether all batches were given.
-    """
+    """Give the batches of one pass, first from the loader, later perhaps from another; call `note` with each one."""
 
     def __init__(
         self, loader: AnyLoader, begin: Callable[[AnyLoader], Iterator[Any]], note: "Callable[[_Pass], None]"
@@ -104,7 +89,6 @@ class _Pass:
         return None if self._order is None else _in_order(self.loader, self._order, torch.Generator())
 
     def go_on_with(self, batches: Iterator[Any]) -> None:
-        """Take the batches from here on."""
         self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:

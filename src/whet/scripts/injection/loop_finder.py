@@ -40,7 +40,6 @@ class FoundLoop:
         parts: The model, its optimiser, and the DataLoader that gave the latest batch; no batches where none did.
         passes: Puts other batches in the place of the loader's.
         is_compiled: Whether the script has compiled the model itself.
-        is_autocast: Whether the script computes in autocast.
         is_called: Whether the script calls the model, and not only parts of it.
     """
 

@@ -26,7 +26,6 @@ class BackwardLosses:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Ignore losses in the block."""
         self._is_paused = True
         try:
             yield

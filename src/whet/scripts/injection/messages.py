@@ -58,12 +58,10 @@ class ScriptRequest(BaseModel, frozen=True):
     protected: str = ""
 
     def write(self, directory: Path) -> None:
-        """Write the request to the directory of its run."""
         write_whole(directory / REQUEST, self.model_dump_json())
 
     @classmethod
     def read(cls, directory: Path) -> "ScriptRequest":
-        """Read what `write` wrote."""
         return cls.model_validate_json((directory / REQUEST).read_text(encoding="utf-8"))
 
 
@@ -106,7 +104,6 @@ class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
     notes: tuple[str, ...] = ()
 
     def write(self, directory: Path) -> None:
-        """Write the record to the directory of its run."""
         write_whole(directory / RECORD, json.dumps(self.model_dump(mode="json")))
 
     @classmethod
@@ -118,5 +115,4 @@ class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
 
     @staticmethod
     def is_in(directory: Path) -> bool:
-        """Return whether the directory holds a record."""
         return (directory / RECORD).is_file()

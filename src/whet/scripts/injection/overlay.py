@@ -17,9 +17,8 @@ _LINKED = frozenset(".git .hg .svn .venv venv node_modules __pycache__ .mypy_cac
 def make_overlay(source: Path, target: Path, changed: Mapping[Path, str | bytes]) -> Path:
     """Copy `source` to `target`, with new contents for some files. Return the target.
 
-    The target may lie inside the source, as when a script in /tmp is copied to /tmp. The folder that
-    holds the target is then left out of the copy. `changed` holds the new contents by absolute path
-    below `source`.
+    The target may lie inside the source, as when a script in /tmp is copied to /tmp. The folder that holds the target
+    is then left out of the copy. `changed` holds the new contents by absolute path below `source`.
 
     Raises:
         OSError: The directory cannot be read, or the copy cannot be written.

@@ -16,12 +16,9 @@ _HOW = "write it as: python train.py ARGUMENTS"
 
 @dataclass(frozen=True)
 class ScriptCommand:
-    """Describe a Python command that trains.
+    """Describe a Python command that trains, and its working directory.
 
-    Attributes:
-        words: The program and its arguments.
-        script: The script's place among the words, or the module's after -m.
-        directory: The working directory.
+    `script` is the place of the script, or of the module after -m, among the words.
     """
 
     words: tuple[str, ...]
@@ -53,7 +50,6 @@ class ScriptCommand:
 
     @property
     def name(self) -> str:
-        """Return the name of the script."""
         return name_of(self.words)
 
     def in_copy(self, copy: Path) -> list[str]:

@@ -17,13 +17,9 @@ _ENOUGH = 0.5  # of a process's steps have to be quiet
 class StepTimes:
     """Note each step, and say when there are enough.
 
-    Args:
-        num_steps: The most steps.
-        limit_s: Seconds after which there are enough in any case.
-        enough_s: Seconds after which seven steps are enough.
+    Enough are `num_steps`, or seven after `enough_s` seconds, or any number after `limit_s` seconds.
 
     Attributes:
-        seconds: The time of each step.
         blocks: How many steps each block has, and the load beside them.
     """
 
@@ -55,7 +51,6 @@ class StepTimes:
         self._reading = reading
 
     def blocks_to_json(self) -> list[dict[str, Any]]:
-        """Return the blocks as JSON."""
         return [{"num_steps": num, "load": asdict(load)} for num, load in self.blocks]
 
     def _is_over(self, now: float) -> bool:

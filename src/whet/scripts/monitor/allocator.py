@@ -10,11 +10,7 @@ ALLOCATOR = "CUDA memory, fragmentation"  # the figures that are missing if CUDA
 
 
 class AllocatorCollector:
-    """Measure allocated memory, reserved memory and fragmentation of every GPU that this process has memory on.
-
-    Attributes:
-        unavailable: What cannot be measured here, and why.
-    """
+    """Measure allocated memory, reserved memory and fragmentation of every GPU that this process has memory on."""
 
     def __init__(self) -> None:
         self.unavailable: dict[str, str] = {}

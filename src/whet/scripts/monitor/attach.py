@@ -24,8 +24,7 @@ _SEND_S = 2.0
 class Reporter:
     """Send this process's steps to the socket at `path` from a thread that starts with the first step.
 
-    A forked child inherits the counter, but not the thread. It starts its own with its first step, if
-    it makes any.
+    A forked child inherits the counter, but not the thread. It starts its own with its first step, if it makes any.
     """
 
     def __init__(self, path: str) -> None:

@@ -86,7 +86,6 @@ def num_bytes(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Format a rate per second."""
     return DASH if value is None else f"{digits(value)} per second"
 
 

@@ -14,10 +14,7 @@ _NO_PACKAGE = f"nvidia-ml-py is not installed: {how_to_install('nvidia')}"
 class GpuCollector:
     """Measure the visible GPUs. If there are none, `unavailable` says why, and `collect` returns nothing.
 
-    Attributes:
-        unavailable: What cannot be measured here, and why.
-        names: The name of each GPU, by the driver's number.
-        memory_bytes: The memory of each GPU, by the driver's number.
+    `names` and `memory_bytes` are by the driver's number of the GPU.
     """
 
     def __init__(self) -> None:
@@ -40,10 +37,7 @@ class GpuCollector:
         self._find()
 
     def collect(self) -> dict[str, Cell]:
-        """Return the cells of every GPU.
-
-        A figure that a GPU does not provide is left out, and named in `unavailable`.
-        """
+        """Return the cells of every GPU. A figure that a GPU does not provide is only named in `unavailable`."""
         cells: dict[str, Cell] = {}
         for number, handle in self._handles.items():
             try:
@@ -86,8 +80,8 @@ def is_visible(number: int, uuid: str, visible_devices: str | None) -> bool:
     The driver's numbers equal CUDA's only if CUDA_DEVICE_ORDER is PCI_BUS_ID, or if all GPUs are of the same kind.
 
     Args:
-        number: The driver's number of the GPU.
-        uuid: Its UUID, as "GPU-…".
+        number: The driver's number.
+        uuid: The GPU's UUID, as "GPU-…".
         visible_devices: The value of the variable, or None. A value with anything but numbers and UUIDs hides no GPU.
     """
     if visible_devices is None:

@@ -26,7 +26,6 @@ class Launch:
 
     Args:
         name: The name of the run; None takes the script's.
-        interval_s: Seconds between samples.
         address: The host and port of the live page; None serves none.
 
     Raises:
@@ -59,15 +58,10 @@ class Launch:
 
     @property
     def url(self) -> str | None:
-        """Return the live page's address, or None without a page."""
         return self._server.url if self._server else None
 
     def wait(self) -> int:
-        """Watch until the command ends.
-
-        Returns:
-            The command's exit code; 128 plus the signal's number if a signal ended it.
-        """
+        """Watch until the command ends. Return its exit code: 128 plus the signal's number if a signal ended it."""
         try:
             self._sampler.start()
             if self._server is not None:

@@ -22,11 +22,7 @@ class _Strict(BaseModel, extra="forbid", allow_inf_nan=False):
 
 
 class Latencies(_Strict):
-    """Hold the times of some steps as a histogram.
-
-    Attributes:
-        counts: The number of steps in each bucket of the histogram.
-    """
+    """Hold the times of some steps as a histogram: `counts` has the number of steps in each bucket."""
 
     counts: dict[NonNegativeInt, PositiveInt]
     total_s: NonNegativeFloat
@@ -35,12 +31,7 @@ class Latencies(_Strict):
 
 
 class Steps(_Strict):
-    """Hold the steps that ended since the last message.
-
-    Attributes:
-        num_samples: How many samples they had; None if unknown.
-        num_tokens: How many tokens they had; None if unknown.
-    """
+    """Hold the steps that ended since the last message. Their numbers of samples and tokens are None if unknown."""
 
     latencies: Latencies
     phases_s: dict[Name, NonNegativeFloat]
@@ -78,5 +69,4 @@ class Message(_Strict):
     problem: Text = ""
 
     def row_cells(self) -> dict[str, Cell]:
-        """Return the memory figures as cells of a row."""
         return {key: Cell.of(value) for key, value in self.cells.items()}

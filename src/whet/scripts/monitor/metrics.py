@@ -38,12 +38,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Line:
-    """Describe the lines of one key in a chart.
-
-    Attributes:
-        key: A key of a row's cells. There is one line for it, and one for each "key:NUMBER" or "key:NAME" that occurs.
-        label: The label of the line.
-    """
+    """Describe the lines of a key in a chart: its own, and one for each "key:NUMBER" or "key:NAME" that occurs."""
 
     key: str
     label: str

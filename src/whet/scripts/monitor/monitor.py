@@ -113,10 +113,6 @@ class Monitor:
         """End a step. It began at the end of the step before, or at the first wait for data.
 
         From the first call on, only these steps count. Torch's own steps then only give their phases.
-
-        Args:
-            num_samples: The number of samples in the step, if known.
-            num_tokens: The number of tokens in the step, if known.
         """
         now = time.perf_counter()
         latency_s, self._step_began = now - self._step_began, now
@@ -150,10 +146,7 @@ class Monitor:
     def close(self, message: str = "") -> None:
         """Stop watching: take a last sample, show and write the summary, and tell the page.
 
-        Only the first call has an effect.
-
-        Args:
-            message: What went wrong; "" if nothing did.
+        Only the first call has an effect. `message` says what went wrong; "" if nothing did.
         """
         if not self._is_open or os.getpid() != self._owner:  # a forked worker has this object, but not its threads
             return
@@ -242,13 +235,11 @@ def _torch_loop(on_step: "OnStep") -> "TorchLoop":
 
 
 def facts_of_this_process(name: str | None, interval_s: float) -> Facts:
-    """Return the facts of this process."""
     words = getattr(sys, "orig_argv", sys.argv)
     return facts(name or Path(sys.argv[0]).name or "python", words, os.getpid(), interval_s)
 
 
 def facts(name: str, command: list[str], pid: int, interval_s: float) -> Facts:
-    """Return the facts of a process on this machine."""
     return Facts(
         name=name,
         command=shlex.join(command),

@@ -69,10 +69,7 @@ def monitor_command(
 def _launch(
     command: Sequence[str], name: str | None, interval_s: float, address: tuple[str, int | None] | None
 ) -> Launch:
-    """Start the command, with the page on the given port.
-
-    If none is given, take the usual one, or any if that is in use.
-    """
+    """Start the command, with the page on the given port; without one on the usual port, or any if that is in use."""
     if address is None:
         return Launch(command, name=name, interval_s=interval_s, address=None)
     host, port = address

@@ -16,16 +16,7 @@ _LIST_S = 5.0  # seconds between calls of psutil for a tree, because each reads 
 
 
 class ProcessCollector:
-    """Measure what a process tree and the machine used since the last call.
-
-    Args:
-        pid: The process id of the tree's root.
-        name: A name for the tree.
-
-    Attributes:
-        unavailable: What cannot be measured here, and why.
-        num_processes: How many processes the tree had at the last call.
-    """
+    """Measure what the process tree below `pid`, the root included, and the machine used since the last call."""
 
     def __init__(self, pid: int, name: str = "this run") -> None:
         self.unavailable: dict[str, str] = {}

@@ -40,14 +40,7 @@ class Receiver:
     """Receive the steps of every process that reports, and take those of the lowest rank for the run.
 
     Processes that train together make their steps together, each on its own samples. So steps, times and phases are
-    those of the first process, while samples and tokens are added up over all.
-
-    Args:
-        run: The run that gets the notes of the processes.
-
-    Attributes:
-        unavailable: What cannot be measured here, and why.
-        path: The path of the socket.
+    those of the first process, while samples and tokens are added up over all. `run` gets the notes of the processes.
     """
 
     def __init__(self, run: Run) -> None:
@@ -77,7 +70,6 @@ class Receiver:
         return cells
 
     def take_steps(self) -> StepTotals:
-        """Return the steps that ended since the last call."""
         with self._lock:
             stepping = [source for source in self._sources.values() if source.has_stepped]
             if not stepping:
@@ -96,11 +88,7 @@ class Receiver:
         return taken
 
     def finish(self, timeout_s: float = 2.0) -> None:
-        """Receive what processes that have ended sent before, then stop.
-
-        Args:
-            timeout_s: The longest time to wait for connections that are still open.
-        """
+        """Receive what ended processes sent before, then stop; wait at most `timeout_s` for open connections."""
         deadline = time.monotonic() + timeout_s
         time.sleep(0.02)  # a connection that was made just before the end must still be accepted
         while self._num_open and time.monotonic() < deadline:
@@ -170,10 +158,7 @@ class Receiver:
 
 
 def _private_directory() -> tempfile.TemporaryDirectory[str]:
-    """Make a directory that only this user may enter.
-
-    A socket's path may have 107 bytes, so /tmp is used if TMPDIR is long.
-    """
+    """Make a directory for this user only: in /tmp if TMPDIR is long, since a socket's path may have 107 bytes."""
     where = tempfile.gettempdir()
     return tempfile.TemporaryDirectory(prefix="whet-monitor-", dir=where if len(os.fsencode(where)) < 70 else "/tmp")
 

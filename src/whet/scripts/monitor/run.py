@@ -15,14 +15,7 @@ from whet.ui.figures import MIN_SAMPLES_FOR_P99
 
 @dataclass(frozen=True)
 class Facts:
-    """Describe a run.
-
-    Attributes:
-        name: Its name in titles.
-        interval_s: Seconds between samples.
-        num_cores: The number of cores that it may use.
-        memory_bytes: The machine's memory.
-    """
+    """Describe a run. `num_cores` is how many it may use; `memory_bytes` is the machine's memory."""
 
     name: str
     command: str
@@ -35,19 +28,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Ending:
-    """Describe how a run ended.
-
-    Attributes:
-        exit_code: The command's exit code; None if a part of a process was watched.
-        message: What went wrong, or "".
-    """
+    """Describe how a run ended: what went wrong, or "", and the exit code, None where no command was watched."""
 
     exit_code: int | None
     message: str
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the run failed."""
         return bool(self.exit_code or self.message)
 
 
@@ -80,7 +67,6 @@ class Run:
         return self._ended_s if self._ended_s is not None else time.monotonic() - self._began
 
     def add(self, row: Row, steps: StepTotals, unavailable: Mapping[str, str]) -> None:
-        """Add what one interval gave."""
         with self._lock:
             self._series.add(row)
             self._totals.merge(steps)
@@ -90,7 +76,6 @@ class Run:
         self._notify()
 
     def name_gpus(self, names: Mapping[int, str]) -> None:
-        """Set the GPUs' names, by number."""
         with self._lock:
             self._gpu_names = dict(names)
 
@@ -120,7 +105,6 @@ class Run:
 
     @property
     def num_rows(self) -> int:
-        """Return how many rows were added."""
         return self._series.num_rows
 
     def totals(self) -> StepTotals:
@@ -147,12 +131,10 @@ class Run:
             return _uncounted(self._totals) | self._unavailable
 
     def notes(self) -> list[str]:
-        """Return all remarks."""
         with self._lock:
             return list(self._notes.values())
 
     def gpu_names(self) -> dict[int, str]:
-        """Return the GPUs' names, by number."""
         with self._lock:
             return dict(self._gpu_names)
 

@@ -24,12 +24,7 @@ class Collector(Protocol):
 
 
 class Sampler:
-    """Take samples from `start` to `stop`.
-
-    Args:
-        run: The run that gets the rows.
-        take_steps: Returns the steps that ended since its last call.
-    """
+    """Take samples from `start` to `stop`. `run` gets the rows; `take_steps` returns the steps since its last call."""
 
     def __init__(self, run: Run, collectors: Sequence[Collector], take_steps: Callable[[], StepTotals]) -> None:
         self._run = run
@@ -41,7 +36,6 @@ class Sampler:
         self._thread = threading.Thread(target=self._loop, name="whet-monitor", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -53,7 +47,6 @@ class Sampler:
         self.sample()
 
     def sample(self) -> None:
-        """Take a sample now."""
         with self._lock:
             cells: dict[str, Cell] = {}
             unavailable: dict[str, str] = {}

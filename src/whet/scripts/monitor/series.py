@@ -14,13 +14,7 @@ HISTORY_ROWS = 512
 
 
 class Cell(NamedTuple):
-    """Hold one measured value of a stretch of time.
-
-    Attributes:
-        low: The smallest value.
-        high: The largest value.
-        weight: The weight when cells are merged, in seconds or steps; above 0.
-    """
+    """Hold one measured value of a stretch of time. Cells merge by `weight`, in seconds or steps, above 0."""
 
     mean: float
     low: float
@@ -29,11 +23,9 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, value: float, weight: float = 1.0) -> "Cell":
-        """Return a cell of a single value."""
         return cls(value, value, value, weight)
 
     def merged(self, other: "Cell") -> "Cell":
-        """Return the cell of both stretches of time together."""
         weight = self.weight + other.weight
         mean = (self.mean * self.weight + other.mean * other.weight) / weight
         return Cell(mean, min(self.low, other.low), max(self.high, other.high), weight)
@@ -41,20 +33,13 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Hold what was measured between two moments.
-
-    Attributes:
-        began_s: Seconds since the run began.
-        ended_s: Seconds since the run began.
-        cells: The measured values. A key that is absent was not measured.
-    """
+    """Hold what was measured between two moments, in seconds since the run began. An absent key was not measured."""
 
     began_s: float
     ended_s: float
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
     def merged(self, later: "Row") -> "Row":
-        """Return the row of both stretches of time together."""
         cells = dict(self.cells)
         for key, cell in later.cells.items():
             cells[key] = cells[key].merged(cell) if key in cells else cell

@@ -25,11 +25,7 @@ _NO_CACHE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "
 
 
 class PageServer(AsgiServer):
-    """Serve the page of one run. Call `start` after making it.
-
-    Args:
-        host: The address to bind.
-        port: The port; 0 takes any free one.
+    """Serve the page of one run. Call `start` after making it. The port 0 takes any free one.
 
     Raises:
         OptionError: The address cannot be bound.
@@ -43,7 +39,6 @@ class PageServer(AsgiServer):
 
     @property
     def url(self) -> str:
-        """Return the page's address."""
         return http_url(self.host, self.port)
 
     async def _serve(self, on_ready: Callable[[], None]) -> None:

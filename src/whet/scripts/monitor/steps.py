@@ -15,12 +15,7 @@ _MOST_PENDING = 1024
 
 @dataclass
 class StepTotals:
-    """Hold the totals of some steps.
-
-    Attributes:
-        num_samples: How many samples they had; None if unknown.
-        num_tokens: How many tokens they had; None if unknown.
-    """
+    """Hold the totals of some steps. Their numbers of samples and tokens are None if unknown."""
 
     latencies: LatencyHistogram = field(default_factory=LatencyHistogram)
     phases_s: dict[str, float] = field(default_factory=dict)
@@ -29,20 +24,17 @@ class StepTotals:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps."""
         return self.latencies.count
 
     def add(
         self, latency_s: float, phases_s: Mapping[str, float], num_samples: int | None, num_tokens: int | None
     ) -> None:
-        """Count one step."""
         self.latencies.add(latency_s)
         for name, seconds in phases_s.items():
             self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
         self._add_work(num_samples, num_tokens)
 
     def merge(self, other: "StepTotals") -> None:
-        """Add all steps of another one."""
         self.latencies.merge(other.latencies)
         for name, seconds in other.phases_s.items():
             self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
@@ -59,10 +51,7 @@ class StepTotals:
         return shares
 
     def cells(self) -> dict[str, Cell]:
-        """Return the cells of a row for these steps; none if no step ended.
-
-        Rates are over the time that the steps took.
-        """
+        """Return the cells of a row; none if no step ended. Rates are over the time that the steps took."""
         steps = self.latencies
         if not steps.count:
             return {}
@@ -130,17 +119,10 @@ class StepCounter:
         num_samples: int | None = None,
         num_tokens: int | None = None,
     ) -> None:
-        """Count one step that ended.
-
-        Args:
-            phases_s: Seconds by phase. The mapping is kept for a while, so it must not change.
-            num_samples: How many samples it had; None if unknown.
-            num_tokens: How many tokens it had; None if unknown.
-        """
+        """Count one step that ended. The mapping of seconds by phase is kept for a while, so it must not change."""
         self._put((latency_s, phases_s, num_samples, num_tokens))
 
     def add_step(self, step: Step, num_samples: int | None = None, num_tokens: int | None = None) -> None:
-        """Count one step that ended, as it was recorded."""
         self._put((step, None, num_samples, num_tokens))
 
     def take(self) -> StepTotals:

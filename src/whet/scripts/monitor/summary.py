@@ -35,7 +35,6 @@ class Gpu:
         peak_allocated_bytes: The most memory held by tensors, as sampled.
         peak_reserved_bytes: The most memory reserved by PyTorch's allocator, as sampled.
         fragmentation: The mean share of the reserved memory that is free in split blocks.
-        peak_fragmentation: The largest such share, as sampled.
     """
 
     number: int
@@ -52,15 +51,14 @@ class Gpu:
 class Summary:
     """Summarise a run from its beginning until now, or until its end.
 
-    A figure is None if it was not measured or is not available here; it is never 0 instead. Fractions
-    are from 0 to 1. Rates are over the time that the steps took.
+    A figure is None if it was not measured or is not available here; it is never 0 instead. Fractions are from 0 to 1.
+    Rates are over the time that the steps took.
 
     Attributes:
         started_at: When the run began, in ISO format.
         exit_code: The command's exit code.
         message: What went wrong, or "".
-        is_partial: Whether the run still runs or failed. The figures then cover only the time until
-            now.
+        is_partial: Whether the run still runs or failed. The figures then cover only the time until now.
         sentence: The result in words.
         latency: The time of a step; None without steps.
         data_wait: The share of the steps' time that was spent waiting for data.
@@ -107,7 +105,6 @@ class Summary:
 
 
 def summarise(run: Run) -> Summary:
-    """Summarise a run as it stands now."""
     totals, whole, ending = run.totals(), run.whole(), run.ending
     total_s, shares = totals.latencies.total_s, totals.shares()
     cpu, machine, rss = whole.get(metrics.CPU), whole.get(metrics.MACHINE_CPU), whole.get(metrics.RSS)

@@ -30,10 +30,7 @@ class TorchLoop:
         self._watching.__enter__()
 
     def stop(self) -> None:
-        """Restore torch.
-
-        Wrappers that others have added meanwhile stay. A last step that is complete is still reported.
-        """
+        """Restore torch, but for wrappers that others have added meanwhile. A complete last step is still reported."""
         self._watching.__exit__(None, None, None)
 
     def _count(self, batch: object) -> None:

@@ -16,12 +16,9 @@ from whet.workloads.model_directory import BUILT_IN, model_directory
 
 @dataclass(frozen=True)
 class EngineSource:
-    """Name a language model for an engine.
+    """Name a language model in a Hugging Face directory, for an engine, and the recipe that it is to follow, if any.
 
-    Attributes:
-        directory: The Hugging Face directory.
-        name: What requests call it, where nobody says otherwise.
-        recipe: The recipe of `whet tune` that the engine is to follow; None without one.
+    `name` is what requests call it, where nobody says otherwise.
     """
 
     directory: Path

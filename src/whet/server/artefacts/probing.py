@@ -53,11 +53,9 @@ def probe(
     *,
     tries_indices: bool = True,
 ) -> Batching:
-    """Call a model with made-up inputs and return how requests may share its calls.
+    """Call a model with made-up inputs and return how requests may share its calls. `run` has flat tensors in and out.
 
     Args:
-        run: Takes and returns flat tensors.
-        inputs: What it takes, in order.
         names: Of its outputs, in order.
         largest: The largest index that inputs may hold, by place, where it is known.
         tries_indices: Whether an index that is too large is safe to try where none is known.

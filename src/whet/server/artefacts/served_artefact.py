@@ -31,10 +31,7 @@ class ServedArtefact:
 
     Attributes:
         name: What requests call the model.
-        inputs: The tensors it takes, in order.
-        outputs: The tensors it returns, in order; a shape is known where the model could be tried.
-        why_alone: Why each request has a call of its own; "" where requests share calls.
-        batch_size: The only number of samples that a call takes; None where any number is taken.
+        outputs: The tensors it returns, in order; see Batching, also for `why_alone` and `batch_size`.
         largest: The largest index that inputs may hold, by place, where it is known.
         run: Runs the model on flat tensors, in one thread at a time: for trying it before it is served.
         infer_samples: Returns the outputs of samples, which have no batch dimension and may have different shapes.

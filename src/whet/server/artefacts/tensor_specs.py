@@ -42,7 +42,6 @@ class TensorSpec:
 
     @property
     def datatype(self) -> str:
-        """Return the type's name in the protocol."""
         return datatype_of(self.dtype)
 
     @property
@@ -51,7 +50,6 @@ class TensorSpec:
         return [-1 if size is None else size for size in self.shape]
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Return whether a tensor of this shape fits."""
         return len(shape) == len(self.shape) and all(
             want is None or want == size for want, size in zip(self.shape, shape, strict=True)
         )

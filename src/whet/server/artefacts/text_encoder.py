@@ -35,10 +35,7 @@ class Tokens:
 
 
 class TextEncoder:
-    """Makes vectors of texts, or scores of pairs of texts.
-
-    A text, or a pair together, has `max_tokens` at most, special tokens included.
-    """
+    """Make vectors of texts, or scores of pairs. Either has at most `max_tokens` tokens, special ones included."""
 
     def __init__(self, artefact: ServedArtefact, use: TextUse, directory: Path) -> None:
         """Check that the artefact takes what a tokenizer gives.
@@ -74,9 +71,7 @@ class TextEncoder:
             )
 
     def tokens(self, text: str | Sequence[int], *, cut_to: int | None = None) -> Tokens:
-        """Return a text as tokens; token ids are taken as they are.
-
-        A longer text is cut to `cut_to` tokens; None: it is refused.
+        """Return a text as tokens, cut to `cut_to`; None refuses one that is too long. Token ids are taken as they are.
 
         Raises:
             RequestError: It is too long, or empty, or has a token that the tokenizer lacks.
@@ -117,9 +112,7 @@ class TextEncoder:
         return part
 
     def pairs(self, query: Any, texts: Sequence[str], *, cut_to: int | None = None) -> list[Tokens]:
-        """Return what `query` made of a query with each of several texts as tokens.
-
-        The query is never cut. `cut_to` is as for `tokens`.
+        """Return what `query` made, which is never cut, with each text as tokens. `cut_to` is as for `tokens`.
 
         Raises:
             RequestError: A pair is too long.

@@ -10,10 +10,7 @@ from whet.server.batching.padding import Kind, Sample
 
 @dataclass(slots=True, eq=False)
 class QueuedSample:
-    """Hold a sample that waits. Only samples of one kind share a batch.
-
-    Samples are sorted by `length`; it is 0 if a sample has none.
-    """
+    """Hold a sample that waits. Only samples of one kind share a batch. `length` sorts them; 0 if there is none."""
 
     sample: Sample
     kind: Kind
@@ -30,10 +27,8 @@ class BatchQueue:
     """Hold samples in the order of their arrival, and form batches of them.
 
     A batch is due when max_batch samples of a kind wait, or when one sample has waited for max_wait_s seconds since its
-    own arrival. Then all full batches are taken, the longest samples first. The remaining samples are taken once one
-    of them has waited for max_wait_s.
-
-    With `sort_by_length`, samples are sorted by length before they are divided into batches.
+    own arrival. Then all full batches are taken, with `sort_by_length` the longest samples first. The remaining samples
+    are taken once one of them has waited for max_wait_s.
     """
 
     def __init__(self, max_batch: int, max_wait_s: float, *, sort_by_length: bool = True) -> None:
@@ -51,7 +46,6 @@ class BatchQueue:
         return len(self) + self.num_taken
 
     def add(self, entry: QueuedSample) -> None:
-        """Put a sample into the queue."""
         self._kinds.setdefault(entry.kind, []).append(entry)
         self.num_bytes += entry.num_bytes
 

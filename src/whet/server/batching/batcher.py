@@ -1,8 +1,4 @@
-"""Run samples that arrive one by one, from any thread, in batches: dynamic batching for any model.
-
-A batch runs when `max_batch` samples wait, or when the first of them has waited for `max_wait_ms`. Samples of different
-lengths are sorted, so that those in a batch have similar lengths, and padded. Every caller gets its own rows back.
-"""
+"""Run samples from any thread in batches, of similar lengths where they differ: dynamic batching for any model."""
 
 import asyncio
 import contextlib
@@ -55,7 +51,6 @@ class DynamicBatcher:
             size is fixed.
         retry_alone: If the function raises, run the samples of the batch one by one, so that a sample which it does
             not take fails by itself.
-        clock: Returns the time in seconds.
 
     Raises:
         OptionError: An option is out of range, or the module is in training mode.

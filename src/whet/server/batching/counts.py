@@ -13,7 +13,6 @@ class BatcherStats:
 
     Attributes:
         num_samples: Samples that ran.
-        num_batches: Batches that ran.
         batch_sizes: From a size to the number of batches of this size.
         mean_wait_ms: The mean time from a sample's arrival to the start of its batch, in milliseconds.
         longest_wait_ms: The longest such time, in milliseconds.
@@ -54,7 +53,6 @@ class Totals:
             self.batch_sizes[len(begun)] += 1
 
     def stats(self, num_waiting: int) -> BatcherStats:
-        """Return the statistics so far, with the number of samples that wait."""
         num_samples = sum(size * count for size, count in self.batch_sizes.items())
         return BatcherStats(
             num_samples=num_samples,

@@ -23,10 +23,9 @@ class Request:
     __slots__ = ("_error", "_loop", "_mail", "_num_left", "_results", "_taken_back", "is_over", "parts", "whole")
 
     def __init__(self, num_samples: int, mail: "LoopMail[Request]", taken_back: Callable[["Request"], None]) -> None:
-        """Make the parts. Call this in the loop.
+        """Make the parts, one at least. Call this in the loop.
 
         Args:
-            num_samples: How many samples the request has, at least one.
             mail: Brings the ended request to its loop, where `settle` is called.
             taken_back: Called once, in any thread, where the request fails or is cancelled before its end.
         """
@@ -101,16 +100,13 @@ class Part:
         return self._request.cancel()
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Return whether a result is still wanted."""
         return not self._request.is_over
 
     def set_result(self, result: Any) -> None:
-        """Give the result."""
         self._is_done = True
         self._request.put(self._place, result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Give what went wrong in place of a result."""
         self._is_done = True
         self._request.fail(exception)
 

@@ -12,15 +12,13 @@ class LoopMail(Generic[Item]):
 
     Waking a loop costs a system call, after which the loop's thread competes for the interpreter's lock. Once for each
     batch is much cheaper than once for each item.
+
+    Args:
+        give: Called in an item's loop with the item. It must not raise an exception.
+        lost: Called in place of `give`, on the worker's thread, where the loop is closed.
     """
 
     def __init__(self, give: Callable[[Item], None], lost: Callable[[Item], None]) -> None:
-        """Start with no items.
-
-        Args:
-            give: Called in an item's loop with the item. It must not raise an exception.
-            lost: Called in place of `give`, on the worker's thread, where the loop is closed.
-        """
         self._give, self._lost = give, lost
         self._waiting: dict[asyncio.AbstractEventLoop, list[Item]] = {}
 

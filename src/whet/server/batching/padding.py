@@ -28,7 +28,6 @@ class Sample:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def kind(self, length_dim: int | None) -> Kind:

@@ -24,10 +24,15 @@ class Inbox(Protocol[Work_co]):
 
 
 class Worker(Generic[Work]):
-    """Run one thread that takes work from an inbox when it is due, until it is stopped.
+    """Run one thread that takes work from an inbox when it is due, from `start` until it is stopped.
 
     Hold `changed` to change the inbox, and notify it if work may now be due earlier than before. The owner may also
     guard its own state with `changed`. A thread that holds the lock can take it again.
+
+    Args:
+        work: Does the work that was taken, on the thread and without the lock. It is called a last time after `stop`,
+            maybe with no work.
+        failed: Called on the thread with an exception that `work` raised. The thread continues.
     """
 
     def __init__(
@@ -39,21 +44,12 @@ class Worker(Generic[Work]):
         failed: Callable[[Exception], None],
         clock: Callable[[], float],
     ) -> None:
-        """Make the worker. Its thread begins with `start`.
-
-        Args:
-            work: Does the work that was taken, on the thread and without the lock. It is called a last time after
-                `stop`, maybe with no work.
-            failed: Called on the thread with an exception that `work` raised. The thread continues.
-            clock: Returns the time in seconds by which work becomes due.
-        """
         self.changed = threading.Condition()
         self.is_stopping = False
         self._inbox, self._work, self._failed, self._clock = inbox, work, failed, clock
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property

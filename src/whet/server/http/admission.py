@@ -31,7 +31,6 @@ class Read:
 
     Attributes:
         body: An instance of the requested kind. A large one has a short placeholder for its prompts.
-        prompts: Tokenises the prompts.
         answer: Returns the answer to POST /tokenize or /detokenize, as JSON.
     """
 
@@ -87,7 +86,6 @@ class Intake:
                 self._lifecycle.ended(process.cut)
 
     async def close(self) -> None:
-        """End the reading process."""
         await self._process.close()
 
     async def _done(self, body: Any, is_quick: bool, work: Callable[[Any], T]) -> T:

@@ -40,7 +40,6 @@ class Usage:
         self._num_generated = 0
 
     def add(self, choice: int, delta: Delta) -> None:
-        """Count the generated tokens of a delta, and note the prompt tokens that it reports."""
         prompt = choice // self._num_choices
         self._prompts[prompt] = delta.num_prompt_tokens
         self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached_tokens)
@@ -65,7 +64,6 @@ class Writer(ABC):
     Args:
         kind: The beginning of the answer's id.
         described: What the answer calls itself in its field `object`.
-        model: The name of the model in the answer.
     """
 
     def __init__(self, body: Sampling, kind: str, described: str, model: str) -> None:
@@ -96,7 +94,6 @@ class Writer(ABC):
         return {**self._head, "choices": [], "usage": self.usage.as_json()} if self._has_usage_chunk else None
 
     def whole(self) -> dict[str, Any]:
-        """Return the whole answer. Call it once every choice has ended."""
         return {**self._head, "choices": self.choices(), "usage": self.usage.as_json()}
 
 

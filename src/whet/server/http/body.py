@@ -16,10 +16,9 @@ _CLOSE = (b"connection", b"close")
 
 
 class Bodies:
-    """Count the bytes of all bodies that are being received, and limit their sum.
+    """Count the bytes of all bodies being received. Above a limit, the largest unfinished one is refused.
 
-    Above the limit, the largest unfinished body is refused. So many large bodies that never end cannot keep out a
-    small one.
+    So many large bodies that never end cannot keep out a small one.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -28,7 +27,6 @@ class Bodies:
 
     @property
     def num_bytes(self) -> int:
-        """Return the sum of the bytes of all bodies in memory."""
         return sum(self._held.values())
 
     def add(self, body: "Body", num_bytes: int) -> None:
@@ -59,12 +57,7 @@ class Body:
     An answer may be ready before the body has arrived: the body is too large, or the key is wrong. If the server closed
     the connection while the client still sends, TCP would reset it, and many clients would never read the answer. So
     the answer is sent first. Then the rest of the body is read and dropped, up to a limit. Only then does the answer
-    end.
-
-    Args:
-        receive: The connection's ASGI `receive`.
-        send: The connection's ASGI `send`.
-        timeout_s: A body that has not arrived completely after so many seconds is refused.
+    end. A body that has not arrived completely within `timeout_s` is refused.
     """
 
     def __init__(

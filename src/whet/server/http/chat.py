@@ -26,8 +26,6 @@ class _Choice:
 
 
 class ChatWriter(Writer):
-    """Write the answer to one chat request."""
-
     def __init__(self, body: ChatRequest, tokenizer: Tokenizer, model: str, tools: ToolUse | None = None) -> None:
         super().__init__(body, "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model)
         self._body = body
@@ -36,7 +34,6 @@ class ChatWriter(Writer):
         self._choices = [_Choice(parts=one) for one in parts]
 
     def add(self, choice: int, delta: Delta) -> list[dict[str, Any]]:
-        """See Writer."""
         state = self._choices[choice]
         self.usage.add(choice, delta)
         logprobs = None
@@ -52,7 +49,6 @@ class ChatWriter(Writer):
         return []
 
     def choices(self) -> list[dict[str, Any]]:
-        """See Writer."""
         choices = []
         for index, state in enumerate(self._choices):
             message = {"role": "assistant", "content": "".join(state.text), "refusal": None}

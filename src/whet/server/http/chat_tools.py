@@ -46,10 +46,7 @@ class Parts:
         return {"content": text or None, "refusal": None, "tool_calls": self.calls}
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return why the choice ended, in OpenAI's words.
-
-        `reason` says it in the engine's words; None while it goes on.
-        """
+        """Return why the choice ended in OpenAI's words, given it in the engine's; None while it goes on."""
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _argue(self, event: Arguments) -> dict[str, Any]:

@@ -21,10 +21,9 @@ class _Choice:
 
     Attributes:
         echoed: The prompt's text, if it is to be echoed and has not been sent yet; else empty.
-        logprobs: The writer of log-probabilities, or None if the request did not ask for them.
+        logprobs: None if the request did not ask for them.
         text: The pieces of text; unused in a stream.
         lists: The log-probabilities; unused in a stream.
-        finish_reason: Why the choice ended, or None while it runs.
     """
 
     prompt_ids: Sequence[int]
@@ -36,10 +35,7 @@ class _Choice:
 
 
 class CompletionWriter(Writer):
-    """Write the answer to one completion request.
-
-    `texts` has the text of each prompt, to be echoed and to count text offsets from.
-    """
+    """Write the answer to a request, given each prompt's text, to be echoed and to count text offsets from."""
 
     def __init__(
         self,
@@ -58,7 +54,6 @@ class CompletionWriter(Writer):
         ]
 
     def add(self, choice: int, delta: Delta) -> list[dict[str, Any]]:
-        """See Writer."""
         state = self._choices[choice]
         self.usage.add(choice, delta)
         text, state.echoed = state.echoed + delta.text, ""
@@ -75,7 +70,6 @@ class CompletionWriter(Writer):
         return []
 
     def choices(self) -> list[dict[str, Any]]:
-        """See Writer."""
         return [
             _choice(index, "".join(state.text), state.lists or None, state.finish_reason)
             for index, state in enumerate(self._choices)
@@ -90,7 +84,6 @@ class CompletionWriter(Writer):
 
 
 def completion_params(body: CompletionRequest, choice: int) -> SamplingParams:
-    """Return the sampling parameters of a choice."""
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else None
     return body.sampling_params(

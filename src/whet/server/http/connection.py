@@ -1,7 +1,6 @@
 """Handle one connection, with time limits and with JSON answers to bytes that are not valid HTTP.
 
-A client that sends half a request head, or does not read its answer, is disconnected after a timeout. Above the limit
-of connections, the listener closes the one that has been idle for longest.
+A client that sends half a request head, or does not read its answer, is disconnected after a timeout.
 
 Source: uvicorn's H11Protocol. Its own answer to invalid HTTP is plain text, and is lost if the client is still sending.
 """
@@ -43,19 +42,13 @@ class Connection(H11Protocol):
         return 1 if self.cycle.more_body and not self.cycle.response_started else 2
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the keep-alive timer as soon as a client connects. See asyncio.Protocol.
-
-        So a client that never sends a request is disconnected too.
-        """
+        """Start the keep-alive timer at once, so that a client that never sends a request is disconnected too."""
         super().connection_made(transport)
         transport.max_size = _MOST_READ  # type: ignore[attr-defined]  # asyncio's own name for it
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. Read large data in pieces, so that other connections are served in between.
-
-        A TLS connection delivers up to 256 KiB at once.
-        """
+        """Read data in pieces, so that others are served meanwhile: TLS delivers up to 256 KiB at once."""
         is_reading = bool(self._unread)
         self._unread += data
         if not is_reading:
@@ -100,26 +93,23 @@ class Connection(H11Protocol):
         self._refuse(_refusal(sys.exception()))
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol. The client does not read: start the timer after which the connection is aborted."""
+        """Start the timer after which the connection is aborted, as the client does not read."""
         super().pause_writing()
         if self._write is None:
             self._write = self.loop.call_later(self._settings.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
         super().resume_writing()
         _cancel(self._write)
         self._write = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         super().connection_lost(exc)
         self._unread.clear()
         _cancel(self._head)
         _cancel(self._write)
 
     def on_response_complete(self) -> None:
-        """Note the time at which the answer ended. uvicorn calls this."""
         self.since_s = self.loop.time()
         super().on_response_complete()
 

@@ -32,7 +32,6 @@ _EACH = 16  # characters that take as long as what is done for a text of any len
 
 
 def encoder_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
-    """Return the routes of text encoders."""
     router = APIRouter(responses=documented.ERRORS)
 
     @router.post("/v1/embeddings", **documented.exchange(EmbeddingRequest, documented.Embeddings))
@@ -156,10 +155,7 @@ async def _scored(
 
 
 def _cut_to(encoder: TextEncoder, asked: int | None) -> int | None:
-    """Return to how many tokens longer texts are cut, or None if they are refused.
-
-    `asked` is what the request says; -1 stands for what the model takes.
-    """
+    """Return to how many tokens longer texts are cut; None if they are refused. -1 asks for what the model takes."""
     if asked is None:
         return None
     if asked > encoder.max_tokens:

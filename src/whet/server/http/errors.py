@@ -33,10 +33,7 @@ INFERENCE = "/v2"  # where the paths of the Open Inference Protocol begin
 class ApiError(HTTPException):
     """Signal a request that failed, to be answered in OpenAI's form.
 
-    Args:
-        message: What is wrong, and what to do.
-        param: The field of the request that is wrong.
-        code: A fixed word that programs can test for.
+    `param` is the field of the request that is wrong; `code` is a fixed word that programs can test for.
     """
 
     def __init__(
@@ -136,7 +133,6 @@ def _named(request: Request, error: HTTPException) -> ApiError:
 
 
 def of_validation(error: ValidationError) -> ApiError:
-    """Return the error for a body that pydantic refused."""
     return of_field(error.errors(include_url=False, include_input=False))
 
 

@@ -33,7 +33,6 @@ class Generation:
         """Submit all choices to the engine, or none.
 
         Args:
-            choices: The tokens of the prompt and the sampling parameters of each choice.
             slots: At least one reservation for each choice. Used ones are removed from the list.
             **common: Arguments of `Engine.submit` that all choices have in common.
 
@@ -78,7 +77,6 @@ class Generation:
                     raise error
 
     def close(self) -> None:
-        """Abort the choices that have not ended."""
         self._lifecycle.ended(self.cut)
         for request_id in self._open.values():
             self._engine.abort(request_id)

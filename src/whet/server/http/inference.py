@@ -66,7 +66,6 @@ async def worked(request: Request, lifecycle: Lifecycle, work: Coroutine[Any, An
 
 
 def inference_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
-    """Return the routes of the protocol."""
     router = APIRouter(responses=documented.INFERENCE_ERRORS)
 
     @router.get("/v2", responses=documented.answers(documented.ServerMetadata))
@@ -170,8 +169,7 @@ async def _answered(artefact: ServedArtefact, asked: Inference) -> Response:
 def model_errors(artefact: ServedArtefact) -> Iterator[None]:
     """Raise what goes wrong in a model as ApiError.
 
-    That is 400 where it does not take these values or sizes, 429 where too many samples wait, 500 where it fails, 503
-    where the server ends.
+    It is 400 for values or sizes that it does not take, 429 where too many wait, 500 where it fails, 503 at a shutdown.
     """
     try:
         with as_api_errors():

@@ -1,7 +1,4 @@
-"""Track whether a server takes requests, and shut it down.
-
-On shutdown, running requests get some time to finish. Then they are ended with an error.
-"""
+"""Track whether a server takes requests, and shut it down."""
 
 import asyncio
 from collections.abc import Callable, Iterator

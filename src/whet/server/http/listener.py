@@ -27,16 +27,8 @@ _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 class Listener:
     """Accept the connections to a listening socket. Use it on the event loop only.
 
-    Above the limit, the connection that has been idle for longest is closed. If all are being served, the new one is
-    answered with 503. A connection in its TLS handshake counts as idle.
-
-    Args:
-        listening: The socket, bound and listening.
-        make: Returns a new Connection.
-        connections: The open connections. uvicorn keeps this set up to date.
-        most: How many connections may be open at once.
-        tls: The certificate and key for HTTPS. None for HTTP.
-        handshake_s: How long a TLS handshake may take.
+    Above `most`, the connection that has been idle for longest is closed. If all are being served, the new one is
+    answered with 503. A connection in its TLS handshake counts as idle. uvicorn keeps `connections` up to date.
     """
 
     def __init__(

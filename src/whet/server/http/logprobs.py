@@ -10,10 +10,7 @@ _LEAST = -9999.0  # JSON has no minus infinity
 
 
 class CompletionLogprobs:
-    """Write the log-probabilities of one choice of /v1/completions, as four lists. It keeps the current text offset.
-
-    `offset` is that of the first token.
-    """
+    """Write the log-probabilities of a choice of /v1/completions as four lists, with text offsets from `offset` on."""
 
     def __init__(self, tokenizer: Tokenizer, offset: int = 0) -> None:
         self._tokenizer = tokenizer

@@ -51,7 +51,6 @@ class Metrics:
     """Collect the counts and times of all models of a server, in a registry of its own."""
 
     def __init__(self, engines: Mapping[str, Engine], artefacts: Mapping[str, ServedArtefact]) -> None:
-        """Make the metrics of engines and artefacts, by the names that the metrics have for them."""
         self._engines, self._artefacts = engines, artefacts
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)  # any object with a method `collect` is a collector
@@ -111,14 +110,11 @@ class _EngineTimes:
     queue: Histogram
 
     def first_token(self, seconds: float) -> None:
-        """See the engine's Observer."""
         self.first.observe(seconds)
 
     def inter_token(self, seconds: float) -> None:
-        """See the engine's Observer."""
         self.inter.observe(seconds)
 
     def finished(self, e2e_s: float, queue_s: float, reason: FinishReason) -> None:
-        """See the engine's Observer."""
         self.e2e.observe(e2e_s)
         self.queue.observe(queue_s)

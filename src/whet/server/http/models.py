@@ -16,7 +16,6 @@ class Models:
 
     Attributes:
         engines: By the names that requests may call each by; the first is what answers call it.
-        artefacts: By name.
         encoders: The text encoders among the artefacts, by name; for others, why they are none.
     """
 
@@ -26,12 +25,10 @@ class Models:
 
     @property
     def names_of_engines(self) -> list[str]:
-        """Return every name that a request may call an engine by."""
         return [name for names in self.engines for name in names]
 
     @property
     def names(self) -> list[str]:
-        """Return every name that a request may call a model by."""
         return [*self.names_of_engines, *self.artefacts]
 
     def artefact(self, name: str) -> ServedArtefact:

@@ -13,10 +13,7 @@ _FIRST = "index.html"
 
 
 def page_routes() -> APIRouter:
-    """Return the routes of the page. They serve the files of its folder, the chart scripts and the shared style.
-
-    The files are read once, at the start. No path outside them can be reached.
-    """
+    """Return the routes of the page's files, which are read once, at the start. No path outside them can be reached."""
     router = APIRouter(include_in_schema=False)
     content = page_files("whet.server")
 

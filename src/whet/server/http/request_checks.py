@@ -34,7 +34,6 @@ class RequestChecks:
         self._bodies = Bodies(settings.max_pending_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with an error, or pass it on to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -52,7 +52,6 @@ class Prompts:
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
-    """Return the error (404) for a model that is not served."""
     said = f"there is no model {name!r} here; use one of: {', '.join(names)}"
     return ApiError(404, said, param="model", code="model_not_found")
 
@@ -101,16 +100,10 @@ def _too_deep() -> ApiError:
 
 
 class Readers:
-    """Reads the bodies of requests to several language models.
-
-    Every method raises ApiError where the request cannot be served.
-    """
+    """Reads requests' bodies for several language models. Every method raises ApiError where one cannot be served."""
 
     def __init__(self, models: Sequence[tuple[Tokenizer, Served]], artefacts: Sequence[str] = ()) -> None:
-        """Make the readers of the language models.
-
-        `artefacts` are the names of models beside them, which make no text.
-        """
+        """Make the readers; `artefacts` are the names of other models, which make no text."""
         self._readers = [(served, Reader(tokenizer, served)) for tokenizer, served in models]
         self._artefacts = tuple(artefacts)
 

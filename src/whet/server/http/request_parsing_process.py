@@ -1,7 +1,6 @@
 """Read large bodies in a separate process. This module holds both its ends.
 
-The process runs `python -m whet.server.http.request_parsing_process` at a lower priority than the server, and
-reads one body at a time. Messages are those of whet.server.isolated_process.
+The process runs this module at a lower priority than the server. Messages are those of whet.server.isolated_process.
 """
 
 import array

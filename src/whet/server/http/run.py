@@ -28,9 +28,7 @@ _SWITCH_S = 0.0002  # how long a thread may keep Python's lock while another one
 
 
 class HttpServer(AsgiServer):
-    """Serve an engine, or several models, on a bound socket.
-
-    At the end it drains: requests that run are answered. A second signal ends the server at once.
+    """Serve an engine, or several models, on a bound socket. At the end, requests that run are answered.
 
     Raises:
         OptionError: Another process has begun to listen on the port in the meantime.
@@ -53,7 +51,6 @@ class HttpServer(AsgiServer):
 
     @property
     def url(self) -> str:
-        """Return the URL of the server."""
         return http_url(self.host, self.port, is_tls=bool(self._settings.ssl_certfile))
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
@@ -62,8 +59,6 @@ class HttpServer(AsgiServer):
         Call it in the main thread only. It shortens the time for which a thread of this process may keep Python's lock.
         A step of the engine releases the lock dozens of times; with Python's default, it could wait 5 ms each time
         while a large answer is written.
-
-        `on_ready` is called once the server takes requests.
         """
         sys.setswitchinterval(_SWITCH_S)
         self._is_alone = True
@@ -92,10 +87,7 @@ class HttpServer(AsgiServer):
 
 
 class _Server(UvicornWithoutSignals):
-    """Run uvicorn with our own Listener.
-
-    asyncio's own listener logs a thousand tracebacks when file descriptors run out.
-    """
+    """Run uvicorn with our own Listener: asyncio's logs a thousand tracebacks when file descriptors run out."""
 
     def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
         super().__init__(config)

@@ -111,11 +111,10 @@ class ModelService:
         return generation
 
     async def _compile(self, body: Sampling, structure: OutputConstraint | None) -> Guide | None:
-        """Return the compiled structure of a request's answers, if any.
+        """Return the compiled structure of a request's answers, if any, while others have their turn on the event loop.
 
-        Others have their turn on the event loop meanwhile.
-
-        Raises ApiError (400) where it cannot be enforced, in the name of the field that asks for it.
+        Raises:
+            ApiError: 400 where it cannot be enforced, in the name of the field that asks for it.
         """
         if structure is None:
             return None

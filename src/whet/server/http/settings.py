@@ -28,7 +28,6 @@ class Settings:
         max_pending_bytes: The limit of all bodies together that are being received.
         max_connections: How many connections may be open at once; fewer if the limit of open files is lower.
         head_timeout_s: How long a request's head may take, from its first byte to its last.
-        body_timeout_s: How long a request's body may take.
         write_timeout_s: A client that reads nothing of its answer for so long is disconnected.
         ssl_certfile: The PEM file of the certificate. With it the server speaks HTTPS.
         ssl_keyfile: The PEM file of the private key, if `ssl_certfile` does not contain it.

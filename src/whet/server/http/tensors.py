@@ -79,11 +79,10 @@ class InferenceRequest(_Part):
 
 @dataclass(frozen=True)
 class Inference:
-    """Hold a request that was read.
+    """Hold a request that was read, with its tensors in the order of the model's inputs.
 
     Attributes:
         id: The request's own name, which the answer repeats.
-        tensors: The inputs, in the order of the model's.
         wishes: From each output that is asked for to whether it is to be bytes.
     """
 
@@ -95,11 +94,7 @@ class Inference:
 def read_inference(
     content: bytes, header_length: str | None, inputs: Sequence[TensorSpec], outputs: Sequence[str]
 ) -> Inference:
-    """Read the body of a request.
-
-    Args:
-        header_length: The header of that name: bytes of the JSON, where others follow it.
-        outputs: The names of what it returns.
+    """Read the body of a request. The header `header_length` says how many of its bytes are JSON; without it, all are.
 
     Raises:
         ApiError: 400, with what is wrong; 413 where the JSON holds too many values.
@@ -289,9 +284,7 @@ async def write_inference(
 ) -> tuple[bytes, int | None]:
     """Return the body of an answer, and the bytes of its JSON where others follow it.
 
-    Args:
-        head: The answer's fields beside `outputs`.
-        wishes: The outputs to be sent, and whether as bytes.
+    `head` has the fields beside `outputs`, and `wishes` the outputs to be sent, and whether as bytes.
 
     Raises:
         ApiError: 400 where a value cannot be written as JSON.

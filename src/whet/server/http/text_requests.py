@@ -54,7 +54,6 @@ class EmbeddingRequest(_TextRequest):
 
     @property
     def texts(self) -> list[str | list[int]]:
-        """Return the inputs as a list."""
         return several(self.input)
 
 

@@ -7,12 +7,9 @@ from whet.errors import OptionError
 
 
 def tls_context(certfile: str, keyfile: str, password: str) -> ssl.SSLContext:
-    """Read a certificate with its chain and its private key.
+    """Read a certificate with its chain and its private key, as PEM files.
 
-    Args:
-        certfile: A PEM file with the certificate and its chain, if there is one.
-        keyfile: A PEM file with the private key; "" if `certfile` contains it.
-        password: The password of an encrypted key; "" if the key is not encrypted.
+    `keyfile` is "" if `certfile` contains the key, and `password` is "" if the key is not encrypted.
 
     Raises:
         OptionError: A file cannot be read or holds something else, the key belongs to another certificate, or its
@@ -38,7 +35,6 @@ def tls_context(certfile: str, keyfile: str, password: str) -> ssl.SSLContext:
 
 
 def _check_pem(path: str, option: str, words: str, what: str) -> None:
-    """Check that a file can be read and holds a PEM block of one kind."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:

@@ -123,7 +123,6 @@ class ToolUse:
     several: bool
 
     def parser(self) -> ToolParser:
-        """Return the parser of one answer."""
         return ToolParser(self.form, self.functions.keys(), several=self.several)
 
     def params(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:

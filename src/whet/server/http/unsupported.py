@@ -126,9 +126,7 @@ _INSTEAD = {
 
 
 def check_supported(fields: object, refused: Neutral) -> None:
-    """Check that no field asks for something that this server does not support.
-
-    `fields` is the JSON body, or a part of it.
+    """Check that no field of a body, or of a part of one, asks for something that this server does not support.
 
     Raises:
         PydanticCustomError: A field does. The error's type is the name of the field.

@@ -32,11 +32,9 @@ def poisson(
     """Draw the arrivals of a Poisson process. The gaps have an exponential distribution of mean 1 / rate seconds.
 
     Args:
-        rate: The mean number of requests per second.
         num_requests: The most requests; None for no limit.
         duration_s: No request arrives after so many seconds; None for no limit. At least one limit is needed.
         input_len: The range of prompt lengths in tokens, ends included. Lengths are drawn uniformly.
-        output_len: The same for outputs.
 
     Raises:
         OptionError: No request arrives in that time, or more than a million.
@@ -77,12 +75,8 @@ def fit_lengths(
 ) -> Fitted:
     """Multiply all lengths by one factor, so that their distribution keeps its shape, and cut those still too long.
 
-    Every request keeps at least one token of prompt and one of output.
-
-    Args:
-        max_input: The most tokens of a prompt; None for no limit.
-        max_output: The most tokens of an output; None for no limit.
-        max_model_len: The most tokens of both together; None for no limit.
+    Every request keeps at least one token of prompt and one of output. `max_model_len` limits both together. None
+    stands for no limit.
 
     Raises:
         OptionError: The model has no room for two tokens.
@@ -134,12 +128,9 @@ def offered_rate(arrivals: Sequence[Arrival]) -> float:
 def at_rate(
     arrivals: Sequence[Arrival], rate: float, *, num_requests: int | None, duration_s: float | None
 ) -> tuple[list[Arrival], float]:
-    """Take the first requests of a trace, and stretch their gaps so that they arrive at a rate.
-
-    Return the factor too, by which their gaps were multiplied.
+    """Take a trace's first requests, stretch their gaps so that `rate` arrive per second, and return the factor too.
 
     Args:
-        rate: The requests per second.
         num_requests: How many to take; None for all.
         duration_s: Take no more than arrive within so many seconds at this rate; None for no limit.
     """

@@ -53,9 +53,7 @@ def bench_serve(
 
     Args:
         target: A server's address; or a model directory or built-in model, for which `whet serve` is started.
-        options: The requests to send.
         serve_options: Command-line options of `whet serve`, if it is started.
-        api_key: The server's API key.
         on_busy: What to do if other processes disturb the measurement: "wait", "inconclusive" or "go-on".
         busy_wait_s: The longest total wait, in seconds.
         patience: Replaces the two options above, for callers that show the waiting.
@@ -63,8 +61,7 @@ def bench_serve(
         on_stage: Called with a text at the beginning of each stage.
 
     Returns:
-        The load test. If the machine was busy, its report says so. After Ctrl-C, it covers the requests sent until
-        then.
+        The load test. If the machine was busy, the report says so. After Ctrl-C, it covers the requests sent so far.
 
     Raises:
         TargetError: The server cannot be started, reached or used.

@@ -60,9 +60,7 @@ async def run(
 ) -> tuple[Report, list[Record]]:
     """Put a server under load. After Ctrl-C during the replay, the report covers the requests sent until then.
 
-    Args:
-        on_progress: Called during the replay with the number of ended requests, and the number of all.
-        on_stage: Called with a text at the beginning of each stage.
+    `on_stage` is called with a text at the beginning of each stage, and `on_progress` during the replay.
 
     Raises:
         TargetError: The server cannot be reached or used.
@@ -178,7 +176,6 @@ def _report(
 
 
 def _notes(options: Options, facts: ServerFacts, plan: _Plan, done: Replay, figures: Figures) -> Iterator[str]:
-    """Yield notes that a reader needs to interpret the figures."""
     if done.is_interrupted:
         yield f"ended early: {len(done.records)} of {len(plan.fitted.arrivals)} requests had been sent"
     if options.max_in_flight is not None:

@@ -17,10 +17,7 @@ _COUNTED = 0.8  # the share of the burst's output that is counted: at the end, t
 
 @dataclass(frozen=True)
 class Capacity:
-    """Hold the capacity of a server.
-
-    `num_requests` counts the answered requests of the burst; `seconds` is the time of its counted part.
-    """
+    """Hold a server's capacity. `num_requests` were answered in the burst, whose counted part took `seconds`."""
 
     requests_per_s: float
     output_tokens_per_s: float

@@ -84,10 +84,7 @@ class CompletionClient:
             raise TargetError(f"cannot reach {self.url}: {reason(error)}; is a server running there?") from error
 
     async def ask_once(self, token_ids: Sequence[int]) -> tuple[int, str]:
-        """Ask for one token after a prompt, not streamed.
-
-        Return the status, and the server's message unless the status is 200.
-        """
+        """Ask for one token, not streamed, and return the status, and the server's message unless the status is 200."""
         body = {"model": self.model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0}
         status, content = await self.ask("/v1/completions", json.dumps(body).encode())
         return status, "" if status == 200 else message_of(content)

@@ -25,10 +25,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Count the requests that met every limit.
-
-    `share` is their share of all requests that were sent, including failed ones, 0 to 1.
-    """
+    """Count the requests that met every limit. `share` (0 to 1) is of all that were sent, including failed ones."""
 
     share: float
     requests_per_s: float
@@ -54,7 +51,6 @@ class Figures:
         num_refused: Requests that were refused with status 429. They are also in `failures`.
         num_short: Requests answered with fewer tokens than asked for.
         num_by_chunks: Answers whose chunks were counted as tokens, since the server gave no usage.
-        num_chunks: The chunks of all answers.
     """
 
     num_requests: int
@@ -80,7 +76,6 @@ class Figures:
 
 
 def figures_of(records: Sequence[Record], slo: Slo | None = None) -> Figures:
-    """Summarise a replay. Without limits (`slo`), the goodput is None."""
     answered = [record for record in records if record.is_answered and record.token_s]
     failures = Counter(record.failure for record in records if record.failure)
     duration_s = _duration_s(records, answered)
@@ -115,10 +110,7 @@ def figures_of(records: Sequence[Record], slo: Slo | None = None) -> Figures:
 
 
 def percentiles(samples_s: Sequence[float | None]) -> Percentiles | None:
-    """Return percentiles in milliseconds of times in seconds, interpolated linearly.
-
-    None values are not counted. Without values, return None.
-    """
+    """Return percentiles in ms of times in s, interpolated linearly. Nones do not count; without times, None."""
     known = np.asarray([sample for sample in samples_s if sample is not None], dtype=float) * 1e3
     if not known.size:
         return None
@@ -147,14 +139,12 @@ def _goodput(records: Sequence[Record], slo: Slo | None, duration_s: float) -> G
 
 
 def _meets(record: Record, slo: Slo) -> bool:
-    """Return whether a request was answered within every limit."""
     if not record.is_answered or record.e2e_s is None:
         return False
     return slo.is_met(ttft_s=record.ttft_s, tpot_s=record.tpot_s, e2e_s=record.e2e_s)
 
 
 def _details(records: Sequence[Record]) -> dict[str, str]:
-    """Return the message of the first failure of each kind."""
     details: dict[str, str] = {}
     for record in records:
         if record.failure and record.detail:

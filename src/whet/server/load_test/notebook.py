@@ -6,7 +6,6 @@ from whet.ui import html_tables
 
 
 def report_html(report: Report) -> str:
-    """Return what was sent, the latencies as a table, and the throughput."""
     busy = f"The machine was busy: {report.busy}. These figures cannot be trusted." if report.busy else ""
     return html_tables.block(
         html_tables.paragraph(f"{report.model} at {report.url}", is_strong=True),

@@ -26,7 +26,6 @@ class Answer:
     Attributes:
         token_s: When each chunk with tokens arrived.
         num_output: The number of tokens in the server's `usage`, else the number of chunks.
-        has_usage: Whether the server sent `usage`.
         failure: The kind of failure, or "".
     """
 
@@ -40,9 +39,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Hold one request of a replay. Times are in seconds since the replay began.
-
-    See Answer for the fields of the same names.
+    """Hold one request of a replay, with times in seconds since it began. See Answer for the fields of the same names.
 
     Attributes:
         start_s: The time from which latencies are counted. In an open loop, this is the planned time, so that a late
@@ -60,7 +57,6 @@ class Record:
 
     @property
     def is_answered(self) -> bool:
-        """Return whether the request was answered without failure."""
         return not self.failure
 
     @property

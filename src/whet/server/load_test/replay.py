@@ -32,11 +32,9 @@ class Server(Protocol):
 
 @dataclass
 class Replay:
-    """Hold the outcome of a replay.
+    """Hold the outcome of a replay, with the requests in the order of their planned times.
 
-    Attributes:
-        records: The requests in the order of their planned times.
-        is_interrupted: Whether Ctrl-C ended it before all requests were sent and answered.
+    `is_interrupted` says whether Ctrl-C ended it before all requests were sent and answered.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -58,7 +56,6 @@ async def replay(
         arrivals: The requests, in the order of their times.
         max_in_flight: The most requests at the same time; others wait in order. The loop is then no longer open.
         time_limit_s: How many seconds to wait for answers after the last request was due. Others are then ended.
-        on_progress: Called whenever a request has ended.
     """
     start_s = clock() + _LEAD_S
     turn = nullcontext() if max_in_flight is None else asyncio.Semaphore(max_in_flight)
@@ -97,7 +94,6 @@ async def replay(
 
 
 def _record(arrival: Arrival, answer: Answer, began_s: float, *, is_capped: bool) -> Record:
-    """Return the record of a request that was answered, or failed, in a replay that began at `began_s`."""
     sent_s = answer.sent_s - began_s
     return Record(
         arrival,

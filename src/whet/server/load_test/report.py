@@ -20,23 +20,16 @@ REPORT, REQUESTS = "report.json", "requests.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Shown):
-    """Hold the report of one benchmark. None means "not asked for" or "not known".
+    """Hold one benchmark's report; see Options for fields of the same names. None means "not asked for" or "not known".
 
     Attributes:
         max_model_len: The most tokens of a request, as the server states it.
         source: The name of the trace, or the rate.
-        seed: The seed of prompts and random arrivals.
         started_at: When the replay began, as an ISO date and time in UTC.
         offered_per_s: Requests per second that were to be sent.
         load: `offered_per_s` as a share of the measured capacity.
-        capacity: What the calibration measured.
-        length_scale: The factor of the trace's lengths.
-        time_scale: The factor of the trace's gaps.
         num_planned: Requests that were to be sent.
         num_cut: Requests that were cut to fit the server.
-        max_in_flight: The most requests at the same time.
-        shared_prefix: How many first tokens all prompts share.
-        slo: The limits for goodput.
         prefix_hit_rate: The share of looked-up prompt tokens that were found in the server's cache, 0 to 1.
         is_partial: Whether it was ended before all requests were sent and answered.
         busy: What disturbed the replay, or "" on a quiet machine. A server on the same machine is no disturbance.

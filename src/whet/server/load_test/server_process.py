@@ -37,11 +37,7 @@ def started_server(
     api_key: str | None = None,
     command: Sequence[str] = WHET_SERVE,
 ) -> Iterator[str]:
-    """Start a server for a model directory, yield its address once it takes requests, and end it afterwards.
-
-    Args:
-        options: Command-line options of `whet serve`.
-        api_key: The API key that the server is to require.
+    """Start `whet serve` for a model directory, yield its address once it takes requests, and end it afterwards.
 
     Raises:
         TargetError: The server does not start. The error holds the last line of its output.

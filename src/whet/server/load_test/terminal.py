@@ -16,7 +16,6 @@ LATENCIES = ("P50", "P90", "P99", "mean", "longest", "samples")
 
 
 def show_report(console: Console, report: Report) -> None:
-    """Show the sent requests, a table of latencies, and the other figures, one a line."""
     console.print()
     console.print(Text.assemble(("whet bench-serve  ", "bold"), report.model, ("  at ", "dim"), report.url))
     console.print(Text(sent(report)))

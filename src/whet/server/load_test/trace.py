@@ -31,10 +31,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Trace:
-    """Hold requests in the order of their times. The first arrives at 0 s.
-
-    `was_sorted` says whether the file had them in this order.
-    """
+    """Hold requests in the order of their times, the first at 0 s. `was_sorted` says whether the file had them so."""
 
     arrivals: tuple[Arrival, ...]
     was_sorted: bool = True

@@ -1,7 +1,6 @@
 """Describe the values that a JSON schema allows as alternatives, each of one JSON type, and intersect them.
 
-A child (an item, a property's value) is a tuple of places of schemas that hold together: a Children. The empty tuple
-allows any value.
+A child (an item, a property's value) is a tuple of places of schemas that hold together; () allows any value.
 """
 
 import math
@@ -41,11 +40,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """Describe texts of so many characters that match all patterns and formats.
+    """Describe texts of `least` to `most` characters (None for no bound) that match all patterns and formats.
 
     Attributes:
-        least: The fewest characters.
-        most: The most characters; None for no bound.
         patterns: Regular expressions that must match somewhere in a text.
         formats: Names of formats that llguidance knows.
         values: The only texts that are allowed; None for all.
@@ -62,14 +59,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Array:
-    """Describe lists: items by their place first, then any number of others.
+    """Describe lists of `least` to `most` items (None for no bound): items by their place, then any number of others.
 
-    Attributes:
-        least: The fewest items.
-        most: The most items; None for no bound.
-        first: The schemas of the first items.
-        others: The schemas of further items; None for no further items.
-        is_unique: Whether no two items are equal.
+    `others` is None where there are no items beyond `first`.
     """
 
     least: int = 0
@@ -85,13 +77,10 @@ class Array:
 
 @dataclass(frozen=True)
 class Object:
-    """Describe objects: properties by their names, by patterns of names, and others.
+    """Describe objects of `least` to `most` properties (None for no bound): by names, by patterns of names, and others.
 
     Attributes:
-        least: The fewest properties.
-        most: The most properties; None for no bound.
         named: The schemas of properties by name; None where the name is not allowed.
-        required: Names that must be there.
         patterns: The schemas of properties whose name matches a pattern, and none of `named`.
         others: The schemas of all other properties; None for none.
         names: What the names of all properties must match.
@@ -120,10 +109,7 @@ KINDS = ("null", "boolean", "boolean", "number", "string", "array", "object")  #
 
 
 class Intersecting:
-    """Intersects forms, and counts how often. It gives up on schemas that take too much work.
-
-    `matches` returns whether a pattern of names matches a name.
-    """
+    """Intersects forms, and gives up after too much work. `matches` returns whether a pattern matches a name."""
 
     def __init__(self, matches: Callable[[str, str], bool]) -> None:
         self._matches = matches

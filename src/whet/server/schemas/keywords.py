@@ -44,8 +44,6 @@ Children = Callable[[Any], Child | None]  # the schemas that a subschema stands 
 def own_forms(schema: Mapping[str, Any], child: Children) -> tuple[Form, ...]:
     """Return what the keywords that concern one type allow: all but $ref, allOf, anyOf, enum and their kin.
 
-    `child` returns a subschema as a child.
-
     Raises:
         SchemaRefused: A keyword has a wrong value, or cannot be enforced.
     """

@@ -26,9 +26,7 @@ _UNKNOWN = frozenset(
 def negated(reader: "Reader", schema: Any, keyword: str, depth: int = 0) -> tuple[Form, ...]:
     """Return forms of values that a schema does not allow.
 
-    Args:
-        keyword: What asks for it, for the message.
-        depth: How many schemas lie around this one.
+    `keyword` is what asks for it, for messages; `depth` counts the schemas around this one.
 
     Raises:
         SchemaRefused: The opposite cannot be enforced.

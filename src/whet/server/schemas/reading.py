@@ -176,7 +176,6 @@ class Reader:
         return joined(found)
 
     def _one_of(self, schemas: Sequence[Any]) -> tuple[Form, ...]:
-        """Return what exactly one of several schemas allows."""
         each = [self.of(one) for one in schemas]
         found = []
         for place, forms in enumerate(each):

@@ -21,11 +21,9 @@ _MOST_CHILDREN = 10_000
 
 
 def grammar(schema: Any, whitespace: str) -> str:
-    """Return the grammar of the JSON that is valid by a schema.
+    """Return the grammar of the JSON that is valid by a schema, given as json.loads returns it.
 
-    Args:
-        schema: The schema, as json.loads returns it.
-        whitespace: The regular expression of the whitespace between the parts of JSON; "" for none.
+    `whitespace` is the regular expression of the whitespace between the parts of JSON; "" for none.
 
     Raises:
         SchemaRefused: It cannot be enforced.
@@ -235,13 +233,9 @@ def inner(form: Form) -> Iterator[Child]:
 
 
 def _more(value: str, least: int, most: int | None, num_before: int) -> str:
-    """Return the body of further values, each after a comma.
+    """Return the body of `least` or more further values, each after a comma.
 
-    Args:
-        value: The rule of a value.
-        least: The fewest of them.
-        most: The most values in all; None for no bound.
-        num_before: How many values come before them.
+    `most` (None for no bound) counts the `num_before` values before them too.
     """
     if most is None:
         return f'("," {value}){{{max(0, least)},}}'

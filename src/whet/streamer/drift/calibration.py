@@ -44,13 +44,12 @@ def calibrate(
 
     A stream that shows its input some frames late is as faithful as can be, and yet each measure moves with the
     footage. A moving-block bootstrap makes streams of such pairs, in which all measures of a frame stay together. The
-    threshold is what the largest of all changes, each in units of its own scatter, exceeds in 1 % of those streams.
+    threshold is what the largest of all changes, each in units of its own scatter, exceeds in the share `alarms` of
+    those streams.
 
     Args:
         frames: Successive frames of the input, in the convention of `whet.measure.frames`.
         num_frames: The length of the stream that will be judged.
-        late: By how many frames the pairs are late.
-        alarms: The rate of false alarms, over all measures together.
 
     Raises:
         TargetError: There are fewer than 60 frames after the late ones.

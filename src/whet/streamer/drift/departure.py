@@ -1,8 +1,7 @@
 """Compare a stream with what its model makes of single frames, so that a departure shows from the first frame on.
 
-A model that is given one frame alone, after a restart, has had no time to drift. What it makes of the frame differs
-from the input by the model's style alone, which is no drift. What the stream makes of the same frame later should be
-alike.
+A model that is given one frame alone, after a restart, has had no time to drift: what it makes of the frame differs
+from the input by the model's style alone. What the stream makes of the same frame later should be alike.
 """
 
 import math
@@ -30,8 +29,7 @@ class Departure:
     """Say how a measure departs from what the model makes of single frames.
 
     Attributes:
-        from_frame: The first frame at which it was seen.
-        size: The median departure from there on, with its sign: a distance, or the logarithm of a factor.
+        size: The median departure from `from_frame` on, with its sign: a distance, or the logarithm of a factor.
         limit: The largest that would be no drift.
     """
 

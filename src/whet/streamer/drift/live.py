@@ -34,10 +34,7 @@ class Moved:
 class LiveDrift:
     """Compare the newest answers of a stream with its first ones, each beside its input.
 
-    `add` is called in one thread; `restart` and `figures` in any.
-
-    Args:
-        clock: Returns the time in seconds.
+    `add` is called in one thread; `restart` and `figures` in any. `clock` returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -17,7 +17,6 @@ class Measure:
     Attributes:
         name: Its key in reports.
         title: Its name on the page.
-        meaning: What it compares, in one sentence.
         is_ratio: Whether it is a ratio to the input, so that its changes are factors. Logarithms are compared then.
         least: The smallest change that counts, which rounding to 8 bits could explain: a difference, or for a ratio
             the logarithm of a factor.

@@ -38,13 +38,7 @@ _FLAT = 1e-6  # a standard deviation or a sharpness below this has no ratio
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """Hold one place of the film strip.
-
-    Attributes:
-        index: The number of the frame, from 0.
-        output: The output, uint8 [H, W, 3], reduced to at most 96 pixels a side.
-        reference: The input, likewise.
-    """
+    """Hold a place of the film strip: output and input, uint8 [H, W, 3], reduced to at most 96 pixels a side."""
 
     index: int
     output: npt.NDArray[np.uint8]
@@ -77,7 +71,6 @@ class Series:
 
     @property
     def num_frames(self) -> int:
-        """Return the number of pairs."""
         return len(self.moved)
 
 
@@ -201,10 +194,7 @@ class DriftMeter:
 def appearance(made: Array, shown: Array, colours: tuple[Array, Array]) -> dict[str, float]:
     """Return the measures of `MEASURES` that one pair shows by itself; NaN for ratios to a flat input.
 
-    Args:
-        made: The output, float64 [H, W, C].
-        shown: The input, likewise.
-        colours: The histograms of both.
+    `made` is the output and `shown` the input, float64 [H, W, C]; `colours` are their histograms.
     """
     return {
         "colour": distance(*colours),
@@ -214,11 +204,7 @@ def appearance(made: Array, shown: Array, colours: tuple[Array, Array]) -> dict[
 
 
 def fitted(frame: Array, shape: tuple[int, ...]) -> Array:
-    """Return a frame, float64 [H, W, C], with the size and the channels of a shape.
-
-    The size is changed by linear interpolation with antialiasing. A grey frame is shown in all channels, and a coloured
-    one becomes grey by the mean of its channels.
-    """
+    """Return a frame, float64 [H, W, C], resized linearly with antialiasing; other channels are the mean of its own."""
     height, width, channels = shape
     if frame.shape[2] != channels:
         frame = np.repeat(frame.mean(axis=2, keepdims=True), channels, axis=2)

@@ -40,8 +40,6 @@ class Chart:
         raw: The path of the single values.
         smooth: The path of their running median.
         band: Top and height of what is no drift.
-        first_end: Where the first part ends.
-        last_start: Where the last part begins.
         onset: Where the drift begins; None without drift.
         ticks: The labels of the values.
     """

@@ -17,13 +17,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class DriftReport:
-    """Hold the result of a drift test.
-
-    Attributes:
-        subject: What was tested, such as a target's name.
-        source: Where the input came from.
-        thresholds: What real frames show without drift.
-    """
+    """Hold the result of a drift test. `subject` is what was tested, such as a target's name."""
 
     subject: str
     source: str
@@ -38,7 +32,6 @@ class DriftReport:
 
     @property
     def sentence(self) -> str:
-        """Return the verdict as one sentence."""
         verdict = self.verdict
         if verdict.word != "drift":
             return f"{verdict.word.capitalize()}: {verdict.reasons[0]}"
@@ -76,11 +69,7 @@ class DriftReport:
 def report(
     series: Series, thresholds: Thresholds | None = None, *, subject: str = "", source: str = "", seed: int = 0
 ) -> DriftReport:
-    """Judge a stream, and return the complete report.
-
-    Args:
-        thresholds: What `calibrate` found; without, only rounding and chance count.
-    """
+    """Judge a stream, and return the complete report. Without thresholds, only rounding and chance count."""
     thresholds = thresholds or Thresholds()
     return DriftReport(subject, source, series, thresholds, judge(series, thresholds, seed=seed))
 

@@ -37,7 +37,6 @@ def drift_test(
     loop. Frames of a still scene are not skipped, since a repeated frame is what the test looks for.
 
     Args:
-        target: What `whet.Stream` takes.
         source: Opens the source for a size of frames. It must end; at most half of the frames are read from it.
 
     Raises:

@@ -52,7 +52,6 @@ class Trend:
 
     @property
     def change(self) -> float:
-        """Return the difference between the last part and the first, with its sign."""
         return self.last - self.first
 
 
@@ -67,7 +66,6 @@ def estimate(values: Array, *, level: float, seed: int, scene: Array | None = No
     Args:
         values: The measure of each frame, [frames]. NaN stands for frames that were not measured.
         level: The probability of a change beyond `Trend.chance` in a stationary stream, both directions together.
-        seed: The seed of the bootstrap.
         scene: A number for each frame, [frames], that says where the input stands between the scene at the beginning
             and the one at the end. The slope then leaves out what is proportional to it.
 

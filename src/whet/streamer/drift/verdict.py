@@ -47,7 +47,6 @@ class Verdict:
         word: "no drift", "drift" or "inconclusive".
         reasons: What the verdict rests on, a sentence each.
         repeats_from: The frame from which on the output stood still or ran in a loop while the input moved.
-        departures: The measures in which the stream leaves what its model makes of single frames.
         from_frame: The frame from which on the stream drifts, by the earliest measure; None without drift.
     """
 
@@ -60,7 +59,7 @@ class Verdict:
 
 
 def judge(series: Series, thresholds: Thresholds | None = None, *, seed: int = 0) -> Verdict:
-    """Judge a stream.
+    """Judge a stream. Without thresholds, only rounding and chance count.
 
     A measure drifts if its means over the first and the last 15 % of the frames differ by more than three things: by
     what the calibration saw on real frames, by what rounding explains, and by what a stationary series with the same
@@ -69,9 +68,6 @@ def judge(series: Series, thresholds: Thresholds | None = None, *, seed: int = 0
     without the scene's part must be as large too. An output that stands still or runs in a loop for 16 frames, while
     the input moves, is drift as well. So is a stream that leaves what its model makes of single frames, from whichever
     frame on.
-
-    Args:
-        thresholds: What `calibrate` found; without, only rounding and chance count.
     """
     thresholds = thresholds or Thresholds()
     num_frames = series.num_frames

@@ -19,10 +19,7 @@ _HEADERS = PAGE_HEADERS | {"Permissions-Policy": "camera=(self), microphone=(), 
 
 
 def make_app(viewers: Viewers, settings: PageSettings) -> FastAPI:
-    """Return the application: the page at /, its files below /static, and the websocket.
-
-    The files are read once, at the start. No path outside them can be reached.
-    """
+    """Return the application. The page's files are read once, at the start, and no path outside them can be reached."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     content = page_files("whet.streamer")
 

@@ -33,7 +33,6 @@ class Header:
     captured_ms: float
 
     def pack(self) -> bytes:
-        """Return the header's 16 bytes."""
         return _LAYOUT.pack(_MAGIC, _VERSION, KINDS.index(self.kind), self.sequence, self.captured_ms)
 
 

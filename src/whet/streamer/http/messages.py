@@ -28,12 +28,7 @@ class Start(_Strict):
 
 
 class PromptChange(_Strict):
-    """Set the prompt.
-
-    Attributes:
-        prompt: What the output should show.
-        negative: What it should not be.
-    """
+    """Set the prompt, and in `negative` what the output should not be."""
 
     type: Literal["prompt"]
     prompt: _Text
@@ -41,11 +36,7 @@ class PromptChange(_Strict):
 
 
 class GuidanceChange(_Strict):
-    """Set how the output follows the prompt.
-
-    Attributes:
-        delta: The factor of the anchor's noise in residual guidance.
-    """
+    """Set how the output follows the prompt. `delta` is the factor of the anchor's noise in residual guidance."""
 
     type: Literal["guidance"]
     kind: Kind

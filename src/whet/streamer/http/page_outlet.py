@@ -73,7 +73,6 @@ class PageOutlet:
 
 
 def as_jpeg(image: Image) -> bytes:
-    """Return an image, uint8 RGB, [H, W, 3], as JPEG."""
     file = BytesIO()
     PIL.Image.fromarray(image).save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()

@@ -69,7 +69,6 @@ class PageServer(AsgiServer):
 
     @property
     def url(self) -> str:
-        """Return the page's address."""
         return http_url(self.host, self.port)
 
     async def _serve(self, on_ready: Callable[[], None]) -> None:

@@ -32,14 +32,12 @@ class PageSettings:
         object.__setattr__(self, "cors_origins", tuple(map(origin, self.cors_origins)))
 
     def allows_host(self, host_header: str) -> bool:
-        """Return whether a request may name this host."""
         return not self.is_local or names_loopback(host_header)
 
     def allows_origin(self, host_header: str, origin_header: str | None) -> bool:
         """Return whether a page of this origin may connect. Browsers do not hold pages of other origins back.
 
-        Args:
-            origin_header: Its Origin header. Browsers always send one; None for a program that sent none.
+        They always send an Origin header; None stands for a program that sent none.
         """
         if origin_header is None or ANY_ORIGIN in self.cors_origins or origin_header in self.cors_origins:
             return True

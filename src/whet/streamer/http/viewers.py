@@ -38,7 +38,6 @@ class Viewers:
 
     Args:
         model_thread: The one thread in which the model is called.
-        on_report: Called with the report of each stream that had frames.
     """
 
     def __init__(
@@ -179,7 +178,6 @@ async def _receive_all(socket: WebSocket, session: Session, send: Send) -> None:
 
 
 async def _send_figures(session: Session, send: Send) -> None:
-    """Send the figures twice a second."""
     while True:
         await asyncio.sleep(_FIGURES_S)
         if (figures := session.figures()) is not None:
@@ -203,7 +201,6 @@ async def _say_goodbye(
 
 
 async def _refuse(socket: WebSocket, code: int, why: str) -> None:
-    """Say why a connection is of no use, and close it."""
     with contextlib.suppress(RuntimeError, WebSocketDisconnect):
         await socket.send_text(json.dumps({"type": "refused", "code": code, "why": why}))
         await socket.close(code)

@@ -52,7 +52,6 @@ class WebSource(Source):
         self._handed_out: dict[int, Header] = {}
 
     def offer(self, header: Header, jpeg: memoryview) -> None:
-        """Take a frame. It replaces one that waits."""
         if len(jpeg) > MAX_BYTES:
             self._refuse(header, "frames that are too large", f"a frame has at most {MAX_BYTES:,} bytes")
             return

@@ -23,7 +23,6 @@ def open_sink(
     `null` counts frames. A path that ends in / or is a folder is a folder of images. Everything else is a video file.
 
     Args:
-        text: The name.
         rate: The frames a second that a video's encoder plans with. It does not change any times.
         overwrite: Replace a file, or use a folder that is not empty.
         images: The kind of images in a folder: "png" or "jpg".

@@ -13,9 +13,6 @@ class Sink(ABC):
     """Take the frames that a stream produces. A context manager.
 
     `close` finishes what was written, also after Ctrl-C. Any thread may call it. Frames that come later are refused.
-
-    Attributes:
-        name: What the sink is called in reports.
     """
 
     def __init__(self, name: str) -> None:

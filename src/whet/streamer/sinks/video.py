@@ -1,7 +1,4 @@
-"""Write frames to a video file.
-
-Colours are written as BT.709 in the limited range, and the file says so.
-"""
+"""Write frames to a video file, with colours as BT.709 in the limited range, as the file says."""
 
 import contextlib
 import os
@@ -35,13 +32,7 @@ _CODEC_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Container:
-    """Describe a kind of video file.
-
-    Attributes:
-        muxer: FFmpeg's name of it.
-        codecs: The codecs to write, the best one first.
-        time_base: The unit of its timestamps in seconds.
-    """
+    """Describe a kind of video file: FFmpeg's muxer, the codecs, best first, and the unit of its times in seconds."""
 
     muxer: str
     codecs: tuple[str, ...]

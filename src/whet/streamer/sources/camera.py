@@ -76,7 +76,6 @@ class _Reader(threading.Thread):
             return taken
 
     def run(self) -> None:
-        """Read until the reader is stopped or the camera goes away."""
         try:
             while not self._is_stopped:
                 is_there, picture = self._capture.read()

@@ -99,9 +99,7 @@ def read_image(
 ) -> Image:
     """Read one image as RGB, uint8, [H, W, 3], turned as its EXIF data say. Transparent parts lie over black.
 
-    Args:
-        size: The height and width to scale it to, in pixels; None keeps its own.
-        on_note: Called with what another aspect does to it, as `Placement.note` says.
+    The other arguments are those of `fitted`.
     """
     with PIL.Image.open(file) as opened:
         turned = PIL.ImageOps.exif_transpose(opened)

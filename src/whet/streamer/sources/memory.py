@@ -10,12 +10,7 @@ _RATE = 25.0
 
 
 class MemoryClip(Source):
-    """Hand out frames that are in memory.
-
-    Args:
-        name: What the clip is called in reports.
-        rate: Its frames per second.
-    """
+    """Hand out frames that are in memory, at `rate` frames per second."""
 
     def __init__(self, name: str, images: Sequence[Image], rate: float | None = None) -> None:
         self._rate = rate or _RATE

@@ -26,7 +26,6 @@ def open_source(
     a camera's device. A file with the name of another kind is read by a path such as ./camera.
 
     Args:
-        text: The name.
         size: The height and width of the frames, in pixels. None keeps those of the source. A synthetic clip
             then has 64 x 64.
         fit: How pictures take another aspect.

@@ -34,7 +34,6 @@ class Paced(Source):
 
     @property
     def damage(self) -> str:
-        """Return how the recording is damaged."""
         return self._source.damage
 
     def _next(self) -> tuple[Image, float]:
@@ -54,7 +53,6 @@ class Paced(Source):
 def paced(source: Source) -> Source:
     """Return a source that hands out a recording's frames as a camera would. A live source is returned as it is.
 
-    Args:
-        source: The source. It must not have handed out a frame yet.
+    The source must not have handed out a frame yet.
     """
     return source if source.is_live else Paced(source)

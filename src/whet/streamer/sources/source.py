@@ -93,8 +93,7 @@ class Source(ABC, Iterator[Frame]):
 def refuse_live(source: Source, what: str) -> None:
     """Raise TargetError where frames come at their own times, and no two runs would see the same ones.
 
-    Args:
-        what: Who asks, as "a drift test".
+    `what` says who asks, as "a drift test".
     """
     if source.is_live:
         raise TargetError(f"{source.name} is live; {what} takes a video, a folder or a synthetic clip")

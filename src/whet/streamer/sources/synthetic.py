@@ -23,7 +23,6 @@ class SyntheticClip(Source):
     depend on the seed, the size and the index alone.
 
     Args:
-        size: The height and width of the frames, in pixels.
         rate: The frames a second, which give the frames their times; 30, if not given.
         still: The first frame of a span in which nothing moves, and the frame after its last. All frames of the span
             equal its first one; the motion goes on after it.
@@ -98,10 +97,7 @@ def _to_and_fro(position: int, span: int) -> int:
 
 
 def _background(random: np.random.Generator, size: Size) -> Image:
-    """Return a smooth field of colours with a fine texture, uint8, [H, W, 3].
-
-    Each channel is a sum of waves of one to three periods over the picture. The texture is noise of one pixel.
-    """
+    """Return a smooth field of colours with a fine texture, uint8, [H, W, 3]."""
     rows = np.linspace(0, 1, size[0], dtype=np.float32)[:, None]
     columns = np.linspace(0, 1, size[1], dtype=np.float32)[None, :]
     field = np.empty((*size, 3), np.float32)

@@ -25,11 +25,7 @@ class Timeline:
         self._last: Fraction | None = None
 
     def time_s(self, timestamp: Fraction | None) -> float:
-        """Return a frame's time in seconds since the first frame.
-
-        Args:
-            timestamp: The frame's presentation timestamp in seconds; None where it has none.
-        """
+        """Return a frame's seconds since the first one. Its presentation timestamp, in seconds, may be None."""
         due = Fraction(0) if self._last is None else self._last + self._period
         if timestamp is None:
             self._problems["frames without a timestamp"] += 1

@@ -124,7 +124,6 @@ class VideoFile(Source):
 
     @property
     def damage(self) -> str:
-        """Return how the video is damaged, as far as it was read."""
         return self._damage.sentence
 
     @property

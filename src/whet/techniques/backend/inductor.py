@@ -59,7 +59,6 @@ class Options:
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Check that the compiler's tools are installed, and that the inputs are on a GPU if CUDA graphs are asked for."""
     if options.engine not in _SPACE["engine"]:
         raise OptionError(f"engine must be one of {', '.join(_SPACE['engine'])}, not {options.engine!r}")
     device = examined.device_type
@@ -76,12 +75,10 @@ def favours(examined: ExaminedWorkload) -> Mapping[str, Any]:
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers reach the machine's limit, and operators cost nothing to call."""
     return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """Return the candidate compiled by inductor."""
     examined = candidate.examined
     if options.engine == "package":
         compiled = inductor.InductorRuntime.compile(

@@ -64,7 +64,6 @@ class Options:
 
 
 def dtype_of(options: Options) -> str:
-    """Return the dtype that most of the arithmetic runs in."""
     return _DTYPES[options.precision]
 
 
@@ -95,10 +94,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers reach the precision's limit, and operators cost nothing.
-
-    Dynamic int8 reads and writes activations in float32.
-    """
+    """Return the highest possible speedup. Dynamic int8 reads and writes activations in float32."""
     scale = 0.25 if options.precision == "int8" else 1.0
     return speedup_bound(
         profile,

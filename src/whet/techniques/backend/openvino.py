@@ -86,7 +86,6 @@ class Options:
 
 
 def dtype_of(options: Options) -> str:
-    """Return the dtype that most of the arithmetic runs in."""
     return _DTYPES[options.precision]
 
 
@@ -113,7 +112,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers reach the precision's limit, and operators cost nothing."""
     scale = _BYTES[options.precision] / 4
     return speedup_bound(
         profile,
@@ -170,8 +168,7 @@ def _float_precision(options: Options, examined: ExaminedWorkload) -> Literal["f
 def convert(candidate: Candidate, exported: torch.export.ExportedProgram) -> Any:
     """Return torch.export's graph of the candidate's module as an OpenVINO model.
 
-    OpenVINO can also trace a model by itself. That is never used: it records one path through the code and drops every
-    branch.
+    OpenVINO's own tracing is never used: it records one path through the code and drops every branch.
 
     Raises:
         TargetError: OpenVINO cannot convert the graph.

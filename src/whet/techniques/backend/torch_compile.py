@@ -48,7 +48,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
 
 
 def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: layers reach the machine's limit, and operators cost nothing to call."""
     return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
 
 
@@ -70,7 +69,6 @@ def apply(candidate: Candidate, options: NoOptions) -> Candidate:
 
 
 def _count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 

@@ -59,7 +59,6 @@ class TrainingLayer(BaseModel, frozen=True):
 
     @property
     def time_s(self) -> float:
-        """Return the seconds of forward and backward."""
         return self.forward_s + self.backward_s
 
 
@@ -90,12 +89,10 @@ class _Sequence:
         self._stack = [-1]
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start a call of a module."""
         self._stack.append(index)
         self._mark()
 
     def leave(self, index: int, output: Any) -> None:
-        """End the call of the innermost module."""
         self._stack.pop()
         self._mark()
 
@@ -117,12 +114,10 @@ class _BackwardWork(WorkCounter):
         self.backward: dict[int, Work] = {}
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start a call of a module."""
         self._sequence.enter(index, args, kwargs)
         super().enter(index, args, kwargs)
 
     def leave(self, index: int, output: Any) -> None:
-        """End the call of the innermost module."""
         super().leave(index, output)
         self._sequence.leave(index, output)
 
@@ -146,11 +141,8 @@ def profile_training_layers(
 ) -> LayerProfile:
     """Profile forward and backward of a trainer's next steps, without an update.
 
-    The gradients are set to none at the end. Buffers, as those of batch norms, go on as in a step.
-
-    Args:
-        trainer: Gives the model, the optimiser and the batches.
-        repeats: Passes of each kind that are timed. One more is made to count the work.
+    The gradients are set to none at the end. Buffers, as those of batch norms, go on as in a step. Passes of each kind
+    are timed `repeats` times, and one more is made to count the work.
     """
     batches = trainer.next_batches()
     model = trainer.model
@@ -260,11 +252,7 @@ def _forward_times(
 def _backward_times(
     forward: Callable[[], Tensor], modules: Sequence[nn.Module], model: nn.Module
 ) -> tuple[dict[int, float], float, float]:
-    """Profile one backward pass.
-
-    Returns:
-        The seconds of each module, those of adding up gradients, and those of nodes that no module made.
-    """
+    """Return one backward pass's seconds by module, those of adding up gradients and those of nodes of no module."""
     model.zero_grad(set_to_none=True)
     sequence = _Sequence()
     with watched(forward, modules, sequence) as run:

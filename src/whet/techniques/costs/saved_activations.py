@@ -54,11 +54,7 @@ def saved_activations(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]
 
 
 class _Seen:
-    """Note which memory is saved while which block runs.
-
-    Args:
-        present: What is in memory whether forward saves it or not.
-    """
+    """Note which memory is saved while which block runs. `present` is in memory whether forward saves it or not."""
 
     def __init__(self, num_blocks: int, present: Iterable[Any]) -> None:
         self.products = [0] * num_blocks
@@ -69,12 +65,10 @@ class _Seen:
         self.block: int | None = None
 
     def enter(self, number: int, block: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin a block."""
         self.block = number
         self._given.append([x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)])
 
     def leave(self, block: nn.Module, args: Any, output: Any) -> None:
-        """End a block."""
         self.block = None
 
     def save(self, tensor: Tensor) -> Tensor:

@@ -43,9 +43,7 @@ class StepProfile(BaseModel, frozen=True):
         other_s: All other operators of forward and backward, and what it costs to call them.
         flops: Floating-point operations of forward and backward.
         num_operators: Operators that forward and backward call.
-        parameter_bytes: The parameters.
-        num_parameters: How many numbers they are.
-        dtype: The dtype of most parameters.
+        dtype: The dtype of most parameters, by number of elements.
     """
 
     total_s: float
@@ -75,11 +73,7 @@ class StepProfile(BaseModel, frozen=True):
         return {name: part_s / total_s for name, part_s in seconds.items()}
 
     def bound(self, **left_s: float) -> float:
-        """Return the highest speedup where some parts take only so many seconds any more.
-
-        Args:
-            **left_s: For a field of this profile ("loss_s"), the seconds that are left of it.
-        """
+        """Return the highest speedup where some parts, by field ("loss_s"), take only so many seconds any more."""
         saved_s = sum(max(0.0, getattr(self, name) - left) for name, left in left_s.items())
         return self.total_s / max(self.total_s - saved_s, 1e-9) if self.total_s else 1.0
 
@@ -108,11 +102,7 @@ class StepProfile(BaseModel, frozen=True):
         return min(self.products_s, self.flops / limits.gemm.get(self.dtype, limits.gemm.get("float32", 1e12)))
 
     def least_optimizer_s(self, limits: Limits, *, bytes_per_parameter: float = 28.0) -> float:
-        """Return the least seconds of an update that memory allows.
-
-        Args:
-            bytes_per_parameter: Bytes moved for each parameter. AdamW in float32 reads four numbers and writes three.
-        """
+        """Return the least seconds of an update by bandwidth. AdamW in float32 reads four numbers and writes three."""
         return self.num_parameters * bytes_per_parameter / limits.read_bandwidth
 
 
@@ -129,11 +119,7 @@ def kind_of(operator: str) -> str:
 
 
 def profile_steps(trainer: Trainer, *, num_steps: int = 3) -> StepProfile:
-    """Profile the next steps of a trainer, whose optimiser has its state already.
-
-    Args:
-        num_steps: The steps that are timed without instruments; two more are profiled and counted.
-    """
+    """Profile a trainer whose optimiser has its state: time `num_steps` steps, then profile one and count one."""
     phases = [trainer.timed_step() for _ in range(num_steps)]
     totals = {name: sorted(one[name] for one in phases)[num_steps // 2] for name in phases[0]}
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
@@ -171,7 +157,6 @@ def _shares(averages: Any) -> tuple[Mapping[str, float], int]:
 
 
 def _dtype_of(parameters: list[torch.nn.Parameter]) -> str:
-    """Return the dtype of most parameters, by number of elements."""
     counts: dict[str, int] = {}
     for p in parameters:
         name = str(p.dtype).removeprefix("torch.")

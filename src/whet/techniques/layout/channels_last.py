@@ -21,7 +21,6 @@ _CONVOLUTIONS = frozenset({"Conv2d", "ConvTranspose2d"})
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the model has at least one 2-d convolution."""
     num_convolutions = sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in examined.workload.model.modules())
     if num_convolutions == 0:
         return NotApplicable("the model has no 2-d convolution")
@@ -29,19 +28,15 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
 
 
 def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: the convolutions reach the machine's limit in the model's dtype."""
     return speedup_bound(profile, limits, dtype=profile.dtype, kinds=_CONVOLUTIONS)
 
 
 def apply(candidate: Candidate, options: NoOptions) -> Candidate:
-    """Return the candidate with its 4-d parameters and inputs in channels-last order."""
     module = candidate.copy_module().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return candidate.with_module(_ChannelsLast(module))
 
 
 class _ChannelsLast(nn.Module):
-    """Convert 4-d inputs to channels-last order, then call the module."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module

@@ -11,10 +11,7 @@ from whet.techniques.mechanisms.module_class import AddedForward
 
 
 class AutocastForward(AddedForward):
-    """Run forward inside autocast, and return float32."""
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what forward returned, with float32 in place of bfloat16."""
         parameters = self.parameters()  # type: ignore[attr-defined]  # of the module that this is added to
         with torch.autocast(device_type_of(parameters), torch.bfloat16):
             output = super().forward(*args, **kwargs)  # type: ignore[misc]

@@ -148,10 +148,6 @@ class BufferPool:
     def take(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a contiguous buffer. What it holds is arbitrary.
 
-        Args:
-            shape: Its shape.
-            dtype: Its dtype.
-
         Raises:
             OptionError: A size is negative.
         """
@@ -301,11 +297,7 @@ class BufferPool:
 
 
 def size_of_block(num_bytes: int, *, is_pinned: bool) -> int:
-    """Return the size of the block for a request.
-
-    Args:
-        is_pinned: Whether the memory is pinned. PyTorch rounds that up to a power of two itself.
-    """
+    """Return the bytes of the block for a request. PyTorch itself rounds pinned memory up to a power of two."""
     power = 1 << max(num_bytes - 1, _LEAST_BYTES - 1).bit_length()  # the next power of two
     if is_pinned:
         return power

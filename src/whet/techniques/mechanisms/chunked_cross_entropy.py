@@ -134,13 +134,8 @@ def _add_product(dw_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor, *, is_first: 
 def rows_of_a_chunk(num_rows: int, weight_shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Return the number of rows in a chunk. All chunks of a call are about as long.
 
-    A chunk's logits take 32 MiB, or half as much as the weight's gradient in float32 if that is more, up to 1,024 rows
-    of bfloat16 or 512 of float32.
-
-    Args:
-        num_rows: The rows of all chunks.
-        weight_shape: (V, D).
-        dtype: The logits' dtype.
+    A chunk's logits, in `dtype`, take 32 MiB, or half as much as the gradient of the weight [V, D] in float32 if that
+    is more, up to 1,024 rows of bfloat16 or 512 of float32.
     """
     V, D = weight_shape
     most = max(_CHUNK_BYTES // (V * dtype.itemsize), min(_COLUMN_BYTES, 2 * D) // dtype.itemsize, 1)
@@ -162,7 +157,6 @@ def chunked_cross_entropy(
     """Return the sum of the cross-entropies of the rows' logits x W^T + b, times a factor. It has gradients.
 
     Args:
-        x_ND: The inputs of the last layer.
         target_N: The right columns, int64.
         ignore_index: The target of rows that count nothing.
         dtype: The dtype of the products.

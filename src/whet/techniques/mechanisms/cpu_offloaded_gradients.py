@@ -26,7 +26,6 @@ class HostGradient(Tensor):
 
     @staticmethod
     def __new__(cls, source: HostCopy | Tensor, device: torch.device) -> "HostGradient":
-        """Make a stand-in for what lies in the host's memory. It shows another device."""
         like = source.buffer if isinstance(source, HostCopy) else source
         made: HostGradient = Tensor._make_wrapper_subclass(
             cls,
@@ -74,12 +73,10 @@ class HostGradient(Tensor):
         return tree_map_only(Tensor, answer, result)
 
     def tolist(self) -> Any:
-        """Return the numbers as nested lists."""
         return self.numbers().tolist()
 
     @property
     def data(self) -> Tensor:
-        """Return the same numbers without a graph."""
         return self.detach()
 
     @data.setter
@@ -106,11 +103,7 @@ def numbers_of(x: Tensor) -> Tensor:
 
 
 def keep_gradients_on_host(parameters: Iterable[nn.Parameter], *, device_type: str = "cuda") -> None:
-    """Have backward move each gradient to the host's memory. Sparse gradients stay, and those with a graph.
-
-    Args:
-        device_type: The type of the devices that gradients move from.
-    """
+    """Have backward move gradients from such devices to the host's memory. Sparse ones and those with a graph stay."""
     for p in parameters:
         if p.requires_grad:
             p.register_post_accumulate_grad_hook(partial(_move, device_type))
@@ -125,7 +118,6 @@ def _move(device_type: str, p: Tensor) -> None:
 
 
 def _at(x: Tensor, place: torch.device) -> Tensor:
-    """Return a tensor at the place where an operator is computed."""
     return numbers_of(x).to(place)
 
 

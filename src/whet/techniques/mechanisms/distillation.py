@@ -78,7 +78,7 @@ class HiddenStates:
         """Give a student the linear maps to the teacher's width, as its submodule `MAPS`. Equal widths need none.
 
         Args:
-            student: The student. Its maps are trained and saved with it.
+            student: Its maps are trained and saved with it.
             widths: The widths of the student and of the teacher.
             seed: Decides the first weights of the maps.
         """
@@ -98,7 +98,6 @@ class HiddenStates:
         """Return the weighted term of the loss.
 
         Args:
-            student: The student, with its maps.
             ours: What the student's layers returned, those that are held against a layer of the teacher.
             theirs: What these layers of the teacher returned.
             keep_N: Which targets count.
@@ -126,18 +125,10 @@ class HiddenStates:
 
 @dataclass(frozen=True, eq=False)
 class Distillation:
-    """Compute the loss of a training with a teacher. It is called as loss(model, batch).
+    """Compute the loss of a training with a teacher, as loss(model, batch). `distilled` describes the attributes.
 
     The cross-entropy that the training's own loss takes is replaced by the distillation's, whatever comes before it:
     shifts, masks, several documents in a row. So both models need logits of the same shape.
-
-    Attributes:
-        loss: The training's own loss. It takes torch.nn.functional.cross_entropy of logits and classes.
-        teacher: The model that teaches. It stays in evaluation mode and gets no gradients.
-        temperature: What the logits are divided by for the teacher's term.
-        alpha: The weight of the teacher's term, from 0 to 1.
-        teacher_loss: The training's loss for the teacher, where it is called otherwise; None for the same.
-        hidden: Which hidden states are held against each other; None for none.
     """
 
     loss: Loss
@@ -175,15 +166,7 @@ class Distillation:
     def term(
         self, model: nn.Module, teacher: Tensor, values: Mapping[str, Any], ours: Sequence[Any], theirs: Sequence[Any]
     ) -> Tensor:
-        """Return what takes the place of one cross-entropy.
-
-        Args:
-            model: The student.
-            teacher: The teacher's logits.
-            values: The arguments of the cross-entropy, by name.
-            ours: What the student's layers returned.
-            theirs: What the teacher's layers returned.
-        """
+        """Return what takes the place of one cross-entropy, from its arguments by name and the teacher's logits."""
         student, target = _real(values["input"]), values["target"]
         if target.is_floating_point() or values["reduction"] not in ("mean", "sum"):
             raise TargetError("a distillation takes the mean or the sum of a cross-entropy of classes")

@@ -22,13 +22,7 @@ _CHUNK_BYTES = 32 * 2**20  # of one model's logits in float32, of which a few co
 
 
 class Rule(NamedTuple):
-    """Hold what the terms of the loss are multiplied by, and the temperature.
-
-    Attributes:
-        hard: The weight of the cross-entropy.
-        soft: The weight of the teacher's term.
-        temperature: What both logits are divided by for the teacher's term.
-    """
+    """Hold the temperature, and the weights of the cross-entropy (`hard`) and of the teacher's term (`soft`)."""
 
     hard: float
     soft: float

@@ -11,11 +11,7 @@ _STREAMS: dict[torch.device, Any] = {}
 
 
 class HostCopy:
-    """Hold a copy of a tensor in the host's memory.
-
-    Attributes:
-        buffer: The copy, which may not be complete yet.
-    """
+    """Hold a copy of a tensor in the host's memory: `buffer`, which may not be complete yet."""
 
     def __init__(self, x: Tensor) -> None:
         """Begin the copy. On a GPU it goes on beside what the present stream computes."""

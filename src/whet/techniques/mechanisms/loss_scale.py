@@ -35,7 +35,6 @@ class LossScale:
     Attributes:
         scale: The scale, float32 [1].
         is_infinite: 1 where a gradient since the last step was not finite, else 0; float32 [1].
-        num_skipped: The steps that were skipped.
     """
 
     def __init__(
@@ -253,17 +252,13 @@ class _Scaled(AddedForward):
 
 
 def scale_gradients(model: nn.Module, optimizer: Optimizer, scale: LossScale) -> None:
-    """Have a model compute in float16 with a loss scale, and its optimiser skip steps that overflowed.
-
-    A model keeps the scale that it has.
-    """
+    """Have a model compute in float16 and its optimiser skip overflowed steps. The model keeps a scale that it has."""
     scale = _SCALES.setdefault(model, scale)
     extend(model, _Scaled)
     scale.attach(optimizer)
 
 
 def loss_scale_of(model: nn.Module) -> LossScale | None:
-    """Return the loss scale of a model; None where it has none."""
     return _SCALES.get(model)
 
 

@@ -25,7 +25,6 @@ _HAS_NONE = "_whet_has_no_master"  # of a parameter in bfloat16 that is rounded 
 
 
 def has_master(p: Tensor) -> bool:
-    """Return whether a parameter has a float32 copy beside it."""
     return hasattr(p, _MASTER)
 
 
@@ -119,11 +118,9 @@ class _UpdatesInFloat32(ExchangedUpdates):
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def is_exchanged(self, p: nn.Parameter) -> bool:
-        """Return whether a parameter is kept in bfloat16 here."""
         return p.dtype is torch.bfloat16 and (has_master(p) or hasattr(p, _HAS_NONE))
 
     def lent(self, p: nn.Parameter) -> Tensor:
-        """Return the master, or the value in float32."""
         return _master(p).data if has_master(p) else p.data.float()
 
     def write_back(self, p: nn.Parameter, updated: Tensor) -> None:

@@ -20,8 +20,7 @@ _CLASSES: dict[tuple[type, type], type] = {}
 class AddedForward:
     """Derive from this to change forward or another method: the subclass calls super().forward.
 
-    Attributes:
-        is_eager: Whether torch.compile must leave this forward as it is.
+    torch.compile leaves a forward as it is where `is_eager` says so.
     """
 
     is_eager = False

@@ -11,18 +11,10 @@ from whet.techniques.mechanisms.optimizers import loss_of
 
 
 class MuonWithAdamW(Optimizer):
-    """Update matrices with PyTorch's Muon and all other parameters with its AdamW, from one set of groups.
-
-    A group's learning rate and weight decay hold for both. Muon's step is scaled to the size of AdamW's.
-    """
+    """Share a group's learning rate and decay between Muon and AdamW. Muon's step is scaled to AdamW's size."""
 
     def __init__(self, params: Iterable[Any], matrices: Iterable[nn.Parameter]) -> None:
-        """Make the optimiser.
-
-        Args:
-            params: Parameters or groups of them, as for AdamW.
-            matrices: The parameters with two dimensions that Muon updates.
-        """
+        """Take parameters or groups of them as AdamW does, and those with two dimensions that Muon updates."""
         super().__init__(params, {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2})
         chosen = list(matrices)
         self._matrices = {id(p) for p in chosen}
@@ -31,7 +23,6 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update all parameters, and return the closure's loss."""
         loss = loss_of(closure)
         for group in self.param_groups:
             common = {name: group[name] for name in ("lr", "weight_decay")}

@@ -20,7 +20,6 @@ class Offloaded(AddedForward):
     """Keep large tensors that forward saves for backward in the host's memory."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what forward returns."""
         if not (self.training and torch.is_grad_enabled()):  # type: ignore[attr-defined]
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         with offloading(self):  # type: ignore[arg-type]

@@ -47,11 +47,7 @@ class ExchangedUpdates(ABC):
         return {}
 
     def load_own_state(self, saved: Mapping[str, Any]) -> None:  # noqa: B027 - most have none
-        """Take over what `own_state` returned.
-
-        Args:
-            saved: An optimiser's whole state_dict, which may be one without it.
-        """
+        """Take over what `own_state` returned, if an optimiser's whole state_dict holds it."""
 
     def _add_own_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state_dict.update(self.own_state())

@@ -54,11 +54,7 @@ def loss_of(closure: Callable[[], Any] | None) -> Any:
 
 
 def replace_step(optimizer: Optimizer, make: Callable[[], object]) -> None:
-    """Have an optimiser's step do something else, after its closure. Schedules take it as it is, and see each step.
-
-    Args:
-        make: What the step does.
-    """
+    """Have an optimiser's step do something else, after its closure. Schedules take it as it is, and see each step."""
 
     def step(closure: Callable[[], Any] | None = None) -> Any:
         loss = loss_of(closure)
@@ -71,10 +67,9 @@ def replace_step(optimizer: Optimizer, make: Callable[[], object]) -> None:
 
 
 def why_not_replaced(optimizer: Optimizer, *kinds: type[Optimizer]) -> str:
-    """Return why another algorithm cannot take an optimiser's place; "" where it can.
+    """Return why another algorithm, which stands for `kinds`, cannot take an optimiser's place; "" where it can.
 
-    Args:
-        kinds: The classes that the algorithm stands for. A subclass may have another step.
+    A subclass may have another step, and is refused.
     """
     if type(optimizer) not in kinds:
         names = " and ".join(kind.__name__ for kind in kinds)
@@ -123,11 +118,7 @@ def guard_state(optimizer: Optimizer) -> None:
 
 
 def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Check that a state is of the optimiser's algorithm.
-
-    Raises:
-        RecipeError: It is another algorithm's.
-    """
+    """Raise RecipeError where a saved state is of another algorithm than the optimiser's."""
     name = type(optimizer).__name__
     settings = {key for group in saved["param_groups"] for key in group}
     missing = optimizer.defaults.keys() - settings - {"foreach", "fused", "maximize", "capturable", "differentiable"}

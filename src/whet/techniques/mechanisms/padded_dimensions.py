@@ -56,10 +56,7 @@ def align(layer: nn.Module) -> None:
 
 
 def unaligned_layers(model: nn.Module, most_growth: float) -> tuple[list[nn.Module], int]:
-    """Find the layers that padding could make faster.
-
-    Args:
-        most_growth: The most that padding may multiply a layer's weights by.
+    """Find the layers that padding could make faster, where it multiplies their weights by `most_growth` at most.
 
     Returns:
         The layers that are large enough, and how many more there would be if nothing else computed them: whoever

@@ -57,7 +57,6 @@ class Prefetched:
         return _Pass(iter(self._whet_source), self._whet_depth, self._whet_device)
 
     def __len__(self) -> int:
-        """Return the loader's length."""
         return len(self._whet_source)
 
     def __bool__(self) -> bool:
@@ -70,15 +69,12 @@ class Prefetched:
         return type(self._whet_source)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the loader."""
         return getattr(self._whet_source, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the loader."""
         setattr(self._whet_source, name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute of the loader."""
         delattr(self._whet_source, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -86,7 +82,6 @@ class Prefetched:
         return Prefetched, (self._whet_source, self._whet_depth, self._whet_device)
 
     def __repr__(self) -> str:
-        """Return the loader's name, and how many batches are fetched ahead."""
         return f"Prefetched({self._whet_source!r}, depth={self._whet_depth})"
 
 

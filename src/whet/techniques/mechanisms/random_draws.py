@@ -43,10 +43,8 @@ _READ: "weakref.WeakKeyDictionary[DataLoader[Any], Sample]" = weakref.WeakKeyDic
 def first_sample(loader: DataLoader[Any]) -> Sample:
     """Read and collate the first sample of a loader a few times, from several seeds, and say what that showed.
 
-    The generators go on where they were. The samplers are not touched. A loader is read once only.
-
-    Args:
-        loader: A loader over a data set whose samples have numbers.
+    Its data set's samples have numbers. The generators go on where they were. The samplers are not touched. A loader is
+    read once only.
     """
     if loader not in _READ:
         try:
@@ -113,7 +111,6 @@ def holds_generator(data: object) -> bool:
 
 
 def _is_equal(first: Any, second: Any) -> bool:
-    """Return whether two batches hold the same tensors and values."""
     mine, theirs = tree_leaves(first), tree_leaves(second)
     return len(mine) == len(theirs) and all(_is_same_leaf(a, b) for a, b in zip(mine, theirs, strict=True))
 

@@ -9,8 +9,7 @@ import torch
 def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Return a function whose context manager sets, in another thread, what the calling thread has set now.
 
-    These are whether gradients are recorded, the default device, and the current CUDA device: PyTorch keeps them for
-    each thread.
+    These are whether gradients are recorded, the default device, and the current CUDA device.
     """
     records, device = torch.is_grad_enabled(), torch.get_default_device()
     cuda = torch.cuda.current_device() if torch.cuda.is_initialized() else None

@@ -28,7 +28,6 @@ class UsedGradient(Tensor):
 
     @staticmethod
     def __new__(cls, p: Tensor, technique: str) -> "UsedGradient":
-        """Make the stand-in of a parameter's gradient, which the named technique has used."""
         made: UsedGradient = Tensor._make_wrapper_subclass(
             cls, p.shape, strides=p.stride(), dtype=p.dtype, device=p.device, requires_grad=False
         )
@@ -75,7 +74,6 @@ class UsedGradients:
     """Put stand-ins into the places of parameters' gradients. Each parameter has one, made once."""
 
     def __init__(self, technique: str) -> None:
-        """Name the technique that uses the gradients."""
         self._technique = technique
         self._known: dict[int, UsedGradient] = {}
         self._is_any = False

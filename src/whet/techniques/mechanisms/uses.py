@@ -77,11 +77,7 @@ class ProcessGuard:
     """
 
     def __init__(self, model: nn.Module, refuses: Mapping[str, Refuses]) -> None:
-        """Begin to watch.
-
-        Args:
-            refuses: What each technique of the recipe does not bear, by its name.
-        """
+        """Begin to watch. `refuses` holds what each technique of the recipe does not bear, by its name."""
         self._model, self._refuses, self._was_sharded = model, refuses, is_sharded(model)
         self._is_checked = False
 

@@ -22,7 +22,6 @@ class WorkerLoader(DataLoader[Any]):
     _present: "weakref.ref[_Pass] | None" = None
 
     def __iter__(self) -> Any:
-        """Return one pass."""
         if not self.persistent_workers:
             return super().__iter__()
         present = None if self._present is None else self._present()
@@ -61,11 +60,7 @@ class _Pass:
 
 
 def with_workers(loader: DataLoader[Any], **changes: Any) -> WorkerLoader:
-    """Return a loader with other settings, over the same data set, samplers, collate function and generator objects.
-
-    Args:
-        **changes: Settings of DataLoader: num_workers, prefetch_factor, persistent_workers, pin_memory.
-    """
+    """Return a loader with other settings, over the same data set, samplers, collate function and generator objects."""
     settings: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "prefetch_factor": loader.prefetch_factor,

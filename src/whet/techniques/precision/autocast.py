@@ -29,7 +29,6 @@ from whet.techniques.technique import (
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the chip computes bfloat16 natively and that the weights are float32."""
     if reason := bfloat16_refusal(examined, machine):
         return NotApplicable(reason)
     return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")

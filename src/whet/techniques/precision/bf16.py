@@ -30,14 +30,12 @@ from whet.techniques.technique import (
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the chip computes bfloat16 natively and that the weights are float32."""
     if reason := bfloat16_refusal(examined, machine):
         return NotApplicable(reason)
     return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
 def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: layers reach the bfloat16 limit and read half the bytes."""
     return speedup_bound(profile, limits, dtype="bfloat16", weight_scale=0.5, activation_scale=0.5)
 
 

@@ -39,7 +39,6 @@ _REPEATS = 5
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
-    """Check by measuring that a matrix product is at least 1.5 times as fast in float16 as in float32."""
     device = examined.device_type
     ratio, size = float16_speedup(device), _size(device)
     # Where float16 is emulated, each process finds another ratio (0.0094 to 0.17 on one machine). So it tells none.
@@ -49,7 +48,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
 
 
 def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: layers reach the float16 limit and read half the bytes."""
     return speedup_bound(profile, limits, dtype="float16", weight_scale=0.5, activation_scale=0.5)
 
 

@@ -49,7 +49,6 @@ class Options:
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Check that the model has linear layers in float32 whose widths are multiples of the group size."""
     if options.group_size not in _GROUP_SIZES:
         raise OptionError(f"group_size must be one of {', '.join(map(str, _GROUP_SIZES))}")
     if reason := quantisable.refusal(examined, machine, rest=options.rest):
@@ -62,10 +61,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers read about an eighth of the bytes of their weights.
-
-    They compute at the machine's bfloat16 limit, or at its float32 limit where that is higher.
-    """
+    """Return the highest possible speedup. Layers compute at the bfloat16 or the float32 limit, the higher one."""
     dtype = limits.faster("bfloat16")
     return speedup_bound(profile, limits, dtype=dtype, weight_scale=_WEIGHT_SCALE, activation_scale=0.5)
 

@@ -45,7 +45,6 @@ class Options:
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Check that the model has linear layers and the chip has int8 products."""
     if reason := quantisable.refusal(examined, machine, rest=options.rest):
         return NotApplicable(reason)
     if not quantisable.has_int8_products(machine):
@@ -57,12 +56,10 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers reach the int8 limit and read a quarter of the bytes."""
     return speedup_bound(profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """Return the candidate as a graph that quantises its activations at each call."""
     return candidate.with_module(with_rest(pt2e.quantise(candidate, None), options.rest, candidate))
 
 

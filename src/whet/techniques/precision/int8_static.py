@@ -49,7 +49,6 @@ class Options:
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Check that the model has linear layers or convolutions and the chip has int8 products."""
     if reason := quantisable.refusal(examined, machine, rest=options.rest):
         return NotApplicable(reason)
     if not quantisable.has_int8_products(machine):
@@ -59,7 +58,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers reach the int8 limit and read a quarter of the bytes."""
     return speedup_bound(profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25)
 
 

@@ -42,7 +42,6 @@ class Options:
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Check that the model has linear layers in float32."""
     if reason := quantisable.refusal(examined, machine, rest=options.rest):
         return NotApplicable(reason)
     num_layers = len(quantisable.linears_of(examined))
@@ -52,10 +51,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers read a quarter of the bytes of their weights.
-
-    They compute at the machine's bfloat16 limit, or at its float32 limit where that is higher.
-    """
+    """Return the highest possible speedup. Layers compute at the bfloat16 or the float32 limit, the higher one."""
     return speedup_bound(profile, limits, dtype=limits.faster("bfloat16"), weight_scale=0.25, activation_scale=0.5)
 
 

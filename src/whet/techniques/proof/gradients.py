@@ -121,7 +121,6 @@ def write(gradients: dict[str, Tensor], path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read what `write` wrote."""
     return load_file(path)
 
 

@@ -84,7 +84,6 @@ class LossProof(BaseModel, frozen=True, ser_json_inf_nan="constants"):
 
     @property
     def words(self) -> str:
-        """Return the result in words."""
         drop = round(self.drop, 4) + 0.0  # no negative zero
         told = f"{drop:+.2%} over {len(self.pairs)} pairs, {self.most:+.2%} at most; {self.allowed:.2%} is allowed"
         if self.is_same:

@@ -52,13 +52,7 @@ def sensitivity(
 
 
 def distances_of(moved: dict[str, Tensor], reference: dict[str, Tensor], size: float) -> dict[str, Tensor]:
-    """Return how far gradients lie from a reference after a move of the parameters, as `sensitivity` does.
-
-    Args:
-        moved: The gradients after the move.
-        reference: The gradients without it.
-        size: How far the parameters were moved: SUMS or BFLOAT16.
-    """
+    """Return how far gradients lie from a reference once parameters moved by SUMS or BFLOAT16; see `sensitivity`."""
     found: dict[str, Tensor] = {}
     for key in (key for key in reference if not key.startswith("norm.")):
         distances = gradients.distances(moved, reference, key)

@@ -37,10 +37,8 @@ class UpdateProof(BaseModel, frozen=True, ser_json_inf_nan="constants"):
 class UpdateFollower:
     """Make the updates of a loop once more, in float64, and judge how the loop's own differ.
 
-    Args:
-        parameters: The parameters that are updated, with their names.
-        optimizer: An optimiser of the original's kind over these parameters. It is taken over: from here on it updates
-            the copies in float64.
+    The optimiser is of the original's kind, over these parameters. It is taken over: from here on it updates the copies
+    in float64.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer) -> None:
@@ -56,7 +54,6 @@ class UpdateFollower:
             group["params"] = [self._twins[id(p)] for p in group["params"] if id(p) in self._twins]
 
     def begin_step(self) -> None:
-        """Begin the next step."""
         self._updated.clear()
 
     def follow(self, changed: Optimizer) -> None:
@@ -77,12 +74,7 @@ class UpdateFollower:
 
 
 def prove_updates(workload: TrainingWorkload, trainer: Trainer, *, num_steps: int = NUM_STEPS) -> UpdateProof:
-    """Make the first steps of a loop, and judge how they change the parameters.
-
-    Args:
-        workload: The original's description, which makes the reference's optimiser and schedule.
-        trainer: The loop, before its first step.
-    """
+    """Make a new trainer's first steps, and judge them by the optimiser and schedule of the original, `workload`."""
     parameters = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad]
     optimizer = workload.optimizer(workload.model.parameters())
     follower = UpdateFollower(parameters, optimizer)

@@ -91,7 +91,6 @@ class HistogramObserver(MinMaxObserver):
         self.counts: NDArray[np.float64] = np.zeros(_NUM_BINS)
 
     def count(self, values: Tensor) -> None:
-        """Add values to the histogram."""
         largest = max(-self.low, self.high)
         if largest == 0.0:
             largest = 1.0  # nothing but zeros so far
@@ -105,7 +104,6 @@ class HistogramObserver(MinMaxObserver):
 
     @property
     def edges(self) -> NDArray[np.float64]:
-        """Return the edges of the histogram's bins."""
         return np.linspace(-self.reach, self.reach, _NUM_BINS + 1)
 
 
@@ -113,7 +111,6 @@ class PercentileObserver(HistogramObserver):
     """Leaves the outermost 0.01 % at each end to be clipped."""
 
     def covered(self) -> tuple[float, float]:
-        """Return the range without the outermost 0.01 % at each end."""
         below = np.cumsum(self.counts) / self.counts.sum()
         first = int(np.searchsorted(below, 1.0 - _PERCENTILE, side="right"))
         last = int(np.searchsorted(below, _PERCENTILE, side="left"))
@@ -124,11 +121,9 @@ class EntropyObserver(HistogramObserver):
     """Chooses the clipping that keeps the distribution's shape best. Zeros don't count: they are exact in any range."""
 
     def count(self, values: Tensor) -> None:
-        """Add values to the histogram, without zeros."""
         super().count(values[values != 0])
 
     def covered(self) -> tuple[float, float]:
-        """Return the range whose quantised histogram diverges least from the one seen."""
         counts, edges, first, last = self._filled()
         centre = counts.size // 2
         widest = max(centre - first, last - centre)

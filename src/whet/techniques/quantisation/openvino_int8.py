@@ -36,7 +36,6 @@ def quantize(
 
     Args:
         batches: Calibration batches of flat inputs.
-        preset: NNCF's preset.
         quantizes_attention: Whether attention's products are quantised.
 
     Returns:

@@ -104,10 +104,7 @@ def _as_scalar(value: Any) -> Any:
 
 
 def _is_compressed(value: Any) -> bool:
-    """Return whether a weight is stored in 8 bits, as the quantiser writes it.
-
-    That is Constant -> Convert -> Subtract -> Multiply.
-    """
+    """Return whether a weight is stored in 8 bits by a quantiser: Constant -> Convert -> Subtract -> Multiply."""
     node = value.get_node()
     while node.get_type_name() in _DECOMPRESSION:
         node = node.input_value(0).get_node()

@@ -37,7 +37,6 @@ def quantise(candidate: Candidate, observer: type[MinMaxObserver] | None) -> nn.
     Layers that the candidate keeps stay in floating point.
 
     Args:
-        candidate: The candidate. It is not modified.
         observer: Chooses the activations' ranges from the calibration batches. With None each call finds them
             (dynamic quantisation).
 

@@ -21,10 +21,7 @@ def with_linears(module: nn.Module) -> nn.Module:
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """Return whether a module is transformers.pytorch_utils.Conv1D, as in GPT-2.
-
-    It is a linear layer whose weight is [inputs, outputs].
-    """
+    """Return whether a module is transformers' Conv1D, as in GPT-2: a linear layer with a weight [inputs, outputs]."""
     is_conv1d = type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
     return is_conv1d and is_plain(module)
 
@@ -66,7 +63,6 @@ def find_layers(module: nn.Module, kinds: Sequence[type[nn.Module]] = LAYERS) ->
 
 
 def find_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the linear layers of find_layers."""
     for name, layer in find_layers(module, (nn.Linear,)):
         assert isinstance(layer, nn.Linear)
         yield name, layer
@@ -81,19 +77,16 @@ def layers_of(examined: ExaminedWorkload) -> list[nn.Module]:
 
 
 def linears_of(examined: ExaminedWorkload) -> list[nn.Linear]:
-    """Return the linear layers among layers_of."""
     return [layer for layer in layers_of(examined) if isinstance(layer, nn.Linear)]
 
 
 def weight_of(layer: nn.Module) -> Tensor:
-    """Return a layer's weight."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight
 
 
 def has_int8_products(machine: Machine) -> bool:
-    """Return whether the chip has instructions for products of int8 numbers."""
     return not _INT8_PRODUCTS.isdisjoint(machine.isa)
 
 

@@ -50,10 +50,7 @@ def int8_linear(linear: nn.Linear, num_rows: int) -> nn.Module:
 
 
 def int4_linear(linear: nn.Linear, num_rows: int) -> nn.Module:
-    """Return the layer with int4 weights, as the module that is fastest for `num_rows` rows.
-
-    The number of the layer's inputs is a multiple of GROUP_SIZE.
-    """
+    """Return a layer, whose inputs fill whole groups, with int4 weights, as the module fastest for `num_rows` rows."""
     if _suits_whet(num_rows) and linear.weight.numel() >= _LARGE_INT4:
         return PackedLinear(linear, Kind.S4)
     return Int4Linear(linear, num_rows)
@@ -88,7 +85,6 @@ class PackedLinear(nn.Module):
         self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output [..., N] for x [..., K]."""
         operator = linear_int8 if self.kind is Kind.S8 else linear_int4  # which a deep copy could not hold
         return operator(x, self.packed, self.scale, self.bias, self.num_outputs)
 
@@ -110,7 +106,6 @@ class Int8Linear(nn.Module):
         self.dtype = product_dtype(self.has_few_rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output [..., N] for x [..., K]."""
         if self.has_few_rows:
             ones_N = torch.ones_like(self.scale, dtype=self.dtype)  # bfloat16 would round the scales
             y_RN = torch.ops.aten._weight_int8pack_mm(_few_rows(x, self.dtype), self.weight, ones_N)
@@ -153,7 +148,6 @@ class Int4Linear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output [..., N] for x [..., K]."""
         if self.has_few_rows:
             y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(
                 _few_rows(x, self.dtype), self.packed, GROUP_SIZE, self.ratio_offset
@@ -232,10 +226,7 @@ def _runs(module: nn.Module, candidate: Candidate) -> bool:
 
 
 def count_rows(module: nn.Module, candidate: Candidate) -> dict[str, int]:
-    """Return the most rows that inputs and calibration batches give each linear layer, by name.
-
-    Layers that are never called are absent.
-    """
+    """Return the most rows that inputs and calibration batches give each linear layer that is called, by name."""
     rows: dict[str, int] = {}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -33,12 +33,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Scores:
-    """Describe the scores that a softmax takes.
-
-    Attributes:
-        steps: The operations between product and softmax, in order.
-        nodes: The nodes from the product on that nothing else uses.
-    """
+    """Describe a softmax's scores, with the steps from the product on, in order, and nodes that nothing else uses."""
 
     query: Operand
     key: Operand
@@ -46,18 +41,12 @@ class Scores:
     nodes: tuple[fx.Node, ...]
 
     def then(self, node: fx.Node, *steps: Step) -> "Scores":
-        """Return the scores with one more node and its steps."""
         return replace(self, steps=self.steps + steps, nodes=(*self.nodes, node))
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Describe one match.
-
-    Attributes:
-        value: The value of the second product.
-        output: The second product, and the order that turns (batch, rows, columns) into its own dimensions.
-    """
+    """Describe a match. `output` is the second product, and its order turns (batch, rows, columns) into its own."""
 
     scores: Scores
     value: Operand
@@ -71,7 +60,6 @@ def find_attention(graph_module: fx.GraphModule) -> list[Attention]:
 
 
 def count_fused(graph_module: fx.GraphModule) -> int:
-    """Return how many attention operators are fused already."""
     return sum(operator(node) == "scaled_dot_product_attention" for node in graph_module.graph.nodes)
 
 

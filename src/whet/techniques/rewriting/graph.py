@@ -31,7 +31,6 @@ class Traced(nn.Module):
         self.body = body
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the graph's outputs as a tuple."""
         return tuple(self.body(*tensors))
 
 

@@ -37,7 +37,6 @@ def conditions_for_int32(graph_module: fx.GraphModule, batches: Sequence[Sequenc
     Args:
         graph_module: The graph, with its weights as attributes.
         batches: Flat inputs that were seen.
-        runtime: The runtime's name, for the message.
 
     Raises:
         TargetError: An integer overflows already for inputs like those that were seen; the message names the operator.

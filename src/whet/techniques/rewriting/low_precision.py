@@ -39,7 +39,6 @@ def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:
     cast is inserted before each operator that would receive two dtypes.
 
     Args:
-        candidate: The candidate. It is not modified.
         name: What messages call the type.
 
     Raises:

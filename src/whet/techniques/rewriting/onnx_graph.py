@@ -22,8 +22,7 @@ _OPSET = 20  # the newest whose operators onnxruntime.quantization knows
 def export(candidate: Candidate) -> Folder:
     """Export a candidate's module as an ONNX model, with torch's exporter from torch.export's graph.
 
-    torch's older exporter is never used: it traces the model, which records one path through the code and drops every
-    branch.
+    torch's older exporter is never used: its trace records one path through the code and drops every branch.
 
     Raises:
         TargetError: There is no graph, or it has no ONNX form.

@@ -26,7 +26,6 @@ class PrecisionWrapper(nn.Module):
         self.output_dtypes = tuple(y.dtype for y in outputs)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Call the module."""
         if self.input_dtype is not None:
             tensors = tuple(x.to(self.input_dtype) if x.is_floating_point() else x for x in tensors)
         if self.autocast_device:

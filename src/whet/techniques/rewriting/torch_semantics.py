@@ -33,7 +33,6 @@ def export(module: nn.Module, examined: ExaminedWorkload, runtime: str) -> torch
 
     Args:
         module: The module, from flat tensors to flat tensors.
-        examined: The workload whose inputs it is traced with.
         runtime: "openvino" or "onnxruntime".
 
     Raises:
@@ -54,7 +53,6 @@ class _Spelled(nn.Module):
         self.forms = forms
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the graph's outputs as a tuple."""
         return tuple(_Speller(self.body, self.forms).run(*tensors))
 
 
@@ -67,7 +65,6 @@ class _Speller(fx.Interpreter):
         self._masks: dict[fx.Node, tuple[Tensor, Tensor]] = {}  # layers share a mask, and then what is made of it
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node."""
         form = self._forms.get(n)
         if form is None:
             return super().run_node(n)

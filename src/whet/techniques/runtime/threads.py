@@ -49,7 +49,6 @@ class Options:
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Check that the machine has several cores or threads, and that PyTorch uses another number than this already."""
     if examined.device_type != "cpu":
         return NotApplicable("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
     if machine.cores == machine.torch_threads == 1:
@@ -62,10 +61,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: layers reach these cores' limit, and operators cost nothing to call.
-
-    Everything that keeps layers from that limit counts as time in which threads wait for each other.
-    """
+    """Return the highest possible speedup. What keeps layers from these cores' limit counts as waiting of threads."""
     return speedup_bound(profile, of_threads(limits, options.num_threads), dtype=profile.dtype, removes_overhead=True)
 
 

@@ -34,7 +34,6 @@ _OPERATORS = frozenset(
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that a batch norm directly follows a convolution or a linear layer whose output nothing else reads."""
     if not any(isinstance(m, _BATCH_NORMS) for m in examined.workload.model.modules()):
         return NotApplicable("the model has no batch norm")
     try:
@@ -47,7 +46,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
 
 
 def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: batch norms cost nothing."""
     gone_s = sum(cost.time_s for cost in profile.layers if cost.kind.startswith("BatchNorm"))
     return profile.total_s / max(profile.total_s - gone_s, profile.total_s * 0.01)
 

@@ -30,7 +30,6 @@ _LINEARS = frozenset({"Linear", "NonDynamicallyQuantizableLinear"})
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that at least two linear layers read the same tensor."""
     try:
         groups = _find_groups(trace_original(examined))
     except TargetError as error:
@@ -41,7 +40,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
 
 
 def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: linear layers reach the machine's limit, and calling them costs nothing."""
     return speedup_bound(profile, limits, dtype=profile.dtype, kinds=_LINEARS, removes_overhead=True)
 
 

@@ -52,7 +52,6 @@ class Options:
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Check that a training goes with the model, and that it is a decoder."""
     _check_options(options)
     if why := decoders.refusal(examined.workload.model) or pruned.refusal(examined):
         return NotApplicable(why)

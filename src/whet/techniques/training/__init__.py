@@ -9,7 +9,6 @@ __all__ = ["TRAINING_TABLE"]
 
 
 def _found() -> dict[str, TrainingTechnique]:
-    """Import every file of this folder, and return the techniques in the order in which they compose."""
     modules = [import_module(f"{__name__}.{entry.name}") for entry in pkgutil.iter_modules(__path__)]
     found: list[TrainingTechnique] = [module.TECHNIQUE for module in modules]
     return {technique.name: technique for technique in sorted(found, key=lambda technique: technique.place)}

@@ -40,7 +40,6 @@ class Options:
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that samples do not see each other, and that a batch has as many of them as parts, where that is known."""
     if options.num_parts < 2:
         return NotApplicable(f"{options.num_parts} parts; give 2 or more")
     if any(isinstance(m, _NORMS) for m in parts.model.modules()):

@@ -33,7 +33,6 @@ class Options:
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that there is a compiler."""
     if not 0 <= options.kept < 1:
         return NotApplicable(f"kept must be 0 or more and below 1, not {options.kept:g}")
     if reason := missing_tools(at_load=True, device=parts.device_type):

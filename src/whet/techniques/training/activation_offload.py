@@ -36,7 +36,6 @@ class Options:
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that the model is on a GPU and has repeated blocks."""
     if not 0 < options.share <= 1:
         return NotApplicable(f"share must be above 0 and at most 1, not {options.share:g}")
     if parts.device_type != "cuda":
@@ -54,7 +53,6 @@ def chosen_blocks(model: nn.Module, share: float) -> list[nn.Module]:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with blocks whose activations move."""
     for block in chosen_blocks(parts.model, options.share):
         extend(block, Offloaded)
     return parts

@@ -23,7 +23,6 @@ from whet.techniques.training_technique import Exactness, TrainingStage, Trainin
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the optimiser is Adam or AdamW."""
     if reason := why_not_replaced(parts.optimizer, torch.optim.Adam, torch.optim.AdamW):
         return NotApplicable(reason)
     return Applies("row and column sums in place of two moments")

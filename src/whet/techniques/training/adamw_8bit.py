@@ -22,7 +22,6 @@ from whet.techniques.training_technique import Exactness, TrainingStage, Trainin
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the optimiser is AdamW and that its kernel can be compiled."""
     missing = missing_tools(at_load=True, device=parts.device_type)
     if reason := why_not_replaced(parts.optimizer, torch.optim.AdamW) or missing:
         return NotApplicable(reason)

@@ -69,7 +69,6 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with layers that compute with padded sizes."""
     layers, num_taken = unaligned_layers(parts.model, options.most_growth)
     for layer in layers:
         align(layer)

@@ -106,7 +106,6 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts; the allocator is set up from now on."""
     if options.kind == "keep":
         keep_all_memory()
     elif options.kind == "expandable_segments":

@@ -21,7 +21,6 @@ from whet.techniques.training_technique import Exactness, TrainingStage, Trainin
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the parameters are float32 and that the device multiplies bfloat16."""
     kinds = {p.dtype for p in parts.model.parameters()}
     if torch.float32 not in kinds:
         return NotApplicable("the parameters are not float32")
@@ -31,12 +30,10 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: products by the ratio of the limits, all else by half the bytes."""
     return profile.bound_in_fewer_bits(profile.share_left(limits, "bfloat16"))
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts with autocast around the model's forward."""
     extend(parts.model, AutocastForward)
     return parts
 

@@ -74,13 +74,11 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: products by the ratio of the limits, all else by half the bytes."""
     gain = max(limits.gemm.get("float16", 0.0) / limits.gemm.get("float32", 1.0), 1.0)
     return profile.bound_in_fewer_bits(1 / gain)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with float16 in the model and an optimiser that skips steps that overflowed."""
     scale_gradients(parts.model, parts.optimizer, LossScale(parts.model, **asdict(options)))
     return parts
 

@@ -85,7 +85,6 @@ def _chosen(parts: Parts) -> list[nn.Parameter]:
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: products by the ratio of the limits, all else by half the bytes."""
     return profile.bound_in_fewer_bits(profile.share_left(limits, "bfloat16"))
 
 
@@ -96,7 +95,6 @@ def predict_memory(memory: StepMemory, options: Options) -> float:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with matrices in bfloat16, an optimiser that updates in float32, and forward in autocast."""
     keep_in_bfloat16(parts.model, parts.optimizer, _chosen(parts), by_chance=options.update == "stochastic")
     extend(parts.model, AutocastForward)
     return parts

@@ -19,7 +19,6 @@ from whet.techniques.training_technique import Exactness, TrainingStage, Trainin
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that there are convolutions over images."""
     layers = [m for m in parts.model.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d)]
     if not layers:
         return NotApplicable("the model has no convolutions over images")
@@ -29,12 +28,10 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: products reach the machine's limit, all else costs half."""
     return profile.bound(products_s=profile.reaching_limit_s(limits), other_s=profile.other_s / 2)
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts with the channels last."""
     parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return parts
 

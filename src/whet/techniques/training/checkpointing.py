@@ -69,7 +69,6 @@ class _KeepsProducts(AddedForward):
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Return whether the results of an operator are kept."""
     return CheckpointPolicy.MUST_SAVE if _is_product(operator.name()) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -79,7 +78,6 @@ def _is_product(operator: str) -> bool:
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that the model has repeated blocks."""
     if options.every < 1:
         return NotApplicable(f"every must be 1 or more, not {options.every}")
     if options.keep not in _SPACE["keep"]:
@@ -113,7 +111,6 @@ def predict_memory(memory: StepMemory, options: Options) -> float:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with every k-th block computed again in backward."""
     for block in repeated_blocks(parts.model)[:: options.every]:
         extend(block, _KeepsProducts if options.keep == "products" else _Checkpointed)
     return parts

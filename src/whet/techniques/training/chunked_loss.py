@@ -44,7 +44,6 @@ class _Deferred(AddedForward):
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the model ends in a linear layer over a vocabulary."""
     head = head_of(parts.model)
     if head is None:
         return NotApplicable("the model does not end in a linear layer with 1,024 outputs or more")
@@ -56,12 +55,10 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: the softmax and its passes over memory cost nothing any more."""
     return profile.bound(loss_s=0.0)
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts with a last layer that defers its logits."""
     head = head_of(parts.model)
     assert head is not None
     extend(head, _Deferred)

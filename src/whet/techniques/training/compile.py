@@ -20,19 +20,16 @@ from whet.techniques.training_technique import COMPILER, Exactness, TrainingStag
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that there is a compiler."""
     if reason := missing_tools(at_load=True, device=parts.device_type):
         return NotApplicable(reason)
     return Applies("forward and backward as generated code")
 
 
 def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: everything between the products costs nothing any more."""
     return profile.bound(other_s=0.0, loss_s=0.0)
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts with a compiled model."""
     compile_in_place(parts.model)
     return parts
 

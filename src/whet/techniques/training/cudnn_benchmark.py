@@ -22,7 +22,6 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that a GPU computes convolutions, and that cuDNN does not time them already."""
     if parts.device_type != "cuda":
         return NotApplicable("the model is on the CPU; cuDNN computes on a GPU")
     number = sum(isinstance(module, _CONVOLUTIONS) for module in parts.model.modules())
@@ -36,12 +35,10 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: products reach the machine's limit."""
     return profile.bound(products_s=profile.reaching_limit_s(limits))
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts; the process's convolutions are timed from now on."""
     torch.backends.cudnn.benchmark = True
     return parts
 

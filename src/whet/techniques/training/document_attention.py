@@ -69,12 +69,10 @@ def check_profile(profile: StepProfile) -> str:
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: attention multiplies only what lies within documents."""
     return profile.bound(attention_s=profile.attention_s * profile.within_documents)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with another attention inside the repeated blocks, or inside the model where there are none."""
     SEEN.forget()
     kind = with_block_size(options.block_size)
     for module in repeated_blocks(parts.model) or [parts.model]:

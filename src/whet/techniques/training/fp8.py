@@ -61,7 +61,6 @@ def _settings(emulates: bool) -> Any:
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the GPU multiplies 8-bit floats and that there are layers for it."""
     if parts.device_type != "cuda":
         return NotApplicable("the model is on the CPU, which would emulate products of 8-bit floats")
     capability = (machine.gpus[0].capability if machine.gpus else None) or (0, 0)
@@ -88,14 +87,12 @@ def layers_of(model: nn.Module) -> list[nn.Linear]:
 
 
 def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: products at four times their speed, all else by half the bytes."""
     fast = limits.gemm.get("float8_e4m3fn", 2 * limits.gemm.get("bfloat16", 0.0))
     gain = max(fast / limits.gemm.get("float32", 1.0), 1.0)
     return profile.bound_in_fewer_bits(1 / gain)
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts with linear layers that multiply in 8-bit floats, and autocast around forward."""
     for layer in layers_of(parts.model):
         extend(layer, Float8Forward)
     extend(parts.model, AutocastForward)

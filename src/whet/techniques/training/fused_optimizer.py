@@ -96,12 +96,10 @@ def _may_compile(parts: Parts) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: the update takes what moving its numbers takes."""
     return profile.bound(optimizer_s=profile.least_optimizer_s(limits))
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with the same optimiser, which is fused from its next step on."""
     if options.kind == "compiled":
         _CompiledStep(parts.optimizer)
         return parts

@@ -108,7 +108,6 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with a loader that has these settings."""
     assert isinstance(parts.batches, DataLoader)
     return replace(parts, batches=with_workers(parts.batches, **vars(options)))
 

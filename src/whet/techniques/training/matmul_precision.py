@@ -20,7 +20,6 @@ from whet.techniques.training_technique import Exactness, TrainingStage, Trainin
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the parameters are float32, and that the device has such products and does not use them already."""
     if torch.float32 not in {p.dtype for p in parts.model.parameters()}:
         return NotApplicable("the parameters are not float32")
     if not machine.computes_bfloat16(parts.device_type):
@@ -31,13 +30,11 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: products by the ratio of the limits, all else stays."""
     dtype = "tfloat32" if "tfloat32" in limits.gemm else "bfloat16"
     return profile.bound(products_s=profile.products_s * profile.share_left(limits, dtype))
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts; the products of the whole process are rounded from now on."""
     torch.set_float32_matmul_precision("medium" if parts.device_type == "cpu" else "high")
     return parts
 

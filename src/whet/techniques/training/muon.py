@@ -61,7 +61,6 @@ def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts with Muon for matrices and AdamW for the rest."""
     matrices = _matrices(parts)
     names = frozenset({"lr", "betas", "eps", "weight_decay"})
     made = replaced(parts.optimizer, lambda groups: MuonWithAdamW(groups, matrices), names)

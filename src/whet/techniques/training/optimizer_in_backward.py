@@ -28,7 +28,6 @@ from whet.techniques.training_technique import Exactness, TrainingStage, Trainin
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the optimiser updates each parameter by itself."""
     if reason := updates_one_by_one(parts.optimizer):
         return NotApplicable(reason)
     return Applies("gradients are freed one by one")
@@ -58,7 +57,6 @@ def _update(optimizer: Optimizer, update: Any, number: int, used: UsedGradients,
     """Update one parameter with the settings that its group has now.
 
     Args:
-        update: The optimiser's step.
         number: The index of the parameter's group. A checkpoint that is loaded replaces the groups themselves.
         used: Takes the place of the gradient, so that whatever the loop still does with it is refused.
     """

@@ -45,20 +45,16 @@ class UpdatesOnHost(ExchangedUpdates):
     """Have an optimiser update copies of the parameters in the host's memory."""
 
     def is_exchanged(self, p: nn.Parameter) -> bool:
-        """Return whether a parameter lies on a GPU."""
         return p.is_cuda
 
     def lent(self, p: nn.Parameter) -> Tensor:
-        """Return a copy in the host's memory."""
         return p.data.to("cpu", copy=True)
 
     def write_back(self, p: nn.Parameter, updated: Tensor) -> None:
-        """Copy the updated value to the GPU."""
         p.copy_(updated)
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that the model is on a GPU, and that the optimiser updates each parameter by itself on any device."""
     if parts.device_type != "cuda":
         return NotApplicable("the model is on the CPU: there is no other memory that the state could move to")
     if reason := updates_one_by_one(parts.optimizer):
@@ -71,7 +67,6 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with an optimiser that updates in the host's memory."""
     UpdatesOnHost(parts.optimizer)
     if options.gradients:
         keep_gradients_on_host(p for group in parts.optimizer.param_groups for p in group["params"])

@@ -71,7 +71,6 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with a loader that fetches ahead."""
     device = next(parts.model.parameters()).device if options.copies else None
     return replace(parts, batches=Prefetched(parts.batches, options.depth, device))
 

@@ -36,7 +36,6 @@ class Options:
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that the model lies on a CPU that multiplies bfloat16."""
     if parts.device_type != "cpu":
         return NotApplicable("the model is not on the CPU; elsewhere the fused kernels are faster")
     if not machine.computes_bfloat16("cpu"):
@@ -45,12 +44,10 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: fused attention costs nothing any more."""
     return profile.bound(attention_s=0.0)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts with another attention inside the repeated blocks, or inside the model where there are none."""
     kind = AttentionByProducts if options.keep else AttentionComputedAgain
     for module in repeated_blocks(parts.model) or [parts.model]:
         extend(module, kind)

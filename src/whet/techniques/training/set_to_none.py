@@ -21,7 +21,6 @@ from whet.techniques.training_technique import Exactness, TrainingStage, Trainin
 
 
 def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
-    """Check that the optimiser's zero_grad writes zeros unless it is told otherwise."""
     parameter = inspect.signature(parts.optimizer.zero_grad).parameters.get("set_to_none")
     if parameter is None:
         return NotApplicable("the optimiser's zero_grad cannot set gradients to None")
@@ -37,7 +36,6 @@ def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
-    """Return the parts with an optimiser that frees its gradients."""
     free = parts.optimizer.zero_grad
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:

@@ -34,7 +34,6 @@ class Options:
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that the machine has several cores, and that PyTorch uses another number of threads already."""
     if parts.device_type != "cpu":
         return NotApplicable("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
     if not 1 <= options.num_threads <= machine.cores:
@@ -60,7 +59,6 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts; the process has other threads from now on."""
     torch.set_num_threads(options.num_threads)
     return parts
 

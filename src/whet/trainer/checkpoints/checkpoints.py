@@ -62,7 +62,6 @@ class Saving:
     """Say what a call of save did before it returned.
 
     Attributes:
-        step: The step.
         is_skipped: Whether nothing was saved, since the checkpoint of before was still being written.
         waited_s: Seconds for which the call waited for the checkpoint of before.
         copied_s: Seconds for which it copied the tensors.
@@ -78,13 +77,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Written:
-    """Describe a checkpoint that was written.
-
-    Attributes:
-        path: Its directory.
-        seconds: How long the thread wrote.
-        num_bytes: The size of the tensors' files.
-    """
+    """Describe a written checkpoint: its directory, the seconds of writing, and the bytes of the tensors' files."""
 
     path: Path
     step: int
@@ -114,7 +107,6 @@ class Checkpoints:
     made by the first save. RunLock keeps a second run out of it.
 
     Args:
-        directory: Where the checkpoints are.
         keep: How many of the newest are kept.
         keep_every: Checkpoints of steps that are multiples of it are kept for ever; None for no such step.
         when_busy: What a save does while the checkpoint of before is still being written: "wait" for it, or "skip".
@@ -163,7 +155,6 @@ class Checkpoints:
 
         Args:
             step: The step after which the state was taken.
-            state: The state.
             wait: Return when the checkpoint is on the disk, and skip nothing.
 
         Returns:

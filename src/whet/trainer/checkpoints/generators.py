@@ -46,7 +46,6 @@ def load_generators(state: TrainingState, own: Mapping[str, Generator] = _NONE) 
     """Restore the generators. Call it after everything else that draws random numbers, such as skipping samples.
 
     Args:
-        state: The checkpoint's state.
         own: The training's own generators, under the names under which they were saved.
 
     Returns:

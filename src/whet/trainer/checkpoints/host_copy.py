@@ -59,7 +59,6 @@ class StagedFile:
 
     @property
     def memory(self) -> memoryview:
-        """Return the tensors' bytes."""
         array: np.ndarray = self.data.numpy()
         return memoryview(array)  # type: ignore[arg-type]
 
@@ -84,7 +83,6 @@ class HostCopy:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of all files."""
         return sum(len(file.header) + file.data.nbytes for file in self.files)
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
@@ -187,7 +185,6 @@ def _size(spec: Spec) -> int:
 
 
 def _shards(specs: list[Spec], shard_bytes: int) -> list[list[Spec]]:
-    """Divide tensors into shards in their order."""
     shards: list[list[Spec]] = [[]]
     filled = 0
     for spec in specs:

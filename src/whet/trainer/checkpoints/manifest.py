@@ -93,7 +93,6 @@ def marker_of(manifest: bytes) -> str:
 
 
 def step_name(step: int) -> str:
-    """Return the name of a step's directory."""
     return f"step-{step:08d}"
 
 
@@ -191,11 +190,7 @@ def sized_steps(directory: Path) -> list[SavedStep]:
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
-    """Check that all files are there, with their sizes.
-
-    Raises:
-        Damage: One is missing or has another size.
-    """
+    """Raise Damage where a file is missing or has another size."""
     for saved in manifest.files:
         file = path / saved.name
         try:

@@ -71,7 +71,6 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, state: TrainingState)
     Args:
         model: The model whose parameters it updates.
         optimizer: An optimiser of the same class, whose groups hold the same parameters, in any order.
-        state: The checkpoint's state.
 
     Raises:
         CheckpointError: The state is another optimiser's, or of other groups of parameters.

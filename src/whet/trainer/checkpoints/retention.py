@@ -14,7 +14,6 @@ def superseded(saved: Sequence[SavedStep], *, keep: int, keep_every: int | None)
 
     Args:
         saved: Whole checkpoints. Damaged ones neither count nor are removed.
-        keep: How many of the newest are kept.
         keep_every: Steps that are multiples of it are kept for ever; None for no such step.
     """
     gone = []

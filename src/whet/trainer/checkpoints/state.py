@@ -108,7 +108,6 @@ def state_of(name: str, thing: HasState) -> TrainingState:
 
     Args:
         name: The part of the checkpoint that holds it: "schedule".
-        thing: The object.
 
     Raises:
         OptionError: The state holds something else than numbers, texts, tensors and containers of them.

@@ -33,11 +33,7 @@ _LEFT_OVER = re.compile(r"\.step-\d+(?:-\d+)?\.(partial|removed)-[0-9a-f]{8}(?P<
 
 
 def write_checkpoint(directory: Path, step: int, copy: HostCopy, values: bytes) -> Path:
-    """Write a checkpoint, and return its directory.
-
-    Args:
-        directory: Where the checkpoints are.
-        values: The values, as JSON.
+    """Write a checkpoint, whose values are JSON, and return its directory.
 
     Raises:
         OutputError: It cannot be written. What was written of it is removed.

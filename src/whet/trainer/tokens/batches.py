@@ -164,7 +164,6 @@ class TokenBatches(Dataset[TokenBatch]):
         """Put rows in order.
 
         Args:
-            rows: Windows or PackedRows.
             seed: What the order depends on, from 0 to 2^64 - 1.
             shuffle: Whether each epoch has an order of its own. Otherwise rows come in order.
             start: The step that going over the batches begins with.
@@ -190,7 +189,6 @@ class TokenBatches(Dataset[TokenBatch]):
         return step * self.batch_size / len(self.rows)
 
     def __getitem__(self, step: int) -> TokenBatch:
-        """Return the batch of a step, as a data set of PyTorch does."""
         return self.batch_at(step)
 
     def __iter__(self) -> Iterator[TokenBatch]:
@@ -205,10 +203,7 @@ class TokenBatches(Dataset[TokenBatch]):
         It draws nothing from PyTorch's generator, so that a training is the same with any number of workers.
 
         Args:
-            num_workers: Processes that read batches; 0 for none.
             start: The first step; None for that of this object.
-            pin_memory: Lay batches into pinned memory, from which copies to a GPU are fast.
-            prefetch_factor: Batches that each process reads ahead.
 
         Raises:
             OptionError: The step is negative.
@@ -225,8 +220,6 @@ class TokenBatches(Dataset[TokenBatch]):
 
 
 class _Steps(Sampler[int]):
-    """Count steps without end."""
-
     def __init__(self, start: int) -> None:
         self.start = _checked_start(start)
 

@@ -45,7 +45,6 @@ class Sources:
     Any of them may be compressed, as `.txt.gz`.
 
     Attributes:
-        files: The files, in order.
         separator: What stands between documents of a `.txt`, such as a blank line; None for one document a file.
     """
 
@@ -209,7 +208,6 @@ def _text_parts(blocks: Iterable[str], separator: str | None) -> Iterator[Part]:
 
 
 def _records(path: Path, file: BinaryIO) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the objects of a file, each with its place for messages."""
     offset = 0
     for number, line in enumerate(file, 1):
         place = f"{path}:{number}"

@@ -85,13 +85,9 @@ def file_identity(path: Path) -> dict[str, int]:
 
 
 def check_untouched(path: Path, before: Mapping[str, int]) -> None:
-    """Check that nothing was written into a file that is mapped. One that was removed or replaced stays mapped.
+    """Raise TargetError where a mapped file's size or time is not as in `before`, which `file_identity` returned.
 
-    Args:
-        before: What `file_identity` returned when it was mapped.
-
-    Raises:
-        TargetError: Its size or time has changed.
+    One that was removed or replaced stays mapped.
     """
     with contextlib.suppress(OSError):
         now = path.stat()

@@ -20,14 +20,7 @@ _FACTS, _STARTS = "facts.json", "starts.bin"
 
 @dataclass(frozen=True)
 class RawTokens:
-    """Hold a file of tokens and what was found out about it.
-
-    Attributes:
-        tokens: The tokens. [T]
-        starts: Where each document begins, and where the last one ends. [documents + 1]
-        digest: A name of tokens and boundaries.
-        place: The directory in the cache where this is kept.
-    """
+    """Hold a file of tokens and what was found out about it, as the fields of a TokenStore."""
 
     tokens: NDArray[Any]
     starts: NDArray[np.int64]
@@ -37,13 +30,7 @@ class RawTokens:
 
 
 def read_raw(path: Path, dtype: np.dtype[Any] | None, end_id: int | None, cache: Path) -> RawTokens:
-    """Map a file of tokens, and find its documents.
-
-    Args:
-        path: A `.npy` or `.bin`.
-        dtype: The integers of a `.bin`, little endian; None where the file says it.
-        end_id: The token after which a new document begins; None for one document.
-        cache: The directory of cached tokens.
+    """Map a file of tokens, and find its documents. The arguments are those of `store.open_raw`.
 
     Raises:
         TargetError: The file is missing, empty or damaged, or holds negative numbers.

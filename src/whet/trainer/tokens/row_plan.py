@@ -46,7 +46,6 @@ class RowPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens lie in the rows."""
         return int((self.ends - self.begins).sum())
 
 

@@ -98,7 +98,6 @@ class TokenStore:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens."""
         return len(self.tokens)
 
     @property
@@ -108,7 +107,6 @@ class TokenStore:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the type of a token on disk."""
         return self.tokens.dtype
 
     def document(self, index: int) -> NDArray[Any]:
@@ -143,11 +141,7 @@ class TokenStore:
         )
 
     def check_fits(self, vocab_size: int) -> None:
-        """Check that a model with so many token ids can take the tokens.
-
-        Raises:
-            TargetError: There is a larger id.
-        """
+        """Raise TargetError where a token's id is none of the `vocab_size` that a model knows."""
         if self.largest_id >= vocab_size:
             raise TargetError(
                 f"the tokens have ids up to {self.largest_id}, and the model knows {vocab_size}: {self.place} was made "
@@ -155,11 +149,7 @@ class TokenStore:
             )
 
     def verify(self) -> None:
-        """Check the digest of a store that a StoreWriter wrote. That reads all of it.
-
-        Raises:
-            TargetError: The content is not what was written.
-        """
+        """Raise TargetError where the content is not what a StoreWriter wrote. This reads all of it."""
         digest = ContentDigest(self.dtype, has_trained=self.trained is not None)
         digest.tokens.update(np.ascontiguousarray(self.tokens).data)
         digest.starts.update(np.ascontiguousarray(self.starts).data)
@@ -172,11 +162,6 @@ class StoreWriter:
     """Write documents of tokens, one after the other, into a directory that appears when the last one is written.
 
     Use it in a `with` block. Whatever fails in the block, nothing is left behind. Memory does not grow with the tokens.
-
-    Attributes:
-        num_tokens: The tokens that were written so far.
-        num_trained: Those of them that are to be learnt.
-        num_documents: The documents that were ended so far.
     """
 
     def __init__(self, directory: Path | str, dtype: DTypeLike, *, vocab_size: int | None = None) -> None:

@@ -55,7 +55,6 @@ class ContentDigest:
         self.tokens, self.starts, self.trained = (hashlib.sha256() for _ in range(3))
 
     def hexdigest(self) -> str:
-        """Return the digest of all content."""
         parts = [self.dtype.str, self.tokens.hexdigest(), self.starts.hexdigest()]
         parts += [self.trained.hexdigest()] if self.has_trained else []
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()

@@ -44,11 +44,9 @@ def tokenised(
     that wants the same meanwhile waits for the first.
 
     Args:
-        files: A file or several, whose documents come in this order. See Sources for what they may hold.
+        files: A file or several, whose documents come in this order. See Sources, also for text_key and separator.
         tokenizer: What load_tokenizer returned, or a tokenizers.Tokenizer.
         cache: The directory of cached tokens; None is that of whet.
-        text_key: The key of the text in an object of a `.jsonl` or `.json`.
-        separator: What stands between documents of a `.txt`; None for one document a file.
         append_end: Put the tokenizer's end of text behind each document. What a chat template wrote stays as it is.
         vocab_size: Token ids that the model knows; None for those of the tokenizer.
 
@@ -90,12 +88,7 @@ def characters_of(
 ) -> str:
     """Return the different characters of files, in the order of their code points. They are kept in the cache.
 
-    `load_tokenizer("characters", characters_of(files))` makes a tokenizer of them.
-
-    Args:
-        cache: The directory of cached tokens; None is that of whet.
-        text_key: The key of the text in an object of a `.jsonl` or `.json`.
-        separator: What stands between documents of a `.txt`.
+    `load_tokenizer("characters", characters_of(files))` makes a tokenizer of them. Options are those of `tokenised`.
 
     Raises:
         TargetError: A file is missing, cannot be read, or does not hold what it should.

@@ -39,7 +39,6 @@ class LoadedTokenizer:
     settings: dict[str, Any]
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the tokenizer, then the end of text."""
         yield self.tokenizer
         yield self.end_id
 

@@ -28,17 +28,12 @@ _LEAST_LEFT = 0.05  # of a step, whatever a technique promises
 
 
 class ScriptFacts(Facts, frozen=True):
-    """Hold what was found out about a script.
-
-    Attributes:
-        memory: What the memory of a step is made of; None where that was not seen.
-    """
+    """Hold what was found out about a script; `memory` is what a step's is made of, None where that was not seen."""
 
     memory: StepMemory | None = None
 
 
 def facts_of(command: ScriptCommand, examined: Examined, exclude: Sequence[str], examined_s: float) -> ScriptFacts:
-    """Return what runs of a script as it is have shown, in `examined_s` seconds."""
     machine, watched = describe(), examined.watched
     refused = [RefusedTechnique(technique=name, reason=why) for name, why in watched.refused.items()]
     left_out = {step.technique for step in watched.applicable}.intersection(exclude)
@@ -65,12 +60,7 @@ def facts_of(command: ScriptCommand, examined: Examined, exclude: Sequence[str],
 def applicable_techniques(
     record: ScriptRecord, exclude: Sequence[str], memory: StepMemory | None = None
 ) -> tuple[ApplicableTechnique, ...]:
-    """Return the techniques that apply to a script, with the choices that its process has accepted.
-
-    Args:
-        record: A watched run of the script as it is.
-        memory: What the memory of a step is made of; None where that is not known.
-    """
+    """Return the techniques that apply to a script, with the choices that the process of a watched run has accepted."""
     choices = defaultdict[str, list[Step]](list)
     for step in record.applicable:
         if step.technique not in exclude:

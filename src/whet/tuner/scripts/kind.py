@@ -35,11 +35,7 @@ _RUN_LIMIT_S = 300.0
 
 
 class ScriptKind(TrainedKind):
-    """Make the steps of a script fast, or small, without a change of its lines.
-
-    Args:
-        num_steps: The most optimiser steps of a run.
-    """
+    """Make the steps of a script fast, or small, without a change of its lines; a run makes `num_steps` at the most."""
 
     word: ClassVar[KindWord] = "script"
     times_original_alone: ClassVar[bool] = False
@@ -54,7 +50,6 @@ class ScriptKind(TrainedKind):
 
     @contextlib.contextmanager
     def at_work(self, work: Work) -> Iterator[None]:
-        """Hold a directory for copies and messages of runs."""
         self.work = work
         with tempfile.TemporaryDirectory(prefix="whet-script-") as scratch:
             limit_s = min(_RUN_LIMIT_S, self.asked.budget_s)
@@ -62,33 +57,27 @@ class ScriptKind(TrainedKind):
             yield
 
     def examine(self) -> ScriptFacts:
-        """Run the script as it is, and return what that shows."""
         began = time.monotonic()
         self._examined = examine(self.runs, self._command.name, self.work.budget)
         self.facts = facts_of(self._command, self._examined, self.asked.exclude, time.monotonic() - began)
         return self.facts
 
     def title(self) -> str:
-        """Return the study's name, with a digest of the command and its script."""
         facts = self.facts
         name = f"whet script {facts.name} {self.goal.objective} {facts.weights} {facts.fingerprint}"
         return f"{name} {self._num_steps} steps{self.limits()}"
 
     def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
-        """Keep time for the proof of what trials find."""
         return self.time_for_trials(self.runs.proof_s)
 
     def costs(self, finalists: Sequence[TrialRecord]) -> VerdictCosts:
-        """Return what a trial and each part of the proof take, by the runs so far."""
         return self.runs.costs(len(finalists))
 
     @property
     def original_run(self) -> Run:
-        """Return the script as it was timed before the first trial."""
         return self._examined.timed
 
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
-        """Run the script with a recipe, judge its gradients, updates and losses, and time its steps."""
         began, steps = time.monotonic(), recipe.steps
         record = TrialRecord(
             number=number,
@@ -135,14 +124,11 @@ class ScriptKind(TrainedKind):
         return within_limits(self.goal, record.model_copy(update={"peak_bytes": peak_bytes, "training": evidence}))
 
     def side(self, record: TrialRecord | None) -> ScriptSide:
-        """Return the script as it is, or with a recipe, as a side of the comparison."""
         if record is None:
             return ScriptSide(self.runs, "original")
         return ScriptSide(self.runs, f"final-{record.number}", record.steps)
 
     def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
-        """Train pairs of runs with other seeds until their training losses tell, as long as the budget lasts."""
-
         def run_pair(seed: int) -> LossPair | None:
             has_time = self.work.budget.left_at_most_s > 2 * self.runs.longest_s
             return loss_pair(self.runs, point.steps, seed) if has_time else None
@@ -156,7 +142,6 @@ class ScriptKind(TrainedKind):
 
     @property
     def options(self) -> dict[str, str]:
-        """Return the number of steps, where it is not the default."""
         return {} if self._num_steps == SCRIPT_STEPS else {"--steps": str(self._num_steps)}
 
     def save(self, result: Result, directory: Path) -> None:

@@ -42,7 +42,6 @@ class Original:
 
     @property
     def losses(self) -> list[float | None]:
-        """Return the loss of each step."""
         return _record(self.run).losses
 
     def moves(self, size: float) -> dict[str, Tensor]:
@@ -62,11 +61,7 @@ class Original:
 
 
 def judge(original: Original, found: ScriptOutcome, exactness: Exactness) -> tuple[str, TrainingEvidence]:
-    """Judge a run with a recipe whose techniques promise `exactness`.
-
-    Returns:
-        Why it does not train as the script does, "" where it does; and the evidence.
-    """
+    """Return why a run whose recipe promises `exactness` does not train as the script does, or "", and the evidence."""
     record, own = _record(found), _record(original.run)
     proof = _gradients(original, found, exactness)
     evidence = TrainingEvidence(gradients=proof, updates=record.updates)

@@ -54,12 +54,7 @@ class ScriptRuns:
         )
 
     def moved(self, size: float, number: int) -> ScriptOutcome:
-        """Run the first steps of the script as it is, with its parameters moved by a rounding error of this size.
-
-        Args:
-            size: The part of each parameter by which it is moved at most.
-            number: Which of several moves.
-        """
+        """Run the script's first steps with a rounding error of at most `size` of each parameter, in move `number`."""
         return self._run(ScriptRequest(num_steps=_MOVED_STEPS, enough_s=0.0, is_proof=True, moved=size, move=number))
 
     def timed(self, steps: Sequence[Step] = (), *, is_watched: bool = False, left_s: float = math.inf) -> ScriptOutcome:
@@ -87,7 +82,6 @@ class ScriptRuns:
         return outcome
 
     def costs(self, num_finalists: int = 1) -> VerdictCosts:
-        """Return what trials, the finals and the proof of the loss take, by the runs so far."""
         step_s = (self.timed_s - self.starting_s) / max(1, self._num_timed)
         loss_s = self.starting_s + self.num_steps * step_s
         return VerdictCosts(self.proof_s, 2 * max(1, num_finalists) * self.timed_s, 2 * loss_s)
@@ -102,12 +96,10 @@ class ScriptSide:
     steps: tuple[Step, ...] = ()
 
     def run(self) -> Run:
-        """Time the script in a process of its own."""
         return timed_run(self.runs.timed(self.steps))
 
 
 def timed_run(outcome: ScriptOutcome) -> Run:
-    """Return what a run measured, for a comparison."""
     record = outcome.record
     if record is None:
         return Run(failure=outcome.failure)

@@ -24,15 +24,7 @@ _NO_TRUTH = "the true answers are not known: quality is judged beside the origin
 
 
 class StreamFacts(Facts, frozen=True):
-    """Hold what was found out about a stream.
-
-    Attributes:
-        samplers: The samplers that it can have, its own first; "" alone where it has no choice.
-        names_models: Whether its step names models that artefacts can stand for.
-        still_share: The share of the clips' frames that stand still.
-        threads: Numbers of threads that are worth trying.
-        has_codec: Whether a video is read or written.
-    """
+    """Hold what was found out about a stream. The attributes are those of `Choices`."""
 
     samplers: tuple[str, ...]
     names_models: bool
@@ -41,7 +33,6 @@ class StreamFacts(Facts, frozen=True):
     has_codec: bool
 
     def choices(self, original: Setting, within_s: float | None) -> Choices:
-        """Return what can be chosen."""
         return Choices(
             original, self.samplers, self.names_models, self.still_share, self.threads, self.has_codec, within_s
         )
@@ -50,12 +41,7 @@ class StreamFacts(Facts, frozen=True):
 def facts_of(
     name: str, opened: Opened, original: Setting, clips: Sequence[Clip], figures: Figures, *, has_codec: bool
 ) -> StreamFacts:
-    """Return what is known of a stream once it has run on its clips.
-
-    Args:
-        clips: The clips to choose on.
-        figures: Its quality on them.
-    """
+    """Return what is known of a stream once it has run on the clips to choose on, with its quality on them."""
     machine, own = describe(), opened.sampler
     samplers = ("",) if own is None else (own, *(other for other in SAMPLERS if other != own))
     threads, names_models = _threads(), bool(Replacements(opened.model.step).names)

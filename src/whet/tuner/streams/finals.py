@@ -18,12 +18,9 @@ _BUDGET_FRAMES = 500  # in which the 99th percentile is looked at
 
 
 def write_stream(directory: Path, target: str, setting: Setting, models: dict[str, TunedModel]) -> None:
-    """Write a way to run the stream as a tuned stream. Its artefacts lie in the directory already.
+    """Write a way to run the stream as a tuned stream. Its `models`, by name of the call, lie in the directory already.
 
     The file of a target keeps its place: the stream may be opened from any directory.
-
-    Args:
-        models: The artefacts that stand for its models, by the name of the call.
     """
     settings = {**settings_of(setting.options), "codec_threads": setting.codec_threads}
     write_tuned(directory, TunedStream(target=_absolute(target), settings=settings, models=models))
@@ -48,10 +45,7 @@ def others_of(setting: Setting) -> dict[str, Any]:
 
 
 def budget_run(opened: Opened, setting: Setting, source: str, budget_s: float) -> StreamReport:
-    """Run a stream for 500 frames, and report whether it keeps a budget of `budget_s` seconds a frame.
-
-    The frames are in memory before it begins.
-    """
+    """Run a stream for 500 frames, which lie in memory, and report whether it keeps `budget_s` seconds a frame."""
     with Endless(lambda: open_source(source, size=opened.size)) as frames:
         images = [frame.image for frame in itertools.islice(frames, _BUDGET_FRAMES)]
     options = replace(setting.options, budget_s=budget_s, degrades=False)

@@ -51,17 +51,9 @@ _CLIP_FRAMES = 48
 
 
 class StreamKind(Kind):
-    """Make a stream answer more frames of the same quality, or better ones within a time.
+    """Make a stream answer more frames of the same quality, or better ones within `within_s` seconds of a frame.
 
-    Args:
-        asked: What is asked for. The objective "quality" looks for the best quality within `within_s`.
-        target: What `whet stream` takes.
-        source: The frames that times are measured on.
-        options: How the stream runs now.
-        clips: Frames with their truth; None takes those of the source.
-        sink_suffix: The suffix of a video that is written while times are measured; "" for none.
-        within_s: Seconds that a frame may take, where the best quality is looked for.
-        clips_name: What the command line calls the clips: the archive; "" for none.
+    The other arguments are those of `tune_stream`.
     """
 
     word: ClassVar[KindWord] = "stream"
@@ -91,7 +83,6 @@ class StreamKind(Kind):
         self._sides: dict[str, Variant] = {}
 
     def check(self) -> None:
-        """Check the options, and that the stream is not a tuned one."""
         check_excluded(self.asked.exclude, list(TABLE))
         if self._options.budget_s is not None:
             raise OptionError("a stream is tuned to a budget by frame_budget_s (--frame-budget)")
@@ -100,14 +91,12 @@ class StreamKind(Kind):
 
     @contextlib.contextmanager
     def at_work(self, work: Work) -> Iterator[None]:
-        """Hold a directory for what nobody keeps."""
         self.work = work
         with tempfile.TemporaryDirectory(prefix="whet-stream-") as scratch:
             self._scratch = Path(scratch)
             yield
 
     def examine(self) -> StreamFacts:
-        """Run the stream as it is on its clips."""
         began = time.monotonic()
         opened = open_target(self.target, self._options)
         self.original = Setting(replace(self._options, steps=opened.model.steps, sampler=opened.sampler))
@@ -125,17 +114,14 @@ class StreamKind(Kind):
         return self.facts
 
     def measure_original(self) -> None:
-        """Time the stream as it is."""
         self._own_s, _ = self.work.patience.measure(lambda: self._bench.timed(self.original), lambda found: found[1])
 
     def title(self) -> str:
-        """Return the study's name, with a digest of the stream and its clips."""
         within = "" if self._within_s is None else f" within {self._within_s:g} s"
         on = f"{self._source} {self._sink_suffix or 'null'}{within}"
         return f"whet stream {self.target} {self.goal.max_drop} on {on} {self.facts.weights} {self.facts.fingerprint}"
 
     def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
-        """Keep a quarter of the budget for the proof."""
         budget = self.work.budget
         self._models = StreamModels(self._bench, self.original, self.asked, self.goal.max_drop, self.work, directory)
         self.unseen = UnseenJudge(self._models, self._clips.reported_on, self._within_s)
@@ -145,22 +131,18 @@ class StreamKind(Kind):
 
     @property
     def space(self) -> Space:
-        """Return what can be changed of the stream."""
         return Space(self.facts.applicable, STREAM_TABLE)
 
     @property
     def choices(self) -> plan.Choices:
-        """Return what is decided on by trials."""
         return self.facts.choices(self.original, self._within_s)
 
     def next_recipe(
         self, records: Sequence[TrialRecord], *, with_reference: bool, may_compile: bool = True
     ) -> Recipe | None:
-        """Return what is decided on next."""
         return plan.next_recipe(self.choices, records)
 
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
-        """Judge a setting on the clips to choose on, and time it."""
         began, steps = time.monotonic(), recipe.steps
         record = TrialRecord(number=number, steps=steps, status="failed", fingerprint=self.facts.fingerprint)
         setting = setting_of(self.original, steps)
@@ -209,12 +191,10 @@ class StreamKind(Kind):
         return found if found is not None and found.status == "done" else None
 
     def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return what the trials decide for."""
         best = self.best_trial(records)
         return [best] if best is not None else []
 
     def instead(self, records: Sequence[TrialRecord], finalists: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return what may be as good as the stream as it was, where the best was not on frames that it had not seen."""
         if self._within_s is not None or not finalists:
             return []
         found = list[TrialRecord]()
@@ -231,7 +211,6 @@ class StreamKind(Kind):
         return [record for record in found if record.status == "done"]
 
     def side(self, record: TrialRecord | None) -> Variant:
-        """Return the stream as it is, or with a recipe, as a tuned stream of its own."""
         name = ORIGINAL if record is None else f"trial-{record.number}"
         if name not in self._sides:
             place = self._scratch / f"{name}-stream"
@@ -242,7 +221,6 @@ class StreamKind(Kind):
         return self._sides[name]
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
-        """Return the point of the stream as it is. A call is so many frames."""
         own = self.unseen.own()
         known: dict[str, Any] = {"quality": own.ssim, "stream": own.summary()}
         if not runs:
@@ -252,7 +230,6 @@ class StreamKind(Kind):
         return original_point(runs, 1.0, per_call=FRAMES, peak_bytes=max(run.peak_bytes for run in runs), **known)
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
-        """Return a finalist's point."""
         peak_bytes = max(new.peak_bytes for _, new in claim.pairs)
         point = finalist_point(record, claim, per_call=FRAMES, peak_bytes=peak_bytes)
         self.unseen.judge(point)
@@ -271,11 +248,9 @@ class StreamKind(Kind):
         return bool(steps) and self._within_s is None
 
     def is_proved(self, point: MeasuredVariant) -> bool:
-        """Return whether a point is as good as the stream was, on clips that the search has not seen."""
         return not self.is_owed(point.steps) or self.unseen.moved[point.label].is_same
 
     def is_disproved(self, point: MeasuredVariant) -> bool:
-        """Return whether a point is worse on clips that the search has not seen."""
         return not self.is_proved(point)
 
     def is_unfinished(self, point: MeasuredVariant) -> bool:
@@ -283,11 +258,9 @@ class StreamKind(Kind):
         return False
 
     def why_open(self, point: MeasuredVariant) -> str:
-        """Return what is worse about a point on clips that the search has not seen."""
         return f"on unseen clips {'; '.join(self.unseen.moved[point.label].reasons)}"
 
     def stays(self, points: Sequence[MeasuredVariant], baseline: MeasuredVariant) -> str:
-        """Return why the stream stays as it is, where the best within a time was looked for."""
         if self._within_s is None:
             return ""
         within = duration(self._within_s)
@@ -303,7 +276,6 @@ class StreamKind(Kind):
         return f"No gain: the original keeps {within} a frame, and what was found is {word}: {told}."
 
     def gained(self, best: MeasuredVariant, baseline: MeasuredVariant, reference: MeasuredVariant | None) -> str:
-        """Return what the best recipe gains, in a sentence."""
         if self._within_s is not None:
             was = {"held": "keeps it too", "missed": "misses it"}.get(baseline.budget, "is open")
             better = f"similarity {best.quality or 0:.3f} beside {baseline.quality or 0:.3f}"
@@ -327,12 +299,10 @@ class StreamKind(Kind):
         return needed_for(2 * self.asked.budget_s)
 
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
-        """Return where the frames came from, and the time that each may take."""
         return {"source": self._source, "within_s": self._within_s}
 
     @property
     def options(self) -> dict[str, str]:
-        """Return the options of streams that were given."""
         own = self._options
         found = {
             "--steps": own.steps,
@@ -346,10 +316,8 @@ class StreamKind(Kind):
         return {name: str(value) for name, value in found.items() if value is not None}
 
     def save(self, result: Result, directory: Path) -> None:
-        """Write the stream that is kept, which `whet stream` takes."""
         self._models.write(directory, result.best.steps)
         result.unsaved = f"what is kept is a stream: whet stream {shlex.quote(str(directory))}"
 
     def report(self, result: Result, directory: Path) -> None:
-        """Write the report."""
         write_report(result, directory / "report.html", render)

@@ -47,7 +47,6 @@ class StreamModels:
 
     @staticmethod
     def are_wanted(steps: Sequence[Step]) -> bool:
-        """Return whether a recipe asks for tuned models."""
         return any(one.technique == "tuned_models" for one in steps)
 
     def place(self, setting: Setting, steps: Sequence[Step]) -> tuple[str, ...]:
@@ -64,10 +63,7 @@ class StreamModels:
         return tuple(f"{call.name}: {call.recipe}" + (f" ({call.reason})" if call.reason else "") for call in calls)
 
     def _calls(self, setting: Setting, steps: Sequence[Step]) -> list[TunedCall]:
-        """Return what tuning the models for a setting gave, where a recipe asks for that.
-
-        A search that ended in this directory is read again.
-        """
+        """Return what tuning the models gave, where a recipe asks for that. A search that ended here is read again."""
         wanted = next((one for one in steps if one.technique == "tuned_models"), None)
         if wanted is None:
             return []

@@ -82,7 +82,6 @@ def with_step(steps: Sequence[Step], other: Step) -> tuple[Step, ...]:
 
 
 def _decided(choices: Choices) -> Decisions:
-    """Decide one thing after the other, each by trials."""
     steps: tuple[Step, ...] = yield from _batch(choices)
     setting = setting_of(choices.original, steps)
     takes_a_row = not setting.options.rolling or choices.steps == 1

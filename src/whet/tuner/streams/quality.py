@@ -125,7 +125,6 @@ class Change:
 
     @property
     def is_same(self) -> bool:
-        """Return whether the quality is the same, within what is allowed."""
         return not self.reasons
 
 

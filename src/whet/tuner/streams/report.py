@@ -22,7 +22,6 @@ QUALITY = {
 
 
 def render(result: Result, toml: str) -> str:
-    """Return the page as text. `toml` is the recipe as it lies on disk."""
     page = environment()
     page.loader.searchpath.append(str(Path(__file__).parent))  # type: ignore[union-attr]
     page.filters["figure"] = quality_figure
@@ -36,7 +35,6 @@ def render(result: Result, toml: str) -> str:
 
 
 def quality_figure(point: MeasuredVariant, name: str) -> str:
-    """Return a figure of a point's quality, as people read it; a dash where it is not known."""
     found = None if point.stream is None else getattr(point.stream, name)
     if found is None:
         return DASH
@@ -44,7 +42,6 @@ def quality_figure(point: MeasuredVariant, name: str) -> str:
 
 
 def _tiles(result: Result) -> list[Tile]:
-    """Return the key figures: speed, frames a second, the time of a frame, and the quality."""
     best, baseline = result.best, result.baseline
     rates = f"{figures.digits(baseline.throughput_per_s)} → {figures.digits(best.throughput_per_s)}"
     kept = "the original stays" if not best.steps else "from one answer to the next"

@@ -22,21 +22,15 @@ Models = dict[str, tuple[Any, Shapes]]
 
 @dataclass(frozen=True)
 class Setting:
-    """Hold one way to run the stream.
-
-    Attributes:
-        codec_threads: The threads of a video's decoder and encoder; None for their own.
-    """
+    """Hold one way to run the stream; with None as `codec_threads`, a video's decoder and encoder have their own."""
 
     options: StreamOptions
     codec_threads: int | None = None
 
     def changed(self, **values: Any) -> "Setting":
-        """Return the setting with other options."""
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **values))
 
     def with_codec_threads(self, number: int) -> "Setting":
-        """Return the setting with another number of threads for the codec."""
         return dataclasses.replace(self, codec_threads=number)
 
 
@@ -60,7 +54,6 @@ class Bench:
     models: Models = field(default_factory=dict)
 
     def open(self, setting: Setting) -> Opened:
-        """Open the stream's model with a setting, and with what stands for its models."""
         opened = open_target(self.target, setting.options)
         if self.models:
             replacements = Replacements(opened.model.step)

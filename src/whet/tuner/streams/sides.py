@@ -55,12 +55,10 @@ class StreamAnswers:
         return contextlib.nullcontext()
 
     def warm_up(self) -> None:
-        """Take the first answers."""
         for _ in range(_WARM_UP_CALLS):
             self.once()
 
     def once(self) -> None:
-        """Take the next answers, and write them."""
         for _ in range(FRAMES):
             answer = next(self._answers)
             self._sink.write(answer.image, answer.frame.time_s)
@@ -70,20 +68,12 @@ class StreamAnswers:
         return None
 
     def close(self) -> None:
-        """End the stream."""
         self._stream.close()
         self._sink.close()
 
 
 def build_side(directory: str, others: dict[str, Any], source: str, sink_suffix: str, videos: str) -> StreamAnswers:
-    """Build one side of the comparison in its process.
-
-    Args:
-        directory: The tuned stream.
-        others: The options that tuning does not fix, by name.
-        sink_suffix: The suffix of the video that is written, as ".mp4"; "" for none.
-        videos: A directory for that video.
-    """
+    """Build one side of the comparison in its process, with the arguments that `side` gives."""
     if others.get("prompt_embeds") is not None:
         others = {**others, "prompt_embeds": Path(others["prompt_embeds"])}
     codec_threads = read_tuned(Path(directory)).settings.get("codec_threads")

@@ -103,7 +103,6 @@ class TunedCall:
     """Hold what tuning one model gave.
 
     Attributes:
-        name: The name of the call.
         shapes: The shapes that the artefact takes.
         directory: The artefact; None where the model stays as it is.
         reason: Why it stays as it is; "" where it doesn't.
@@ -117,7 +116,6 @@ class TunedCall:
 
     @property
     def recipe(self) -> str:
-        """Return the recipe in words."""
         return self.result.best.label if self.directory is not None and self.result is not None else "as it is"
 
 
@@ -138,7 +136,6 @@ def tune_call(
     Args:
         out: The directory for the search's results. A search that lies there goes on.
         max_drop: The allowed drop of the structural similarity, as a fraction.
-        on_busy: What to do on a busy machine; see `whet.tune`.
     """
     # A stream's search that was stopped goes on, and so do those within it; one that ended is not made twice.
     if (out / RESULT).is_file():
@@ -171,7 +168,6 @@ def tune_call(
 
 
 def _found(captured: Captured, result: Result) -> TunedCall:
-    """Return what a search that has ended gave."""
     if result.verdict != "gain":
         return TunedCall(captured.name, captured.shapes, result, None, result.sentence)
     if not result.has_model or result.libraries:
@@ -195,11 +191,7 @@ def shapes_taken(captured: Shapes, manifest: Manifest) -> Shapes:
 
 @dataclass(frozen=True)
 class JudgedStream:
-    """Measure the quality of a whole stream while something else stands for one of its models.
-
-    Attributes:
-        clips: The clips, with their truth.
-    """
+    """Measure a whole stream's quality on clips with their truth, while something else stands for one of its models."""
 
     opened: Opened
     options: StreamOptions

@@ -20,7 +20,6 @@ class UnseenJudge:
     """Judge points on clips that the search has not seen.
 
     Attributes:
-        models: Puts what a recipe asks for in the place of the stream's models.
         within_s: Seconds that a frame may take; None where no time is asked for.
         figures: The quality of each point, by its label.
         moved: That quality beside the original's, by the label of the point.

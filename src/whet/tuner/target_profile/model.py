@@ -1,7 +1,4 @@
-"""Find what bounds a named model (`whet.profile_target`).
-
-It runs in a child process, so that a hang becomes an error.
-"""
+"""Find what bounds a named model (`whet.profile_target`), in a child process, so that a hang becomes an error."""
 
 import json
 import os
@@ -139,10 +136,7 @@ def profile_nvtx(target: str) -> None:
 
 
 def look(target: str, directory: str, depth: int | None) -> dict[str, Any]:
-    """Return the report of a target as JSON. This runs in the child process.
-
-    The report so far is noted after each pass, and the trace is written, both into `directory`.
-    """
+    """Return a target's report as JSON, in the child process. Note it after each pass, and write the trace."""
     folder = Path(directory)
     workload = resolve(target)
     machine = describe()
@@ -178,11 +172,7 @@ def check_out(out: Path) -> None:
 
 
 def write_profile(report: Mapping[str, Any], trace: Path, out: Path) -> None:
-    """Write the directory of a profile with all its files, or nothing.
-
-    Args:
-        report: The content of profile.json.
-        trace: The trace to copy; there may be none.
+    """Write the directory of a profile with all its files, or nothing. There may be no trace to copy.
 
     Raises:
         OutputError: It cannot be written.

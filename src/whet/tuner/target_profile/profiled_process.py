@@ -50,12 +50,10 @@ def profiled(
 
     Args:
         look: Returns the report as JSON, and calls `note` now and then.
-        directory: Where the child writes.
         target: The name of the profiled target, for messages.
         done: The past participle for messages, such as "profiled".
         read: Builds a report from its JSON and the reason why the child ended early; "" for a whole report.
         ended_early: On Ctrl-C, called with the report that was noted last.
-        time_limit_s: Seconds after which the child is ended.
         environment: Variables that the child gets in addition to this process's own.
     """
     (directory / _NOTES).unlink(missing_ok=True)  # an earlier try may have left one

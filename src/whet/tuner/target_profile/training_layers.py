@@ -1,7 +1,4 @@
-"""Find what bounds the step of a named training run, phase by phase and layer by layer: forward and backward.
-
-It runs in a child process, so that a hang becomes an error.
-"""
+"""Find what bounds a named training's step, by phase and layer, in a child process, so that a hang becomes an error."""
 
 import os
 import tempfile
@@ -33,9 +30,7 @@ class TrainingProfile(BaseModel, frozen=True):
     """Hold what bounds the step of a training run.
 
     Attributes:
-        kind: Always "training".
         sentence: Where the time of a step goes, in words.
-        step: The phases of a step.
         layers: Forward and backward, layer by layer.
         memory: The model's parameters, gradients and optimiser's state. The peak is their sum here.
         busy: What disturbed the measurement; "" for a quiet one.
@@ -61,15 +56,7 @@ def profile_training(
     busy_wait_s: float = WAIT_S,
     patience: QuietWait | None = None,
 ) -> TrainingProfile:
-    """Find what bounds the step of a training run.
-
-    Args:
-        target: The name of a training run, as for `whet tune`.
-        out: A new directory for profile.json.
-        limit_s: Seconds after which the profile is ended.
-        on_busy: What to do if other processes disturb: "wait", "inconclusive" or "go-on".
-        busy_wait_s: The total number of seconds to wait.
-        patience: Replaces the two arguments above, if the caller shows the waiting.
+    """Find what bounds the step of a training run. The arguments are those of `profile_target`; there is no trace.
 
     Raises:
         OutputError: `out` exists, or cannot be written.

@@ -36,11 +36,9 @@ class _Side:
 
     @property
     def name(self) -> str:
-        """Return the name of the side's directory."""
         return f"batch-{self.factor}-{'larger' if self.is_larger else 'own'}"
 
     def run(self) -> Run:
-        """Time steps in a process of its own."""
         sizes = {"batch_factor": self.factor} if self.is_larger else {"num_steps": self.factor}
         request = StepsRequest(target=self.context.target, steps=self.steps, timing_s=RUN_S, **sizes)
         return timed_run(self.context, self.servers, self.name, request)
@@ -89,7 +87,6 @@ def try_batches(
 
 
 def _described(context: TrainingContext, factor: int, claim: Claim, runs: list[Run]) -> LargerBatch:
-    """Return what the pairs showed of a batch."""
     facts = context.facts
     seconds = sorted(claim.new_s)[len(claim.new_s) // 2] if claim.new_s else 0.0
     failure = next((run.failure for run in runs if run.failure), "")

@@ -34,10 +34,8 @@ class TrainingContext:
     """Describe where a search for training works.
 
     Attributes:
-        target: The target's name or address.
         directory: Where trials write, and where the gradients lie.
         renew: Lets the processes that follow have other addresses and hashes than those before.
-        trial_limit_s: Seconds after which a trial is ended.
         most_loss: The size of a loss beyond which a trial diverges.
         num_known: The steps of the original, whose losses `most_loss` comes from.
     """
@@ -53,7 +51,6 @@ class TrainingContext:
 
     @property
     def known(self) -> KnownTraining:
-        """Return what a trial's process needs to know."""
         return KnownTraining(
             target=self.target,
             directory=self.directory,
@@ -62,7 +59,6 @@ class TrainingContext:
         )
 
     def original(self, left_s: float) -> TrainingMeasured:
-        """Measure the original as a trial is measured."""
         return self.measure((), self.directory / "original-trial", left_s)
 
     def original_fault(self, num_steps: int, left_s: float) -> str:
@@ -150,8 +146,7 @@ def timed(
 ) -> dict[str, object]:
     """Return the fields of a record that come from its times beside the original's, on the same steps.
 
-    Args:
-        originals: The original's runs beside the trial, at least one; their ratios are averaged.
+    The ratios to the original's runs, of which there is at least one, are averaged.
     """
     pairs = [on_common_calls(original, run) or (original, run) for original in originals]
     speedup = statistics.geometric_mean(old.seconds / new.seconds for old, new in pairs)

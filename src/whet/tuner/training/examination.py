@@ -59,7 +59,6 @@ class TrainingRequest(BaseModel, frozen=True):
     """Tell a process which training run to examine.
 
     Attributes:
-        target: The target's name or address.
         directory: Where the gradients are written.
         budget_s: Seconds for everything. The layers are profiled where that takes little of it.
     """
@@ -135,7 +134,6 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
 
 
 def _limits(machine: Machine, parts: Parts) -> tuple[Limits, float]:
-    """Return the limits of the machine's device, and the seconds to measure them."""
     began = time.perf_counter()
     limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
     return limits, time.perf_counter() - began

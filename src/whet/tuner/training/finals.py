@@ -22,11 +22,7 @@ LEAST_STEPS, MOST_STEPS = 24, 400  # of a run for the held-out loss
 
 
 class PairServers:
-    """Let the two processes of a pair be forks of one server, and those of each pair of another one.
-
-    Args:
-        renew: Lets another server take the place of this one.
-    """
+    """Let the two processes of a pair be forks of one server; `renew` starts another one for those of the next pair."""
 
     def __init__(self, renew: Callable[[], None]) -> None:
         self._renew = renew
@@ -50,11 +46,9 @@ class TrainingSide:
 
     @property
     def name(self) -> str:
-        """Return the name of the side's directory."""
         return ORIGINAL if self.record is None else f"final-{self.record.number}"
 
     def run(self) -> Run:
-        """Time steps in a process of its own."""
         steps = () if self.record is None else self.record.steps
         request = StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S)
         return timed_run(self.context, self.servers, self.name, request)
@@ -76,16 +70,12 @@ def prove_losses(
     report: Callable[[int], None] = lambda number: None,
     batch_factor: int = 1,
 ) -> LossProof | None:
-    """Train pairs of runs until they tell whether a recipe reaches the original's held-out loss.
+    """Train pairs to tell whether a recipe reaches the original's held-out loss; return None without time for one.
 
     Args:
         num_steps: Optimiser steps of each run, on the training's own batches.
-        report: Is told of each pair.
         batch_factor: How many batches become one in the second run of each pair. It makes so many steps less, and the
             first run has the recipe too.
-
-    Returns:
-        The proof; None where there was no time for a single pair.
     """
     change = "the recipe" if batch_factor == 1 else "the larger batch"
 

@@ -40,11 +40,7 @@ _TRIAL_OVER_ORIGINAL = 1.5  # a trial also times the original anew
 
 
 class TrainingKind(TrainedKind):
-    """Make the steps of a training workload fast, or small.
-
-    Args:
-        preparing: Hands the target over to child processes.
-    """
+    """Make the steps of a training workload fast, or small; `preparing` hands the target over to child processes."""
 
     word: ClassVar[KindWord] = "training"
 
@@ -56,7 +52,6 @@ class TrainingKind(TrainedKind):
 
     @contextlib.contextmanager
     def at_work(self, work: Work) -> Iterator[None]:
-        """Hold the target for child processes, and the server whose forks they are."""
         self._whole = work.budget
         if self.goal.allow_batch:
             kept = Budget((1 - _BATCHES_SHARE) * work.budget.seconds, clock=work.budget.clock)
@@ -72,7 +67,6 @@ class TrainingKind(TrainedKind):
             yield
 
     def examine(self) -> TrainingFacts:
-        """Return the facts that a child process found out about the training."""
         scratch, budget_s = self._scratch, self.asked.budget_s
         request = TrainingRequest(
             target=self._prepared.address, directory=scratch, exclude=self.asked.exclude, budget_s=budget_s
@@ -112,7 +106,6 @@ class TrainingKind(TrainedKind):
             )
 
     def measure_original(self) -> None:
-        """Measure the original as a trial is measured."""
         budget, limit_s = self.work.budget, self.asked.trial_limit_s
         run = self._whole.bounded(self._processes.run)
         self.context = TrainingContext(
@@ -132,18 +125,15 @@ class TrainingKind(TrainedKind):
         self._servers = PairServers(self._processes.renew)
 
     def title(self) -> str:
-        """Return the study's name, with digests of the model and the loop."""
         facts = self.facts
         name = f"whet training {self.target} {self.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
         return name + self.limits()
 
     def begin_search(self, directory: Path, records: Sequence[TrialRecord]) -> SearchTime:
-        """Keep time for the proof of what trials find."""
         return self.time_for_trials(self._trial_s)
 
     @property
     def original_run(self) -> Run:
-        """Return the original as it was timed before the first trial."""
         return self._original_run
 
     def costs(self, finalists: Sequence[TrialRecord]) -> VerdictCosts:
@@ -157,22 +147,18 @@ class TrainingKind(TrainedKind):
         return VerdictCosts(self._trial_s, pairs_s + _SET_UP_AGAIN * set_up_s, losses_s / LEAST)
 
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
-        """Prove and time a recipe in a process of its own, beside the original."""
         record = record_of(self.context, self._originals, number, recipe, left_s)
         record = record.model_copy(update={"predicted": self.space.bound(recipe.steps)})
         return within_limits(self.goal, record) if record.speedup is not None else record
 
     def side(self, record: TrialRecord | None) -> TrainingSide:
-        """Return the original or a recipe as a side of the comparison."""
         return TrainingSide(self.context, record, self._servers)
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
-        """Return the original's point, with what its memory is made of."""
         found = super().baseline(runs, records)
         return found.model_copy(update={"training": self._original.outcome.training})
 
     def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
-        """Train pairs of runs for a recipe that rounds, and note what they prove."""
         point.losses = prove_losses(
             self.context,
             point.steps,
@@ -194,7 +180,6 @@ class TrainingKind(TrainedKind):
         return max(LEAST_STEPS, min(MOST_STEPS, int((pair_s - 2 * facts.open_s - 8) / step_s)))
 
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
-        """Return where the original's time goes, larger batches where they were asked for, and how to use a recipe."""
         found: dict[str, Any] = {
             "profile": self.facts.profile,
             "unsaved": "a training recipe changes the loop: apply it with whet.prepare(model, optimizer, loader, "

@@ -27,12 +27,7 @@ _BARE_BYTES = 2**30  # what a process holds before the model is built, at most
 
 
 class BatchProbe(BaseModel, frozen=True):
-    """Tell a process which batch to try.
-
-    Attributes:
-        target: The target's name or address.
-        batch: Samples in a batch; None reads the target's own batch, and makes no step.
-    """
+    """Tell a process which batch to try: so many samples, or None to read the target's own batch and make no step."""
 
     target: str
     batch: int | None = None
@@ -149,12 +144,9 @@ def largest_batch(
 def largest_that_fits(fits: Callable[[int], bool], first: int, most: int) -> int:
     """Return the largest size that fits, within a sixteenth of it; 0 where none does.
 
-    Sizes are doubled until one does not fit, then the gap is halved.
-
     Args:
         fits: Returns whether a size fits. A size below one that fits must fit as well.
         first: The size to begin with, 1 or more.
-        most: The largest size to try.
     """
     low, high, size = 0, most + 1, first
     while high - low > max(1, low // _PRECISION):

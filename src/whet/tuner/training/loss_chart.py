@@ -15,11 +15,7 @@ Across = Callable[[float], float]
 
 
 def loss_chart(proof: LossProof, *, higher_is_better: bool = False) -> str:
-    """Return the relative difference of each pair on one axis, with what is allowed, and the mean with its interval.
-
-    Args:
-        proof: The proof, with at least one pair.
-    """
+    """Draw the relative difference of each pair, at least one, with what is allowed, and the mean with its interval."""
     sign = -1.0 if higher_is_better else 1.0
     ends = [_difference(sign, pair.old, pair.new) for pair in proof.pairs]
     middles = [_difference(sign, pair.old_middle, pair.new_middle) for pair in proof.pairs]

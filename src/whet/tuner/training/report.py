@@ -26,7 +26,6 @@ _TEMPLATE = "training/report.html.j2"
 
 
 def render(result: Result, toml: str) -> str:
-    """Return the page as text. `toml` is the recipe as it lies on disk."""
     points, page = figures.final_points(result), environment()
     page.filters |= {"joules": _joules, "memory_parts": _memory_cells}
     return page.get_template(_TEMPLATE).render(
@@ -49,7 +48,6 @@ def render(result: Result, toml: str) -> str:
 
 
 def _tiles(result: Result) -> list[Tile]:
-    """Return the key figures: speed, a step, memory, the proof, the set-up, and the gain over torch.compile alone."""
     tiles = [
         speed_tile(result),
         _step_tile(result),
@@ -111,7 +109,6 @@ def _set_up_tile(result: Result) -> Tile:
 
 
 def _proofs(result: Result) -> list[dict[str, Any]]:
-    """Return what is known of each recipe that was compared: facts in words, and the pairs of runs as a chart."""
     return [
         {
             "steps": point.steps,
@@ -124,7 +121,6 @@ def _proofs(result: Result) -> list[dict[str, Any]]:
 
 
 def _chart(result: Result, point: MeasuredVariant) -> Markup | None:
-    """Return the pairs of runs of a point as a chart; None where there are none."""
     if point.losses is None or not point.losses.pairs:
         return None
     return Markup(loss_chart(point.losses, higher_is_better=result.higher_is_better))  # it escapes the text it draws
@@ -149,7 +145,6 @@ def _memory(points: list[MeasuredVariant]) -> list[dict[str, Any]]:
 
 
 def _memory_cells(trial: TrialRecord) -> list[tuple[str, int | None]]:
-    """Return the parts of a trial's memory, None each where it was not measured."""
     memory = trial.training.memory if trial.training is not None else None
     return list(memory.parts.items()) if memory is not None else [(name, None) for name in PARTS.values()]
 
@@ -172,6 +167,5 @@ def _shares(result: Result) -> list[dict[str, Any]]:
 
 
 def _joules(one: MeasuredVariant | TrialRecord) -> str:
-    """Return the energy of a step with its unit; a dash where no counter could be read."""
     energy = one.training.joules_per_step if one.training is not None else None
     return DASH if energy is None else f"{figures.digits(energy)} J"

@@ -1,7 +1,4 @@
-"""Check that a training can be tuned: it is finite, reproducible from its seed, and fits into memory.
-
-Each message says which part is to blame: the weights, the batches, or the step.
-"""
+"""Check that a training is finite, reproducible from its seed, and fits into memory; if not, name the part to blame."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +49,6 @@ def diverged(what: str, fault: str, help_: str) -> ModelError:
     """Return the error for an original that diverges. It says whether weights, batches or the step are to blame.
 
     Args:
-        what: What was seen to diverge.
         fault: What is wrong with the weights or the batches; "" where they are finite.
         help_: What may help where the step is to blame.
     """
@@ -90,10 +86,8 @@ def check_reproducible(
     """Build the training again, and compare its weights, its batches and its first losses.
 
     Args:
-        target: The target's name or address.
         sums: What `sums_of` returned for the first build.
         batches: The digests of its first batches.
-        losses: The losses of its first steps.
 
     Raises:
         TargetError: The second run differs; the message says in which part.

@@ -17,10 +17,7 @@ def worth_trying(entries: Sequence[ApplicableTechnique], goal: Goal, peak_bytes:
     Where memory is asked for, these are what neither saves any nor makes a step faster. Otherwise the time that a
     technique saves counts beside the shortest step that any other technique allows: where products in bfloat16 take
     a quarter of the time, an update that took 1 % of a step takes 4 % of what is left. Where the original needs
-    more memory than is allowed, what saves some may be what makes a fast recipe fit.
-
-    Args:
-        peak_bytes: The peak memory of the original.
+    more memory (`peak_bytes`) than is allowed, what saves some may be what makes a fast recipe fit.
     """
     if goal.asks_for_speed:
         ceiling = max((entry.most for entry in entries), default=1.0)

@@ -16,7 +16,6 @@ class StepsRequest(BaseModel, frozen=True):
     """Tell a process what to time.
 
     Attributes:
-        target: The target's name or address.
         steps: The recipe; empty for the original.
         batch_factor: How many of the target's batches become one.
         num_steps: Optimiser steps that are timed as one.

@@ -45,24 +45,17 @@ class TrainedKind(Kind):
         self.goal = asked.goal.for_training()
 
     def check(self) -> None:
-        """Check the techniques to leave out."""
         check_excluded(self.asked.exclude, list(TRAINING_TABLE))
 
     @property
     def space(self) -> Space:
-        """Return every recipe that can be made."""
         return Space(self.facts.applicable, TRAINING_TABLE, COMPILE, self.facts.peak_bytes)
 
     def space_to_search(self) -> Space:
-        """Return the space without the techniques that cannot pay."""
         return worth_trying(self.facts.applicable, self.goal, self.facts.peak_bytes)
 
     def time_for_trials(self, trial_s: float) -> SearchTime:
-        """Return how long trials may take: the proof of what they find keeps its time, where it fits at all.
-
-        Args:
-            trial_s: About how many seconds the first one takes.
-        """
+        """Return how long trials may take, the first about `trial_s`; the proof keeps its time, if it fits at all."""
         budget = self.work.budget
         now, last_s = budget.clock(), budget.left_at_most_s
 
@@ -120,7 +113,6 @@ class TrainedKind(Kind):
         """Return the original as it was timed before the first trial."""
 
     def point(self, record: TrialRecord, claim: Claim, baseline: MeasuredVariant) -> MeasuredVariant:
-        """Return a finalist's point."""
         # A trial's quality is how alike the gradients are; that of a training is a loss.
         smaller = is_smaller(claim, _SMALLER)
         return finalist_point(record, claim, self.facts.num_samples, is_smaller=smaller, quality=None)
@@ -130,7 +122,6 @@ class TrainedKind(Kind):
         return exactness_of(steps) is not Exactness.EXACT
 
     def gained(self, best: MeasuredVariant, baseline: MeasuredVariant, reference: MeasuredVariant | None) -> str:
-        """Return what the best recipe gains, in a sentence."""
         return gain_sentence(self.facts.unit, baseline, best)
 
     def reference(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> MeasuredVariant | None:
@@ -141,7 +132,6 @@ class TrainedKind(Kind):
         return found or (None if screened is None else screened_point(screened, self.facts.num_samples, quality=None))
 
     def needed_s(self, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]) -> float:
-        """Return the budget in which the proof fits, by what each part took: more than this one."""
         spent = self.work.account.seconds
         spent_s = spent.get(EXAMINATION, 0.0) + spent.get(TRIALS, 0.0)
         num_trials = 0 if records else len(self.space_to_search().techniques)
@@ -152,7 +142,6 @@ class TrainedKind(Kind):
         return needed_for(max(needed_s / share, self.asked.budget_s + 1))
 
     def report(self, result: Result, directory: Path) -> None:
-        """Write the report."""
         write_report(result, directory / "report.html", render)
 
     def limits(self) -> str:

@@ -76,7 +76,6 @@ class TrainingMeasured(BaseModel, ser_json_inf_nan="constants"):
 
 
 def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
-    """Apply a recipe, prove that it trains as the original does, and time its steps."""
     taken = TakenMemory()
     workload = open_training(request.known.target)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
@@ -141,7 +140,6 @@ def disproved(
 
     Args:
         trainer: The changed loop, before its first step.
-        exactness: What its techniques promise.
 
     Returns:
         Why it is another training, "" where nothing says so; and the evidence.
@@ -222,7 +220,6 @@ class LossRequest(BaseModel, frozen=True):
     """Tell a process to train for some steps, to see where the held-out loss ends.
 
     Attributes:
-        target: The target's name or address.
         seed: The seed of the order of data and of what is drawn in training; None for the target's own.
         num_steps: Optimiser steps.
         batch_factor: How many of the target's batches become one.
@@ -252,7 +249,6 @@ class LossRun(BaseModel, ser_json_inf_nan="constants"):
 
     @classmethod
     def failed(cls, why: str) -> "LossRun":
-        """Return a run that has no scores."""
         return cls(held_out=math.nan, middle=math.nan, begin=math.nan, failure=why)
 
 

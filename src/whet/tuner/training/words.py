@@ -19,7 +19,6 @@ def gain_sentence(unit: str, baseline: MeasuredVariant, best: MeasuredVariant) -
 
 
 def diagnosed(step_s: float, shares: Mapping[str, float], *, share_of_limit: float | None) -> Diagnosed:
-    """Return where the time of a step goes, in words, by the share that each part has of it."""
     ranked = sorted(shares, key=lambda name: -shares[name])
     told = ", ".join(f"{percent(shares[name], decimals=0)} {name}" for name in ranked if shares[name] >= 0.02)
     sentence = f"A step takes {step_s * 1e3:.0f} ms: {told}."
@@ -27,7 +26,6 @@ def diagnosed(step_s: float, shares: Mapping[str, float], *, share_of_limit: flo
 
 
 def run_command(result: Result) -> str:
-    """Return the command that runs a script with the recipe that was found."""
     return f"whet run --recipe {shlex.quote(result.out)} -- {result.target}"
 
 
@@ -51,7 +49,6 @@ def proofs_of(point: MeasuredVariant) -> list[tuple[str, str]]:
 
 
 def batch_sentences(result: Result) -> list[str]:
-    """Return what each larger batch gave, in one sentence for each."""
     return [_batch_sentence(one, result.unit) for one in result.larger_batches]
 
 

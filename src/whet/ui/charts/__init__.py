@@ -34,11 +34,7 @@ def read(name: str) -> str:
 
 
 def page_files(room: str) -> dict[str, bytes]:
-    """Return the files that a page needs, by name: those of its room's folder `page`, `FILES` and the shared style.
-
-    Args:
-        room: The package, for example "whet.server".
-    """
+    """Return a page's files by name: those of the folder `page` in the package `room`, FILES, and the shared style."""
     shared = {name: read(name) for name in FILES} | {name: page_style.read(name) for name in page_style.FILES}
     own = {
         entry.name: entry.read_bytes()

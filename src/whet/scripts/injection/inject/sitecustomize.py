@@ -23,10 +23,7 @@ _REQUEST = os.environ.get("WHET_SCRIPT_REQUEST", "")  # a directory, of `whet tu
 
 
 class _TorchFinder(MetaPathFinder):
-    """Begin once torch is loaded.
-
-    The finder stays until then, because a program may find torch and not load it.
-    """
+    """Begin once torch is loaded. Stay until then, because a program may find torch and not load it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -25,7 +25,6 @@ class InPlaceOfFused(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """See TorchFunctionMode."""
         kwargs = kwargs or {}
         if function is FUSED:
             return self._answer(*args, **kwargs)
@@ -55,12 +54,7 @@ def by_rows(mask: Tensor) -> Tensor:
 
 
 def bias_of(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a mask as what is added to the scores, [1 or B, 1 or H, T, S].
-
-    Args:
-        mask: True where a key is seen, or what is added; None for none.
-        like: A tensor whose dtype the bias gets.
-    """
+    """Return a mask (True where a key is seen, or what is added) as a bias [1 or B, 1 or H, T, S] in `like`'s dtype."""
     if mask is None:
         return None
     mask = by_rows(mask)

@@ -89,7 +89,6 @@ def _for_rows(documents: Documents, num_rows: int) -> Documents:
 def _by_operator(
     way: _Way, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, numbers: Tensor, kind: Tensor, scale: float
 ) -> Tensor:
-    """Return attention by whet's operator for CPUs."""
     products = way.products and q.dtype is torch.bfloat16 and torch.is_grad_enabled()
     if products and q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -101,16 +100,13 @@ def _by_operator(
 class AttentionWithinDocuments(AddedForward):
     """Run forward with attention that is computed document by document, where a mask keeps documents apart.
 
-    Where the module also computes attention as products, so is that of each document.
-
-    Attributes:
-        block_size: The tokens of a block of FlexAttention, on a GPU.
+    Where the module also computes attention as products, so is that of each document. `block_size` counts the tokens
+    of a block of FlexAttention, on a GPU.
     """
 
     block_size = FLEX_BLOCK
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what forward returns."""
         products = isinstance(self, AttentionByProducts)
         keep = isinstance(self, AttentionByProducts) and self.keeps_probabilities
         with InPlaceOfFused(partial(_attended, _Way(products, keep, self.block_size))):

@@ -85,11 +85,7 @@ class Documents:
         return found
 
     def block_mask(self, block_size: int = FLEX_BLOCK) -> Any:
-        """Return the mask as FlexAttention's, which leaves out whole blocks between documents.
-
-        Args:
-            block_size: The tokens of a block, both of queries and of keys.
-        """
+        """Return the mask as FlexAttention's, without the blocks of so many queries and keys between documents."""
         if block_size not in self._block_masks:
             self._block_masks[block_size] = self._made_block_mask(block_size)
         return self._block_masks[block_size]
@@ -125,7 +121,7 @@ class Documents:
 def document_attention(
     q_RHTD: Tensor, k_RGTD: Tensor, v_RGTD: Tensor, documents: Documents, *, scale: float | None = None
 ) -> Tensor:
-    """Return attention within each document, with a backward pass; padding gives zeros.
+    """Return attention within each document, [R, H, T, D], with a backward pass; padding gives zeros.
 
     The documents are computed one after the other, each by PyTorch's fused kernel on a view of the row.
 
@@ -134,9 +130,6 @@ def document_attention(
         k_RGTD: Keys, with as many heads or a divisor of it.
         v_RGTD: Values, likewise.
         scale: What products are multiplied with; None is 1 / sqrt(D).
-
-    Returns:
-        The attended values, [R, H, T, D].
     """
     grouped = q_RHTD.shape[1] != k_RGTD.shape[1]
     rows = []
@@ -179,9 +172,6 @@ def flex_attention(
     """Return the same as document_attention, by FlexAttention's block mask; padding attends to itself.
 
     It is compiled on CUDA. On a CPU it has no backward pass, and is slow: it is there to be compared with.
-
-    Args:
-        block_size: The tokens of a block. Blocks that no document reaches into are left out.
     """
     grouped = q_RHTD.shape[1] != k_RGTD.shape[1]
     flex = _flex(compiled=q_RHTD.is_cuda)

@@ -150,25 +150,18 @@ KNOWN = KnownMasks()
 
 
 class SeenMasks:
-    """Count the attentions with a mask that were looked at in this process.
-
-    Attributes:
-        num_packed: Those whose mask does nothing but keep documents apart.
-        num_other: Those with another mask.
-    """
+    """Count this process's attentions by mask: `num_packed` where it only keeps documents apart, else `num_other`."""
 
     def __init__(self) -> None:
         self.num_packed = self.num_other = 0
 
     def note(self, *, is_packed: bool) -> None:
-        """Count one attention."""
         if is_packed:
             self.num_packed += 1
         else:
             self.num_other += 1
 
     def forget(self) -> None:
-        """Begin to count anew."""
         self.num_packed = self.num_other = 0
 
     @contextlib.contextmanager
@@ -238,7 +231,6 @@ class AttentionCounter(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """See TorchFunctionMode."""
         kwargs = kwargs or {}
         if function is FUSED and not torch.compiler.is_compiling():
             self._count(*args, **kwargs)

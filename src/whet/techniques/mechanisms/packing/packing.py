@@ -58,9 +58,6 @@ class TokenBatch:
         Where documents share rows, the model is asked once whether it finds them by their positions or needs a mask.
         shift_labels are the targets, where rows go on: labels alone cannot say what follows a row.
 
-        Args:
-            model: The model that the arguments are for, or what wraps it.
-
         Raises:
             OptionError: The model cannot keep documents apart that share a row.
         """
@@ -68,7 +65,6 @@ class TokenBatch:
         return given if self.following is None else given | {"shift_labels": self.targets}
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "TokenBatch":
-        """Return the batch on a device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "TokenBatch":
@@ -82,11 +78,7 @@ class TokenBatch:
 
 
 def packed_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """Divide documents among rows: the longest first, each into the first row that has room for it.
-
-    Args:
-        lengths: The tokens of each document.
-        row_length: The tokens of a row.
+    """Divide documents, by their lengths in tokens, among rows: the longest first, each into the first that has room.
 
     Returns:
         The indices of the documents of each row. The same lengths always give the same rows.
@@ -106,10 +98,6 @@ def first_fit_decreasing(lengths: NDArray[np.int64], row_length: int) -> NDArray
 
     Documents of one length are placed together: each row, from the first on, takes as many as fit into it. So the work
     grows with the number of different lengths times the number of rows that are not full.
-
-    Args:
-        lengths: The tokens of each document.
-        row_length: The tokens of a row.
 
     Raises:
         OptionError: A document is longer than a row.
@@ -153,7 +141,6 @@ def token_batch(
 
     Args:
         rows: The documents of each row: lists, arrays or tensors of token ids.
-        row_length: The tokens of a row.
         padding_id: The token where a row ends early.
         trained: Which tokens are to be learnt, laid out like rows. None: all are.
         following: What the last token of each row must predict, -100 for nothing. None: no document goes on.

@@ -37,13 +37,7 @@ class _Chunk(NamedTuple):
 
 
 def num_kept(num_heads: int, num_queries: int, num_keys: int, *, is_causal: bool) -> int:
-    """Return how many probabilities there are: those of the keys that each block of queries sees.
-
-    Args:
-        num_heads: The heads of all rows.
-        num_queries: The queries of a head.
-        num_keys: The keys of a head.
-    """
+    """Return how many probabilities the heads of all rows have: those of the keys that each block of queries sees."""
     if not is_causal:
         return num_heads * num_queries * num_keys
     whole = num_queries // BLOCK
@@ -225,7 +219,6 @@ class AttentionByProducts(AddedForward):
     keeps_probabilities = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what forward returns."""
         with InPlaceOfFused(partial(_attended, self.keeps_probabilities)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 

@@ -43,8 +43,6 @@ def with_fewer_channels(
     dependent channels go.
 
     Args:
-        model: The model.
-        call: Calls the model.
         ratio: The share of all channels that goes.
         slopes: The gradient of the loss by each parameter, for first-order Taylor importance; None takes the size of
             the weights.
@@ -104,10 +102,7 @@ def with_share_of_work(
     """Return a copy with as many channels as leave at most this share of the operations; see `with_fewer_channels`.
 
     Args:
-        model: The model.
-        call: Calls the model.
         keep: The share of the operations that may stay, above 0 and below 1.
-        slopes: As for `with_fewer_channels`.
 
     Raises:
         TargetError: Even with the fewest channels the model computes more.

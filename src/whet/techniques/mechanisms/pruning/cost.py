@@ -26,12 +26,7 @@ class ModelCost:
 
 
 def cost_of(model: nn.Module, call: Callable[[nn.Module], Any]) -> ModelCost:
-    """Return what one call of a model costs, in evaluation mode and without gradients.
-
-    Args:
-        model: The model. Its mode is what it was afterwards.
-        call: Calls it.
-    """
+    """Return what one call of a model costs, without gradients and in evaluation mode, which ends with the call."""
     with evaluating(model), torch.no_grad(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         call(model)
     return ModelCost(counter.get_total_flops(), sum(p.numel() for p in model.parameters()))

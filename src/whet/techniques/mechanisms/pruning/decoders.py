@@ -44,7 +44,6 @@ class Kept:
     """Say which parts of a decoder stay, by their indices in rising order.
 
     Attributes:
-        layers: The layers.
         groups: For each layer that stays, its key-value heads; all of them the same number.
         channels: For each layer that stays, the channels of its MLP; all of them the same number.
         width: The numbers of the stream.
@@ -80,13 +79,11 @@ def refusal(model: nn.Module) -> str:
 
 
 def layers_of(model: nn.Module) -> Any:
-    """Return the list of a decoder's layers."""
     found: Any = model
     return found.layers if isinstance(model, Decoder) else found.model.layers
 
 
 def shape_of(model: nn.Module) -> Shape:
-    """Return the sizes of a decoder."""
     config: Any = model.config
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -123,7 +120,6 @@ def cut_decoder(model: nn.Module, kept: Kept) -> nn.Module:
 
     Args:
         model: A decoder that `refusal` does not refuse.
-        kept: What stays.
 
     Raises:
         TargetError: Nothing would be left of a part, or layers would differ in size.

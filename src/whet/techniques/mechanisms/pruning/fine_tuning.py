@@ -33,7 +33,6 @@ def fine_tune(model: nn.Module, workload: TrainingWorkload, num_steps: int, rate
     Args:
         model: The model, whose weights are those of a trained one.
         workload: The training that the model came from. Its own model and schedule are not used.
-        num_steps: The optimiser steps.
         rate: The highest learning rate over that of the training's optimiser.
 
     Raises:
@@ -63,7 +62,6 @@ def key_of(
     Args:
         model: The original.
         small: What is trained, before its first step.
-        num_steps: The optimiser steps.
         options: How it was pruned.
     """
     found = hashlib.blake2b(digest_size=12)
@@ -85,13 +83,11 @@ def _add(digest: Any, tensors: Iterable[Tensor]) -> None:
 
 
 def fine_tuned_once(small: nn.Module, directory: Path | None, key: str, train: Callable[[nn.Module], object]) -> bool:
-    """Train a model, or load what came of the same training before. Return whether it was trained now.
+    """Train a model in place, or load what came of the same training before. Return whether it was trained now.
 
     Args:
-        small: The model, which is changed in place.
         directory: Where the weights are kept; None keeps nothing.
         key: Stands for everything that decides the weights.
-        train: Trains the model in place.
     """
     file = None if directory is None else directory / f"pruned-{key}.safetensors"
     if file is not None and _loaded(small, file):

@@ -88,11 +88,9 @@ def decoder_scores(
     """Return how much each part of a decoder matters.
 
     Args:
-        model: The decoder.
         workload: Its loss and its batches.
         importance: "magnitude", from the weights alone, or "taylor", from gradients on the first batches. Layers are
             always scored by what they do to the stream on these batches.
-        num_batches: How many batches are looked at.
 
     Raises:
         OptionError: There is no such importance.
@@ -200,8 +198,6 @@ def cut_to_share(
     """Return a smaller decoder: as little goes, the same share of each part, as leaves so many of the operations.
 
     Args:
-        model: The decoder.
-        scores: How much its parts matter.
         what: The parts that go: "mlp", "heads", "layers", "width".
         call: Calls a decoder with a batch.
         keep: The share of the operations that may stay, above 0 and below 1.

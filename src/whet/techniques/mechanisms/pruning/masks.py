@@ -38,7 +38,6 @@ def magnitude_masks(weights: Mapping[str, Tensor], amount: float, scope: Scope =
     Exactly round(amount x number) weights go: of all of them together, or of each tensor.
 
     Args:
-        weights: The weights by name.
         amount: The share that goes, from 0 to 1.
         scope: "global" for one threshold over all tensors, "layer" for one in each.
 
@@ -70,11 +69,7 @@ def pattern_masks(weights: Mapping[str, Tensor], kept: int, of: int) -> dict[str
 
 
 def _without_smallest(sizes: Mapping[str, Tensor], amount: float, scope: Scope) -> dict[str, Tensor]:
-    """Return masks that are false for the smallest values of all tensors together, or of each tensor.
-
-    Args:
-        amount: The share that is false, from 0 to 1.
-        scope: "global" or "layer".
+    """Return masks that are false for the smallest values, as `magnitude_masks` describes.
 
     Raises:
         OptionError: The amount or the scope is none.
