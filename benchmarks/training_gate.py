@@ -52,7 +52,7 @@ from whet.tuner.training.examination import write_gradients
 from whet.tuner.training.facts import KnownTraining, TrainingFacts
 from whet.tuner.training.finals import prove_losses
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
-from whet.tuner.training.trial import disproved, exactness_of
+from whet.tuner.training.proof import disproved, exactness_of
 
 RESULTS = HERE.parent / "docs" / "results" / "training_gate.json"
 PAGE = HERE.parent / "docs" / "training-gate.md"

@@ -29,7 +29,7 @@ from whet.tuner.least_time import recipe_time_s
 from whet.tuner.recipe_replay import ReplayRequest, replay_recipe
 from whet.workloads import resolve
 from whet.workloads.target import resolve_any
-from whet.workloads.target_name import split_training, with_training
+from whet.workloads.target_name import TargetName, with_training
 
 STEP = Step(technique="prune_decoder", options={"keep": 0.6, "steps": 5})
 
@@ -140,7 +140,8 @@ def test_options_out_of_range_are_refused(examined: ExaminedWorkload, bad: dict[
     training=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1),
 )
 def test_the_name_of_a_training_is_read_back(target: str, training: str) -> None:
-    assert split_training(with_training(target, training)) == (target, training)
+    alone, both = TargetName.read(target), TargetName.read(with_training(target, training))
+    assert (both.address, both.device, both.training) == (alone.address, alone.device, training)
 
 
 def test_a_target_names_its_training() -> None:

@@ -9,8 +9,9 @@ from whet.core.workload import Quality, TrainingWorkload, Workload
 from whet.core.workload.training import Trainer
 from whet.errors import TargetError
 from whet.workloads import resolve, target_name
-from whet.workloads.device import on_device, split_device
+from whet.workloads.device import on_device
 from whet.workloads.target import resolve_any
+from whet.workloads.target_name import TargetName
 
 MODEL = """
 import torch
@@ -39,10 +40,13 @@ def has_gpu(monkeypatch) -> None:
         ("hf:DIR?batch=8&device=cpu&seq=4", ("hf:DIR?batch=8&seq=4", "cpu")),
         ("hf:DIR?batch=8", ("hf:DIR?batch=8", "")),
         ("m.py:build?device=cuda", ("m.py:build", "cuda")),
+        ("m.py:build?&device=cuda&device=cpu", ("m.py:build", "cpu")),
+        ("digits-cnn?", ("digits-cnn?", "")),
     ],
 )
 def test_the_device_is_split_off(has_gpu, target, found) -> None:
-    assert split_device(target) == found
+    named = TargetName.read(target)
+    assert (named.address, named.device) == found
 
 
 @pytest.mark.parametrize(

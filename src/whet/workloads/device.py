@@ -7,22 +7,29 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.core.signature import Outputs
-from whet.core.workload import Predict, Quality, TrainingWorkload, Workload
+from whet.core.workload import InferenceWorkload, Predict, Quality, TrainingWorkload, Workload
+from whet.core.workload.measurables import AnyWorkload
 from whet.core.workload.training import Loss
 from whet.errors import OptionError, TargetError
 from whet.measure.device import check_usable
-from whet.workloads.target_name import split_device_name
 
 
-def split_device(target: str) -> tuple[str, str]:
-    """Split as split_device_name does, and raise TargetError too where this machine does not have the device."""
-    address, device = split_device_name(target)
+def check_here(device: str) -> None:
+    """Raise TargetError where this machine does not have the device that a target's name asks for."""
     if device == "cuda":
         try:
             check_usable(device, "device")
         except OptionError as error:
             raise TargetError(str(error)) from error
-    return address, device
+
+
+def placed(workload: AnyWorkload, device: str) -> AnyWorkload:
+    """Return a workload on a device; "" leaves it where it is, and so does a stream, which its own options place."""
+    if device and isinstance(workload, InferenceWorkload):
+        return on_device(workload, device)
+    if device and isinstance(workload, TrainingWorkload):
+        return training_on_device(workload, device)
+    return workload
 
 
 def on_device(workload: Workload, device: str) -> Workload:

@@ -22,10 +22,10 @@ from whet.core.workload.measurables import AnyWorkload
 from whet.core.workload.training import kept_generators
 from whet.errors import StreamTarget, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
 from whet.workloads import huggingface, huggingface_training
-from whet.workloads.device import on_device, split_device, training_on_device
+from whet.workloads.device import check_here, placed, training_on_device
 from whet.workloads.handover import PICKLED, taken_over
 from whet.workloads.sizes import checked_sizes, resized
-from whet.workloads.target_name import NAMES, asks_for_training, split_function, split_training
+from whet.workloads.target_name import NAMES, TargetName, asks_for_training, split_function
 from whet.workloads.user_code import check_arguments, load_function, parameters_of, what_and_where
 
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
@@ -51,16 +51,12 @@ def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Inf
 def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
     """Return the workload that `target` names, of whatever kind; see resolve."""
     sizes = checked_sizes(sizes)
-    target, training = split_training(target)
-    target, device = split_device(target)
-    workload = _resolved(target, sizes, device)
-    if training:
-        workload = trained_by(inference_only(workload, target), training, device)
-    if device and isinstance(workload, InferenceWorkload):
-        return on_device(workload, device)
-    if device and isinstance(workload, TrainingWorkload):
-        return training_on_device(workload, device)
-    return workload
+    named = TargetName.read(target)
+    check_here(named.device)
+    workload = _resolved(named.address, sizes, named.device)
+    if named.training:
+        workload = trained_by(inference_only(workload, named.address), named.training, named.device)
+    return placed(workload, named.device)
 
 
 def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:

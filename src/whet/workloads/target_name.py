@@ -6,6 +6,7 @@ Commands call `check_name` before they import torch, so that a typing mistake is
 import ast
 import difflib
 import sys
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,45 +20,50 @@ from whet.workloads.user_code import check_file, no_function
 DEVICES = ("cpu", "cuda")
 NAMES = (*BUILTIN, *BUILTIN_TRAINING, *BUILTIN_STREAMS)
 FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (" + ", ".join(BUILTIN) + ")"
-_TRAINING = "training="
+_DEVICE, _TRAINING = "device=", "training="
 _MAKES_NAMES = {"exec", "eval", "globals", "locals", "vars", "setattr", "__getattr__", "import_module"}
+
+
+@dataclass(frozen=True)
+class TargetName:
+    """Hold the parts of a target's name, `ADDRESS?device=DEVICE&training=TRAINING`.
+
+    Attributes:
+        address: With its other options, such as hf:DIR?batch=8.
+        device: "" for where the target puts its model.
+        training: The name of the training that the model came from; "" where none is named.
+    """
+
+    address: str
+    device: str = ""
+    training: str = ""
+
+    @classmethod
+    def read(cls, target: str) -> "TargetName":
+        """Return the parts of a name. Of an option that is given twice the last one counts.
+
+        Raises:
+            TargetError: whet does not measure on this device.
+        """
+        address, _, query = target.partition("?")
+        given = query.split("&")
+        others = [one for one in given if not one.startswith((_DEVICE, _TRAINING))]
+        if len(others) == len(given):
+            return cls(target)
+        own = dict(one.split("=", 1) for one in given if one not in others)
+        device = own.get("device")
+        if device is not None and device not in DEVICES:
+            hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
+            raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device!r}{hint}")
+        rest = "&".join(others)
+        return cls(f"{address}?{rest}" if rest else address, device or "", unquote(own.get("training", "")))
 
 
 def with_training(target: str, training: str) -> str:
     """Return a target's name with that of its training, or raise OptionError where it names one already."""
-    if split_training(target)[1]:
+    if TargetName.read(target).training:
         raise OptionError(f"{target} names its training already; leave --training out")
     return f"{target}{'&' if '?' in target else '?'}{_TRAINING}{quote(training, safe='/:.')}"
-
-
-def split_training(target: str) -> tuple[str, str]:
-    """Split `ADDRESS?training=TRAINING` into the address, with its other options, and the training; "" for none."""
-    address, training = _split_option(target, _TRAINING)
-    return address, unquote(training or "")
-
-
-def split_device_name(target: str) -> tuple[str, str]:
-    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device; "" for none.
-
-    Raises:
-        TargetError: whet does not measure on this device.
-    """
-    address, device = _split_option(target, "device=")
-    if device is not None and device not in DEVICES:
-        hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
-        raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device!r}{hint}")
-    return address, device or ""
-
-
-def _split_option(target: str, option: str) -> tuple[str, str | None]:
-    """Split a target into its address, with its other options, and the last value of an option; None for none."""
-    address, _, query = target.partition("?")
-    given = query.split("&")
-    values = [one.removeprefix(option) for one in given if one.startswith(option)]
-    if not values:
-        return target, None
-    others = "&".join(one for one in given if not one.startswith(option))
-    return address + (f"?{others}" if others else ""), values[-1]
 
 
 def split_function(target: str) -> tuple[str, str]:
@@ -79,13 +85,13 @@ def check_name(target: str) -> None:
         StreamTarget: The name is that of a built-in stream.
         MissingExtra: A package that a built-in workload needs is not installed.
     """
-    target, training = split_training(target)
-    if training:
-        check_name(training)
-    address = target.partition("?")[0]
-    if address in BUILTIN_STREAMS:
-        raise StreamTarget(f"{address} is a stream of frames; whet stream runs it, and whet tune makes it faster")
-    target, _ = split_device_name(target)
+    named = TargetName.read(target)
+    if named.training:
+        check_name(named.training)
+    target = named.address
+    name = target.partition("?")[0]
+    if name in BUILTIN_STREAMS:
+        raise StreamTarget(f"{name} is a stream of frames; whet stream runs it, and whet tune makes it faster")
     if target in NAMES:
         _check_extra(target)
     elif target.startswith("hf:"):

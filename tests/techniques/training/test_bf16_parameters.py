@@ -23,7 +23,7 @@ from whet.techniques.proof.updates import prove_updates
 from whet.techniques.technique import NotApplicable
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import Exactness
-from whet.tuner.training.trial import exactness_of
+from whet.tuner.training.proof import exactness_of
 
 TECHNIQUE = TRAINING_TABLE["bf16_parameters"]
 

@@ -17,7 +17,7 @@ from whet.techniques.training_technique import Exactness
 from whet.tuner.training.examination import write_gradients
 from whet.tuner.training.facts import KnownTraining
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches
-from whet.tuner.training.trial import disproved
+from whet.tuner.training.proof import disproved
 from whet.workloads.shuffled import Shuffled
 
 

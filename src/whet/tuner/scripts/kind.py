@@ -26,8 +26,8 @@ from whet.tuner.scripts.losses import loss_pair
 from whet.tuner.scripts.proof import first_not_finite, judge
 from whet.tuner.scripts.runs import ScriptRuns, ScriptSide, timed_run
 from whet.tuner.search import SearchTime
+from whet.tuner.training.proof import exactness_of
 from whet.tuner.training.trained_kind import TrainedKind, within_limits
-from whet.tuner.training.trial import exactness_of
 from whet.tuner.training.words import run_command
 from whet.tuner.verdict_costs import VerdictCosts
 

@@ -26,9 +26,9 @@ from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.search import SearchTime
 from whet.tuner.space import Space
 from whet.tuner.time_account import EXAMINATION, TRIALS
+from whet.tuner.training.proof import exactness_of
 from whet.tuner.training.report import render
 from whet.tuner.training.space import COMPILE, worth_trying
-from whet.tuner.training.trial import exactness_of
 from whet.tuner.training.words import gain_sentence
 from whet.tuner.verdict_costs import VerdictCosts
 from whet.ui.figures import num_bytes

@@ -6,10 +6,8 @@ The process first holds gradients and updates against float64, then makes the st
 import gc
 import math
 import time
-from collections.abc import Sequence
 
 from pydantic import BaseModel
-from torch import Tensor
 
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
@@ -26,15 +24,11 @@ from whet.techniques.costs.memory import StepMemory, step_memory
 from whet.techniques.mechanisms.evaluating import evaluating
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, refusal
-from whet.techniques.proof import gradients
 from whet.techniques.proof.divergence import FAR, divergence
-from whet.techniques.proof.first_update import first_gradients, judged_first
-from whet.techniques.proof.updates import UpdateProof, prove_updates
-from whet.techniques.training import TRAINING_TABLE
-from whet.techniques.training_technique import Exactness
 from whet.tuner.records import TrainingEvidence, TrialOutcome
-from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, KnownTraining
-from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
+from whet.tuner.training.facts import KnownTraining
+from whet.tuner.training.opening import open_training
+from whet.tuner.training.proof import TrialProof
 
 _MEMORY_STEPS = 2
 
@@ -81,14 +75,11 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
     if why := refusal(workload, parts, request.steps, describe()):
         return TrainingMeasured(outcome=TrialOutcome(status="refused", reason=why))
-    exactness = exactness_of(request.steps)
+    proof = TrialProof(workload, request.steps, request.known)
     began = time.perf_counter()
-    dropped = _gradients_with_dropout(workload, request.steps)
     prepared = PreparedTrainer(workload, request.steps)
     applied_s = time.perf_counter() - began
-    dropped_now = _gradients_with_dropout(workload, request.steps) if dropped else {}
-    why, evidence = disproved(workload, prepared.trainer, exactness, request.known)
-    why = why or (gradients.other_dropout(dropped_now, dropped) if dropped else "")
+    why, evidence = proof.disproved(prepared.trainer)
     if why:
         return _rejected(why, evidence, prepared.notes)
     first_s = time.perf_counter() - began
@@ -99,8 +90,8 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
         return TrainingMeasured(
             outcome=TrialOutcome(status="failed", reason=why, notes=prepared.notes), num_steps=len(losses)
         )
-    proof = evidence.gradients
-    assert proof is not None
+    gradients = evidence.gradients
+    assert gradients is not None
     evidence = evidence.model_copy(
         update={"memory": memory, "set_up_s": applied_s + compile_s(), "joules_per_step": joules}
     )
@@ -108,7 +99,7 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
         status="done",
         notes=prepared.notes,
         build_s=first_s,
-        quality=proof.cosine,
+        quality=gradients.cosine,
         drop=0.0,
         busy=run.busy,
         training=evidence,
@@ -131,73 +122,6 @@ def _timed(workload: TrainingWorkload, trainer: Trainer, timing_s: float) -> tup
     total_j = meter.stop().total_j
     run = run.model_copy(update={"calls_s": {number + num_before: s for number, s in run.calls_s.items()}})
     return run, None if total_j is None else total_j / max(1, len(trainer.losses) - num_before)
-
-
-def disproved(
-    workload: TrainingWorkload, trainer: Trainer, exactness: Exactness, known: KnownTraining
-) -> tuple[str, TrainingEvidence]:
-    """Hold the gradients, the first updates and the data of a changed loop against the original's.
-
-    Args:
-        trainer: The changed loop, before its first step.
-
-    Returns:
-        Why it is another training, "" where nothing says so; and the evidence.
-    """
-    batches = first_batches(workload, gradients.NUM_BATCHES)
-    found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed)
-    original, reference, moved = (gradients.read(known.directory / name) for name in (ORIGINAL, REFERENCE, MOVED))
-    proof = gradients.judged(found, original, reference, exactness, moved)
-    evidence = TrainingEvidence(gradients=proof)
-    if not proof.is_same:
-        return proof.words, evidence
-    if exactness is not Exactness.OTHER:
-        with first_gradients(trainer) as seen:
-            updates = prove_updates(workload, trainer)
-        given = judged_first(seen, found, workload, original, reference, exactness, moved)
-        if given is not None and not given.is_same:
-            words = f"the first update is given {given.words}"
-            updates = UpdateProof(is_same=False, words=words, error=given.error, parameter=given.parameter)
-        evidence = TrainingEvidence(gradients=proof, updates=updates)
-        if not updates.is_same:
-            return updates.words, evidence
-    return _other_batches(trainer, known), evidence
-
-
-def exactness_of(steps: Sequence[Step]) -> Exactness:
-    """Return the weakest promise of a recipe's techniques."""
-    order = list(Exactness)
-    techniques = [(TRAINING_TABLE[step.technique], step) for step in steps]
-    kinds = [technique.promise(technique.options(**step.options)) for technique, step in techniques]
-    return max(kinds, key=order.index, default=Exactness.EXACT)
-
-
-def _gradients_with_dropout(workload: TrainingWorkload, steps: Sequence[Step]) -> dict[str, Tensor]:
-    """Return gradients of one batch with dropout on, as the model is now; empty where a step draws other numbers."""
-    if not all(TRAINING_TABLE[step.technique].keeps_dropout for step in steps):
-        return {}
-    if not steps or not gradients.drops_something(workload.model):
-        return {}
-    batches = first_batches(workload, 1)
-    return gradients.gradients_of(workload.model.train(), workload.loss, batches, seed=workload.seed, drops=True)
-
-
-def _other_batches(trainer: Trainer, known: KnownTraining) -> str:
-    """Return what is wrong with the data that a changed loop trains on; "" where it is the original's."""
-    found = digests(trainer.first_batches(NUM_DIGESTS))
-    if found != known.batches:
-        return f"other data: batch {_first_difference(found, known.batches)} of a pass is not the original's"
-    found = digests(trainer.first_batches(NUM_DIGESTS, later=1))
-    if found != known.next_batches:
-        where = _first_difference(found, known.next_batches)
-        return f"other data: batch {where} of the second pass is not the original's"
-    return ""
-
-
-def _first_difference(found: Sequence[str], known: Sequence[str]) -> int:
-    """Return the number of the first digest that differs, from 1."""
-    same = (i for i, (a, b) in enumerate(zip(found, known, strict=False)) if a != b)
-    return next(same, min(len(found), len(known))) + 1
 
 
 def _memory(trainer: Trainer, taken: TakenMemory) -> StepMemory:
