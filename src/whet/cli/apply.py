@@ -13,6 +13,8 @@ from whet.measure.fast_import import large_imports
 from whet.workloads.target_name import check_name
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from whet.tuner.apply import Applied
 
 _REFUSED = 3
@@ -54,9 +56,7 @@ def apply(
     with large_imports():
         from rich.console import Console
 
-        from whet.tuner import figures
         from whet.tuner.apply import apply_recipe
-        from whet.tuner.figures import load_call
     console = Console(stderr=as_json, highlight=False)
     progress = Console(stderr=True, highlight=False)
     try:
@@ -65,6 +65,15 @@ def apply(
     except RecipeRefused as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(_REFUSED) from None
+    _show(console, applied, recipe, out)
+    if as_json:
+        print(applied.model_dump_json())
+
+
+def _show(console: "Console", applied: "Applied", recipe: Path, out: Path | None) -> None:
+    """Say what was applied and what was not, what it costs, and how the result is used."""
+    from whet.tuner import figures
+
     for doubt in applied.doubts:
         console.print(f"applied by force: {doubt}", markup=False)
     if applied.differences:
@@ -85,12 +94,10 @@ def apply(
         console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
         if not applied.steps and applied.size_bytes > applied.original_bytes:
             console.print("         beside the weights, it holds the model's graph and its constants")
-        console.print(f"load it  {load_call(str(out), applied.libraries)}", markup=False)
+        console.print(f"load it  {figures.load_call(str(out), applied.libraries)}", markup=False)
     else:
         console.print("saved    nothing: torch.compile makes it anew from the model's own code in each process")
         console.print(f"use it   whet.apply({str(recipe)!r}, MODEL, INPUTS) in Python", markup=False)
-    if as_json:
-        print(applied.model_dump_json())
 
 
 def _done(applied: "Applied") -> str:

@@ -14,7 +14,7 @@ from whet.core.slo import Slo
 from whet.errors import OptionError
 from whet.files import usable_directory
 from whet.measure.on_busy import OnBusy
-from whet.server.load_test.options import Options
+from whet.server.load_test.options import Options, check_serve_options
 from whet.server.load_test.trace import read_trace
 from whet.ui.units import fraction, seconds
 from whet.workloads.model_directory import model_directory
@@ -146,7 +146,7 @@ def bench_serve(
     )
     OnBusy.checked(on_busy)
     busy_wait_s(busy_wait)
-    _check_options(target, serve_options or [])
+    check_serve_options(target, serve_options or [])
     directory = None if out is None else usable_directory(out)
     from rich.console import Console
 
@@ -164,12 +164,6 @@ def _check_target(target: str) -> None:
 
 NAMES = {"target": _check_target}
 """What checks a parameter as it was typed; see typed.py."""
-
-
-def _check_options(target: str, serve_options: Sequence[str]) -> None:
-    """Check that options of whet serve go with a model's directory alone."""
-    if "://" in target and serve_options:
-        raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL")
 
 
 def _measured(

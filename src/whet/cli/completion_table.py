@@ -36,8 +36,12 @@ def table() -> dict[str, list[dict[str, Any]]]:
 
 
 def text() -> str:
-    """Return what the file holds."""
-    return json.dumps(table(), indent=1, ensure_ascii=False) + "\n"
+    """Return what the file holds, one parameter a line."""
+    commands = (
+        f"{json.dumps(command)}: [\n" + ",\n".join(json.dumps(one, ensure_ascii=False) for one in parameters) + "\n]"
+        for command, parameters in table().items()
+    )
+    return "{\n" + ",\n".join(commands) + "\n}\n"
 
 
 def _of_command(command: str, module: ModuleType) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,6 @@ import json
 import textwrap
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from whet.profiling.bounds import Bound
 from whet.profiling.step.report import PhaseTime, StepReport
 from whet.tuner.target_profile.training import NUM_STEPS, profile_step
 from whet.ui.figures import count, digits, percent
+from whet.ui.terminal_tables import plain_table
 
 _WIDTH = 100  # of a sentence
 
@@ -63,7 +63,7 @@ def show_steps(console: Console, report: StepReport) -> None:
 
 def _phases(report: StepReport) -> Table:
     on_gpu = any(phase.gpu_ms is not None for phase in report.phases)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table = plain_table()
     table.add_column("phase", no_wrap=True)
     for name in ("ms a step", "share", *(("on the GPU", "share") if on_gpu else ()), "calls"):
         table.add_column(name, justify="right", no_wrap=True)

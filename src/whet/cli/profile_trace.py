@@ -5,10 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from whet.errors import OptionError
@@ -22,6 +20,7 @@ from whet.profiling.trace.report import TraceReport
 from whet.profiling.trace.steps import StepTime
 from whet.ui.figures import DASH, num_bytes, one_line, percent
 from whet.ui.figures import nanoseconds as time
+from whet.ui.terminal_tables import plain_table
 
 _KERNELS, _OPERATORS, _CALLS, _STEPS, _THREADS, _CHANGES = 10, 12, 5, 8, 4, 12  # rows shown; --json holds all
 _CHANGE_STYLES = {Change.ADDED: "yellow", Change.REMOVED: "dim", Change.SLOWER: "red", Change.FASTER: "green"}
@@ -93,7 +92,7 @@ def show_changes(console: Console, changes: TraceChanges) -> None:
 
 def _show(console: Console, section: _Section) -> None:
     """Print a table in which the names give way to the figures where there is too little room."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table = plain_table()
     columns = [max(cell_len(str(cell)) for cell in column) for column in zip(*_even(section), strict=True)]
     room = max(20, console.width - sum(columns[1:]) - 2 * len(section.columns))
     table.add_column(Text(section.title, "bold"), max_width=room, no_wrap=True, overflow="ellipsis")

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.cli.busy import INCONCLUSIVE, patience_of
-from whet.profiling.model.show import plain_table
 from whet.techniques.costs.layer_profile import TrainingLayer
 from whet.tuner.target_profile.training_layers import TrainingProfile, profile_training
 from whet.ui.figures import DASH, duration, num_bytes, one_line, operations, percent
+from whet.ui.terminal_tables import plain_table
 
 
 def run_training(

@@ -1,6 +1,5 @@
 """Show on a terminal what `whet tune` found out about a stream."""
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +10,7 @@ from whet.tuner import figures
 from whet.tuner.result import FILE, MeasuredVariant, Result
 from whet.tuner.streams.report import QUALITY, quality_figure
 from whet.tuner.time_account import time_sentence
+from whet.ui.terminal_tables import plain_table
 
 
 def show_result(console: Console, result: Result) -> None:
@@ -24,7 +24,7 @@ def show_result(console: Console, result: Result) -> None:
 
 
 def _table(result: Result) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table = plain_table(gap=2)
     table.add_column("")
     table.add_column("original", justify="right")
     found = next(iter(figures.final_points(result)[1:]), None)

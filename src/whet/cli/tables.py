@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from whet.tuner import figures
 from whet.tuner.headline import headline
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, Result
+from whet.ui.terminal_tables import plain_table
 
 VERDICTS = {
     "pass": ("PASS", "green"),
@@ -61,7 +61,7 @@ def show_files(console: Console, result: Result, files: Mapping[str, str], width
 
 
 def _table(result: Result) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table = plain_table()
     table.add_column("variant", ratio=1, min_width=15, overflow="fold")
     table.add_column("latency", justify="right")
     table.add_column(Text("speedup\n95%"), justify="right")

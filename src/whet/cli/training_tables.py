@@ -1,6 +1,5 @@
 """Show on a terminal what `whet tune` found out about a training run."""
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +12,7 @@ from whet.tuner.result import FILE, MeasuredVariant, Result
 from whet.tuner.time_account import time_sentence
 from whet.tuner.training.words import batch_sentences, proof_of
 from whet.ui.figures import num_bytes
+from whet.ui.terminal_tables import plain_table
 
 
 def memory_line(memory: StepMemory) -> str:
@@ -33,7 +33,7 @@ def show_result(console: Console, result: Result) -> None:
 
 
 def _table(result: Result) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table = plain_table()
     table.add_column("training", ratio=1, min_width=18, overflow="fold")
     table.add_column("step", justify="right")
     table.add_column(f"{result.unit}/s", justify="right")

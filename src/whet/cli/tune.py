@@ -191,15 +191,10 @@ def tune(
     for target in named:
         _check(target, options, streams, chosen)
     with large_imports():
-        from whet.cli.tune_targets import tune_targets
+        from whet.cli.tune_targets import Request, tune_targets
     verdicts = tune_targets(
         [(target, _directory(target, out, alone=len(named) == 1, resume=resume)) for target in named],
-        options,
-        streams,
-        busy,
-        chosen,
-        resume=resume,
-        as_json=as_json,
+        Request(options, streams, busy, chosen, resume=resume, as_json=as_json),
     )
     if verdicts & _EXIT_CODES.keys():
         raise typer.Exit(min(_EXIT_CODES[verdict] for verdict in verdicts & _EXIT_CODES.keys()))

@@ -1,12 +1,12 @@
 """Show how a stream went on a terminal of 80 columns."""
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from whet.streamer.report import MOST_LATE, Spread, StreamReport
 from whet.ui.figures import DASH, digits, duration, percent
+from whet.ui.terminal_tables import plain_table
 
 _WORDS = {
     "still": "of a still scene, repeated",
@@ -44,7 +44,7 @@ def _model(report: StreamReport) -> str:
 
 
 def _times(report: StreamReport) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table = plain_table(gap=2)
     for name in ("time", "P50", "P90", "P99", "longest", "frames"):
         table.add_column(name, justify="left" if name == "time" else "right")
     rows = {

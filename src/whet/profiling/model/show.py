@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +12,7 @@ from rich.text import Text
 from whet.profiling.model.report import LayerLine, Report
 from whet.profiling.model.sections import SectionCost
 from whet.ui.figures import DASH, bytes_change, digits, duration, num_bytes, one_line, operations, percent
+from whet.ui.terminal_tables import plain_table
 
 _MANY_SECTIONS = 24
 _LEAST_SHARE = 0.01  # if there are many sections, those with a smaller share of the time are left out
@@ -282,16 +282,6 @@ def _print(console: Console, title: str, table: Table) -> None:
     console.print()
     console.print(Text(title, "bold"))
     console.print(table)
-
-
-def plain_table(names: Sequence[str] = (), figures: Sequence[str] = ()) -> Table:
-    """Return a table without lines but under its head, with columns of names and of figures."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-    for name in names:  # on a narrow terminal these columns shrink; their cells do not wrap
-        table.add_column(name, overflow="ellipsis")
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _sparkline(values: Sequence[int], seconds: float, width: int) -> str:

@@ -22,6 +22,7 @@ from whet.server.http.protocol import (
 )
 from whet.server.http.tools import as_template_reads
 from whet.server.request_limits import RequestLimits
+from whet.server.schema_size import nested
 from whet.server.text import Tokenizer
 
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -75,23 +76,13 @@ def parse_body(kind: type[Kind], content: bytes, content_type: str) -> Kind:
         raise invalid("the body cannot be read as JSON", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise invalid(_NOT_JSON)
-    if content.count(b"[") + content.count(b"{") > MAX_LEVELS and _is_deep(fields):
+    may_be_deep = content.count(b"[") + content.count(b"{") > MAX_LEVELS
+    if may_be_deep and any(level > MAX_LEVELS for level, _ in nested(fields)):
         raise _too_deep()
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise of_validation(error) from None
-
-
-def _is_deep(value: object) -> bool:
-    """Return whether a value of JSON has more than MAX_LEVELS levels. It does not recurse."""
-    level = [value]
-    for _ in range(MAX_LEVELS):
-        inner = (item for one in level for item in (one.values() if isinstance(one, dict) else one))  # type: ignore[attr-defined]
-        level = [item for item in inner if isinstance(item, (dict, list))]
-        if not level:
-            return False
-    return True
 
 
 def _too_deep() -> ApiError:

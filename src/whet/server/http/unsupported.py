@@ -16,75 +16,44 @@ Neutral = Mapping[str, tuple[object, ...]]  # from a parameter to the values, be
 
 # These concern accounting, speed, or the form of an answer. The generated tokens are the same with and without them.
 IGNORED = frozenset(
-    {
-        "cache_prompt",
-        "guided_decoding_backend",
-        "id_slot",
-        "include_reasoning",
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "reasoning_effort",
-        "reasoning_format",
-        "request_id",
-        "safety_identifier",
-        "separate_reasoning",
-        "service_tier",
-        "store",
-        "user",
-        "verbosity",
-    }
+    """
+    cache_prompt guided_decoding_backend id_slot include_reasoning metadata prediction prompt_cache_key
+    prompt_cache_retention reasoning_effort reasoning_format request_id safety_identifier separate_reasoning
+    service_tier store user verbosity
+    """.split()
 )
 
+
+def _each(names: str, *neutral: object) -> Neutral:
+    return dict.fromkeys(names.split(), neutral)
+
+
 EVERYWHERE: Neutral = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "custom_logit_processor": (),
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
-    "grammar_lazy": (),
-    "grammar_triggers": (),
-    "include_stop_str_in_output": (False,),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "lora": ([],),
-    "lora_path": (),
-    "min_new_tokens": (0,),
-    "mirostat": (0,),
-    "n_indent": (0,),
-    "n_keep": (0,),
-    "n_predict": (),
-    "n_probs": (0,),
-    "no_stop_trim": (False,),
-    "post_sampling_probs": (False,),
-    "priority": (0,),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repeat_penalty": (1,),
-    "repetition_detection": (),
-    "response_fields": ([],),
-    "return_hidden_states": (False,),
-    "return_token_ids": (False,),
-    "return_tokens": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "samplers": ([],),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_regex": ([],),
-    "structural_tag": (),
-    "t_max_predict_ms": (0,),
-    "thinking_token_budget": (),
-    "timings_per_token": (False,),
+    **_each(
+        """
+        allowed_token_ids custom_logit_processor grammar_lazy grammar_triggers kv_transfer_params lora_path n_predict
+        prompt_embeds prompt_logprobs repetition_detection structural_tag thinking_token_budget truncate_prompt_tokens
+        truncation_side vllm_xargs
+        """,
+    ),
+    **_each("bad_words logits_processors logprob_token_ids lora response_fields samplers stop_regex", []),
+    **_each(
+        """
+        dry_multiplier dynatemp_range min_new_tokens mirostat n_indent n_keep n_probs priority t_max_predict_ms
+        xtc_probability
+        """,
+        0,
+    ),
+    **_each("length_penalty repeat_penalty typical_p", 1),
     "top_n_sigma": (-1, 0),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "typical_p": (1,),
-    "use_beam_search": (False,),
-    "vllm_xargs": (),
-    "xtc_probability": (0,),
+    **_each(
+        """
+        include_stop_str_in_output no_stop_trim post_sampling_probs return_hidden_states return_token_ids
+        return_tokens return_tokens_as_token_ids timings_per_token use_beam_search
+        """,
+        False,
+    ),
+    **_each("skip_special_tokens spaces_between_special_tokens", True),
 }
 _CHAT_TEMPLATE: Neutral = {
     "chat_template": (),

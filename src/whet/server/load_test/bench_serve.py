@@ -6,11 +6,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from whet.errors import OptionError
 from whet.files import usable_directory
 from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.server.load_test.benchmark import check_server, run
-from whet.server.load_test.options import Options
+from whet.server.load_test.options import Options, check_serve_options
 from whet.server.load_test.record import Record
 from whet.server.load_test.replay import Progress
 from whet.server.load_test.report import Report, write_report
@@ -68,9 +67,8 @@ def bench_serve(
         OptionError: The options do not fit the server, or serve_options are given together with an address.
     """
     patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
+    check_serve_options(target, serve_options)
     is_remote = "://" in target
-    if is_remote and serve_options:
-        raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL")
     directory = None if is_remote else model_directory(target)
 
     def once() -> LoadTest:

@@ -1,5 +1,6 @@
 """Hold what a load test is asked for, and check it before anything heavy is imported."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whet.core.slo import Slo
@@ -73,3 +74,9 @@ class Options:
                 raise OptionError(f"--{name.replace('_', '-')} {low}-{high}: write two lengths as 16-255, from 1 up")
         if self.shared_prefix < 0 or self.seed < 0:
             raise OptionError(f"--shared-prefix {self.shared_prefix} and --seed {self.seed}: give 0 or more for both")
+
+
+def check_serve_options(target: str, serve_options: Sequence[str]) -> None:
+    """Raise OptionError for options of whet serve beside a URL: they go with a model's directory alone."""
+    if "://" in target and serve_options:
+        raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +10,7 @@ from whet.core.slo import Slo
 from whet.server.load_test.figures import Figures, Percentiles
 from whet.server.load_test.report import Report
 from whet.ui.figures import DASH, digits, duration, percent
+from whet.ui.terminal_tables import plain_table
 
 LATENCIES = ("P50", "P90", "P99", "mean", "longest", "samples")
 
@@ -57,7 +57,7 @@ def sent(report: Report) -> str:
 
 
 def _latencies(figures: Figures) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table = plain_table(gap=2)
     table.add_column("latency")
     for name in LATENCIES:
         table.add_column(name, justify="right")
