@@ -1,7 +1,7 @@
 """Find every optimisation that whet knows.
 
 One technique is one file in the folder of its stage; no other list names it. A file defines a frozen `Options`,
-`check`, `predict` and `apply`, which technique.py describes, and ends with `TECHNIQUE = Technique(...)`.
+`check` and `apply`, which technique.py describes, and ends with `TECHNIQUE = Technique(...)`.
 """
 
 import pkgutil
