@@ -10,7 +10,8 @@ from whet.kernels.build import Library
 from whet.kernels.linear import linear, linear_fp32, linear_int4, linear_int8, pack_weights
 from whet.kernels.linear.layout import Kind
 from whet.kernels.linear.packed import PackedWeights
-from whet.kernels.linear.reference import linear_reference
+from whet.kernels.linear.quantise import quantise_int4, quantise_int8
+from whet.kernels.linear.reference import linear_as_packed
 
 SHAPES = [(1, 16, 32), (1, 1, 1), (2, 15, 31), (3, 37, 45), (7, 130, 100), (20, 64, 256), (197, 90, 96), (5, 1000, 160)]
 SHAPES += [(13, 110, 96)]  # rows that share what is unpacked of int4
@@ -19,6 +20,18 @@ KINDS = pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 
 def relative(y: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((y - wanted).abs().max() / wanted.abs().max())
+
+
+def linear_reference(
+    x_MK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, kind: Kind
+) -> torch.Tensor:
+    """Return float64 [M, N], with weights and activations rounded as in the kernel, and exact products and sums."""
+    weight_NK = weight_NK.float()
+    if kind is Kind.BF16:
+        weight_NK = weight_NK.bfloat16()
+    elif kind is not Kind.F32:
+        weight_NK = (quantise_int8(weight_NK) if kind is Kind.S8 else quantise_int4(weight_NK)).dequantise()
+    return linear_as_packed(x_MK, weight_NK.double(), None if bias_N is None else bias_N.double(), kind)
 
 
 @KINDS

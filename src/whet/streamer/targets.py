@@ -192,7 +192,7 @@ def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:
     name = directory.resolve().name
     if options.strength is not None or options.negative or options.prompt_embeds is not None:
         raise OptionError(f"{name} draws each frame from noise, and takes no strength, negative prompt or embeddings")
-    placement = Placement.of(options)
+    placement = Placement.of(device=options.device, dtype=options.dtype, graphs=options.graphs, backend=options.backend)
     unet = load_unet(directory)
     side = unet.config.frame_size
     if options.size not in (None, (side, side)):
@@ -245,7 +245,7 @@ def _prepare_guidance(step: DiffusionStep, guidance: Guidance) -> Change:
 
 
 def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
-    placement = Placement.of(options)
+    placement = Placement.of(device=options.device, dtype=options.dtype, graphs=options.graphs, backend=options.backend)
     parts = placement.move_parts(read_parts(directory))
     size = options.size or _size_of(parts)
     prompts = _Prompts(parts, options)

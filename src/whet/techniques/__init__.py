@@ -1,7 +1,7 @@
 """Find every optimisation that whet knows.
 
 One technique is one file in the folder of its stage; no other list names it. A file defines a frozen `Options`,
-`check`, `predict` and `apply`, which technique.py describes, and ends with `TECHNIQUE = Technique(...)`.
+`check` and `apply`, which technique.py describes, and ends with `TECHNIQUE = Technique(...)`.
 """
 
 import pkgutil
@@ -13,21 +13,17 @@ if TYPE_CHECKING:
 
     TABLE: dict[str, Technique]
 
-__all__ = ["FOLDERS", "FOLLOWING", "TABLE"]
+__all__ = ["FOLDERS", "FOLLOWING", "TABLE", "techniques_in"]
 
 FOLDERS = ("structure", "precision", "layout", "backend", "runtime", "training")
 """The folders whose files are techniques: one for each stage, and one for those of a training loop."""
 
 
-def _found() -> "dict[str, Technique]":
-    """Import every file in the folders of the stages, and return the techniques in the order in which they compose."""
-    from whet.techniques.technique import STAGES
-
-    found: list[Technique] = []
-    for stage in STAGES:
-        folder = import_module(f"{__name__}.{stage}")
-        modules = [import_module(f"{folder.__name__}.{entry.name}") for entry in pkgutil.iter_modules(folder.__path__)]
-        found += [module.TECHNIQUE for module in modules]
+def techniques_in(*folders: str) -> dict[str, Any]:
+    """Import every file in some folders, and return their techniques in the order in which they compose."""
+    packages = [import_module(f"{__name__}.{folder}") for folder in folders]
+    files = [f"{one.__name__}.{file.name}" for one in packages for file in pkgutil.iter_modules(one.__path__)]
+    found = [import_module(file).TECHNIQUE for file in files]
     return {technique.name: technique for technique in sorted(found, key=lambda technique: technique.place)}
 
 
@@ -35,7 +31,7 @@ def __getattr__(name: str) -> Any:
     """Make TABLE when it is first asked for: it imports torch, and whoever wants names alone does not (names.py)."""
     if name != "TABLE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault("TABLE", _found())
+    return globals().setdefault("TABLE", techniques_in(*FOLDERS[:-1]))  # without training
 
 
 # Techniques that pay on other machines and are not in the table yet: name -> why, for the report.

@@ -13,7 +13,6 @@ from whet.measure.machine import describe
 from whet.models.diffusion import backends
 from whet.models.diffusion.backends import check_backend, check_float8, compiler, float8_layers, to_float8
 from whet.models.diffusion.placement import Placement
-from whet.streamer.targets import ModelOptions
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -34,8 +33,8 @@ def test_a_backend_that_cannot_be_used_is_refused(name, device, said):
 def test_no_backend_is_eager_mode():
     check_backend(None, CPU)
     check_backend("inductor", CPU)
-    assert Placement.of(ModelOptions(backend="inductor")).backend == "inductor"
-    assert Placement.of(ModelOptions()).backend is None
+    assert Placement.of(backend="inductor").backend == "inductor"
+    assert Placement.of().backend is None
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_8_bit_floats_need_a_chip_that_has_them(monkeypatch, capability, said):
 
 def test_a_cpu_would_emulate_8_bit_floats():
     with pytest.raises(OptionError, match="--dtype fp8: the CPU does not multiply 8-bit floats"):
-        Placement.of(ModelOptions(dtype="fp8"))
+        Placement.of(dtype="fp8")
 
 
 class Mixed(nn.Module):

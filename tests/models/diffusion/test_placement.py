@@ -53,17 +53,17 @@ def gpus(monkeypatch):
 
 
 def test_without_options_a_model_runs_on_the_cpu_in_float32():
-    assert Placement.of(ModelOptions()) == Placement(CPU, torch.float32, False)
-    assert Placement.of(ModelOptions(graphs=False)) == Placement(CPU, torch.float32, False)
+    assert Placement.of() == Placement(CPU, torch.float32, False)
+    assert Placement.of(graphs=False) == Placement(CPU, torch.float32, False)
 
 
 def test_a_gpu_runs_graphs_unless_told_otherwise(gpus):
     gpus(2)
-    assert Placement.of(ModelOptions(device="cuda")) == Placement(torch.device("cuda", 0), torch.float32, True)
-    assert Placement.of(ModelOptions(device="cuda:1", graphs=False)).device == torch.device("cuda", 1)
-    assert not Placement.of(ModelOptions(device="cuda:1", graphs=False)).graphs
+    assert Placement.of(device="cuda") == Placement(torch.device("cuda", 0), torch.float32, True)
+    assert Placement.of(device="cuda:1", graphs=False).device == torch.device("cuda", 1)
+    assert not Placement.of(device="cuda:1", graphs=False).graphs
     with pytest.raises(OptionError, match="finds 2 GPUs here, the last one is cuda:1"):
-        Placement.of(ModelOptions(device="cuda:2"))
+        Placement.of(device="cuda:2")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_cannot_be_recorded_is_a_note_of_the_report(latents, monkeypatch):
             raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(placement, "TorchCuda", FailingCuda)
-    monkeypatch.setattr(Placement, "of", classmethod(lambda cls, options: cls(CPU, torch.float32, True)))
+    monkeypatch.setattr(Placement, "of", classmethod(lambda cls, **options: cls(CPU, torch.float32, True)))
     with Stream(str(directory), "synthetic:4", StreamOptions(prompt_embeds=prompt, steps=2)) as stream:
         assert len(list(stream)) == 4
     notes = stream.report().notes

@@ -7,17 +7,6 @@ import torch
 from torch import Tensor
 
 from whet.kernels.linear.layout import Kind
-from whet.kernels.linear.quantise import quantise_int4, quantise_int8
-
-
-def linear_reference(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, kind: Kind) -> Tensor:
-    """Return float64 [M, N], with weights and activations rounded as in the kernel, and exact products and sums."""
-    weight_NK = weight_NK.float()
-    if kind is Kind.BF16:
-        weight_NK = weight_NK.bfloat16()
-    elif kind is not Kind.F32:
-        weight_NK = (quantise_int8(weight_NK) if kind is Kind.S8 else quantise_int4(weight_NK)).dequantise()
-    return linear_as_packed(x_MK, weight_NK.double(), None if bias_N is None else bias_N.double(), kind)
 
 
 def linear_as_packed(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, kind: Kind) -> Tensor:

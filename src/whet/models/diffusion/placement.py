@@ -1,7 +1,6 @@
 """Choose where a diffusion model runs and in which number format, and move it there."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,24 +17,6 @@ from whet.models.diffusion.unet_frames import UNetFrames
 
 DTYPES = dict(zip(DTYPE_NAMES, (torch.float32, torch.bfloat16, torch.float16, torch.bfloat16), strict=True))
 """The number formats of models, by the names that users type. With fp8, all but linear layers is in bfloat16."""
-
-
-class PlacementOptions(Protocol):
-    @property
-    def device(self) -> str | None:
-        """Return "cpu", "cuda" or "cuda:1"; None for the CPU."""
-
-    @property
-    def dtype(self) -> str | None:
-        """Return a name of `DTYPES`; None for float32."""
-
-    @property
-    def graphs(self) -> bool | None:
-        """Return whether models run as CUDA graphs; None for yes on a GPU."""
-
-    @property
-    def backend(self) -> str | None:
-        """Return a name of `whet.models.diffusion.names.BACKENDS`, by which calls are compiled; None for eager mode."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +36,31 @@ class Placement:
     is_float8: bool = False
 
     @classmethod
-    def of(cls, options: PlacementOptions) -> "Placement":
+    def of(
+        cls,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        graphs: bool | None = None,
+        backend: str | None = None,
+    ) -> "Placement":
         """Return the place that the user asked for.
+
+        Args:
+            device: "cpu", "cuda" or "cuda:1"; None for the CPU.
+            dtype: A name of `DTYPES`; None for float32.
+            graphs: Whether models run as CUDA graphs; None for yes on a GPU.
+            backend: A name of `whet.models.diffusion.names.BACKENDS`, by which calls are compiled; None for eager mode.
 
         Raises:
             OptionError: This computer has no such device, or it would emulate the format, or the CPU shall have graphs.
         """
-        device = usable_device(options.device or "cpu", "--device")
-        dtype = _dtype(options.dtype or "float32", device)
-        if options.graphs and device.type != "cuda":
+        place = usable_device(device or "cpu", "--device")
+        found = _dtype(dtype or "float32", place)
+        if graphs and place.type != "cuda":
             raise OptionError("--graphs needs a GPU: give --device cuda too, or leave --graphs out")
-        check_backend(options.backend, device)
-        graphs = device.type == "cuda" if options.graphs is None else options.graphs
-        return cls(device, dtype, graphs, options.backend, options.dtype == "fp8")
+        check_backend(backend, place)
+        return cls(place, found, place.type == "cuda" if graphs is None else graphs, backend, dtype == "fp8")
 
     def move(self, *modules: nn.Module | None) -> None:
         """Move models to the device, in the format.

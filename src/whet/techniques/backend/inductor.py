@@ -22,8 +22,7 @@ from typing import Any
 from whet.core.artefact import inductor, program
 from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.technique import (
     BACKEND,
@@ -74,10 +73,6 @@ def favours(examined: ExaminedWorkload) -> Mapping[str, Any]:
     return {"engine": "cudagraphs"} if examined.device_type == "cuda" else {}
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
-
-
 def apply(candidate: Candidate, options: Options) -> Candidate:
     examined = candidate.examined
     if options.engine == "package":
@@ -102,7 +97,7 @@ TECHNIQUE = Technique(
     card=__doc__,
     options=Options,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True),
     apply=apply,
     space=_SPACE,
     groups=frozenset({BACKEND}),

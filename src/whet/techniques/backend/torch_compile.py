@@ -16,8 +16,7 @@ from whet.core.artefact import inductor, program
 from whet.core.artefact.in_process import InProcessRuntime
 from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError, foreign
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.technique import (
     BACKEND,
@@ -47,10 +46,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
     return Applies(f"compiled in each process, with graph breaks, because {why}")
 
 
-def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
-
-
 def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate compiled for the inputs of its workload.
 
@@ -78,7 +73,7 @@ TECHNIQUE = Technique(
     order=40,
     card=__doc__,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True),
     apply=apply,
     groups=frozenset({BACKEND}),
     runs_python=True,

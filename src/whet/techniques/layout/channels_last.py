@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.core.workload import ExaminedWorkload
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.technique import Applicability, Applies, Candidate, NoOptions, NotApplicable, Stage, Technique
 
@@ -25,10 +24,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
     if num_convolutions == 0:
         return NotApplicable("the model has no 2-d convolution")
     return Applies(f"{num_convolutions} convolutions")
-
-
-def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    return speedup_bound(profile, limits, dtype=profile.dtype, kinds=_CONVOLUTIONS)
 
 
 def apply(candidate: Candidate, options: NoOptions) -> Candidate:
@@ -52,6 +47,6 @@ TECHNIQUE = Technique(
     order=10,
     card=__doc__,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: speedup_bound(profile, limits, dtype=profile.dtype, kinds=_CONVOLUTIONS),
     apply=apply,
 )

@@ -11,8 +11,7 @@ Source          PyTorch documentation, "Automatic Mixed Precision package - torc
 """
 
 from whet.core.workload import ExaminedWorkload
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.low_precision import bfloat16_refusal
 from whet.techniques.rewriting.precision_wrapper import PrecisionWrapper
@@ -34,11 +33,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
     return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
-def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: layers reach the bfloat16 limit, and weights are still read as float32."""
-    return speedup_bound(profile, limits, dtype="bfloat16", activation_scale=0.5)
-
-
 def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate inside torch.autocast. It shares its weights with the candidate given."""
     examined = candidate.examined
@@ -52,7 +46,8 @@ TECHNIQUE = Technique(
     order=30,
     card=__doc__,
     check=check,
-    predict=predict,
+    # layers reach the bfloat16 limit, and weights are still read as float32
+    predict=lambda profile, limits, options: speedup_bound(profile, limits, dtype="bfloat16", activation_scale=0.5),
     apply=apply,
     groups=frozenset({PRECISION}),
     runs_python=True,

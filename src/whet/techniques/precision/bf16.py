@@ -13,8 +13,7 @@ Source          Kalamkar et al., "A Study of BFLOAT16", 2019 (arXiv:1905.12322);
 import torch
 
 from whet.core.workload import ExaminedWorkload
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.low_precision import bfloat16_refusal, to_half
 from whet.techniques.technique import (
@@ -35,10 +34,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
     return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
-def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    return speedup_bound(profile, limits, dtype="bfloat16", weight_scale=0.5, activation_scale=0.5)
-
-
 def apply(candidate: Candidate, options: NoOptions) -> Candidate:
     """Return the candidate in bfloat16.
 
@@ -54,7 +49,9 @@ TECHNIQUE = Technique(
     order=10,
     card=__doc__,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: speedup_bound(
+        profile, limits, dtype="bfloat16", weight_scale=0.5, activation_scale=0.5
+    ),
     apply=apply,
     groups=frozenset({PRECISION}),
     dtype_of=lambda options: "bfloat16",

@@ -15,8 +15,7 @@ from functools import cache
 import torch
 
 from whet.core.workload import ExaminedWorkload
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.low_precision import to_half
 from whet.techniques.technique import (
@@ -45,10 +44,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
     speed = "less than half of" if ratio < _EMULATED else f"{ratio:.2g} times"
     measured = f"a {size}x{size} product in float16 runs at {speed} float32's speed here"
     return Applies(measured) if ratio >= _WORTH else NotApplicable(f"{measured}; it pays from {_WORTH} times on")
-
-
-def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    return speedup_bound(profile, limits, dtype="float16", weight_scale=0.5, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: NoOptions) -> Candidate:
@@ -93,7 +88,9 @@ TECHNIQUE = Technique(
     order=20,
     card=__doc__,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: speedup_bound(
+        profile, limits, dtype="float16", weight_scale=0.5, activation_scale=0.5
+    ),
     apply=apply,
     groups=frozenset({PRECISION}),
     dtype_of=lambda options: "float16",

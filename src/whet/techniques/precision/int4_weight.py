@@ -22,8 +22,7 @@ from torch import nn
 from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError, TargetError
 from whet.kernels.linear.quantise import GROUP_SIZE
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.quantisation import quantisable
 from whet.techniques.quantisation.quantised_linear import int4_linear, replace_linears
@@ -60,12 +59,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(f"{num_fitting} of {len(layers)} linear layers")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup. Layers compute at the bfloat16 or the float32 limit, the higher one."""
-    dtype = limits.faster("bfloat16")
-    return speedup_bound(profile, limits, dtype=dtype, weight_scale=_WEIGHT_SCALE, activation_scale=0.5)
-
-
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """Return the candidate with 4-bit weights.
 
@@ -99,7 +92,10 @@ TECHNIQUE = Technique(
     card=__doc__,
     options=Options,
     check=check,
-    predict=predict,
+    # layers compute at the bfloat16 or the float32 limit, the higher one
+    predict=lambda profile, limits, options: speedup_bound(
+        profile, limits, dtype=limits.faster("bfloat16"), weight_scale=_WEIGHT_SCALE, activation_scale=0.5
+    ),
     apply=apply,
     space={"rest": REST},
     groups=frozenset({PRECISION}),

@@ -16,8 +16,7 @@ Source          torchao, "PyTorch 2 Export Quantization with X86 Backend". One s
 from dataclasses import dataclass
 
 from whet.core.workload import ExaminedWorkload
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.quantisation import pt2e, quantisable
 from whet.techniques.rewriting.unquantised_dtype import REST, with_rest
@@ -55,10 +54,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(f"{num_layers} linear layers; needs a compiler")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    return speedup_bound(profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25)
-
-
 def apply(candidate: Candidate, options: Options) -> Candidate:
     return candidate.with_module(with_rest(pt2e.quantise(candidate, None), options.rest, candidate))
 
@@ -70,7 +65,9 @@ TECHNIQUE = Technique(
     card=__doc__,
     options=Options,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: speedup_bound(
+        profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25
+    ),
     apply=apply,
     space={"rest": REST},
     groups=frozenset({PRECISION}),

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from whet.core.workload import ExaminedWorkload
 from whet.errors import OptionError
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.quantisation import pt2e, quantisable
 from whet.techniques.quantisation.observers import OBSERVERS
@@ -57,10 +56,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     return Applies(f"{num_layers} layers, {len(examined.workload.calibration)} calibration batches; needs a compiler")
 
 
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    return speedup_bound(profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25)
-
-
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """Return the candidate as a quantised graph, with the ranges found on the calibration batches.
 
@@ -80,7 +75,9 @@ TECHNIQUE = Technique(
     card=__doc__,
     options=Options,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: speedup_bound(
+        profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25
+    ),
     apply=apply,
     space={"calibration": ("minmax", "percentile", "entropy"), "rest": REST},
     groups=frozenset({PRECISION}),

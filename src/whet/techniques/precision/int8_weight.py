@@ -21,8 +21,7 @@ from torch import nn
 
 from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.quantisation import quantisable
 from whet.techniques.quantisation.quantised_linear import Int8Embedding, int8_linear, replace_linears
@@ -48,11 +47,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     if num_layers == 0:
         return NotApplicable("the model has no linear layer")
     return Applies(f"{num_layers} linear layers")
-
-
-def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup. Layers compute at the bfloat16 or the float32 limit, the higher one."""
-    return speedup_bound(profile, limits, dtype=limits.faster("bfloat16"), weight_scale=0.25, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
@@ -82,7 +76,10 @@ TECHNIQUE = Technique(
     card=__doc__,
     options=Options,
     check=check,
-    predict=predict,
+    # layers compute at the bfloat16 or the float32 limit, the higher one
+    predict=lambda profile, limits, options: speedup_bound(
+        profile, limits, dtype=limits.faster("bfloat16"), weight_scale=0.25, activation_scale=0.5
+    ),
     apply=apply,
     space={"rest": REST},
     groups=frozenset({PRECISION}),

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.training import Trainer
-from whet.techniques.proof.gradients import GradientProof, judged, sample
+from whet.techniques.proof.gradients import GradientProof, drops_something, judged, sample
 from whet.techniques.training_technique import Exactness
 
 
@@ -33,8 +33,7 @@ def first_gradients(trainer: Trainer) -> Iterator[dict[str, Tensor]]:
             if name is not None and name not in seen and p.grad is not None:
                 seen[name] = sample(p.grad)
 
-    drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in trainer.model.modules())
-    if drops:
+    if drops_something(trainer.model):
         yield seen
         return
     hook = trainer.optimizer.register_step_pre_hook(note)

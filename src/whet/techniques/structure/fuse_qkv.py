@@ -19,8 +19,7 @@ from torch import Tensor, fx, nn
 
 from whet.core.workload import ExaminedWorkload
 from whet.errors import TargetError
-from whet.measure.machine import Limits, Machine
-from whet.profiling.model import Profile
+from whet.measure.machine import Machine
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.graph import Traced, is_changed_in_place, rebuild, trace, trace_original, verify
 from whet.techniques.technique import Applicability, Applies, Candidate, NoOptions, NotApplicable, Stage, Technique
@@ -37,10 +36,6 @@ def check(examined: ExaminedWorkload, machine: Machine, options: NoOptions) -> A
     if not groups:
         return NotApplicable("no two linear layers read the same input")
     return Applies(f"{sum(map(len, groups))} linear layers become {len(groups)}")
-
-
-def predict(profile: Profile, limits: Limits, options: NoOptions) -> float:
-    return speedup_bound(profile, limits, dtype=profile.dtype, kinds=_LINEARS, removes_overhead=True)
 
 
 def apply(candidate: Candidate, options: NoOptions) -> Candidate:
@@ -133,6 +128,8 @@ TECHNIQUE = Technique(
     order=30,
     card=__doc__,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: speedup_bound(
+        profile, limits, dtype=profile.dtype, kinds=_LINEARS, removes_overhead=True
+    ),
     apply=apply,
 )

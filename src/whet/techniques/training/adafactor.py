@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import Use
@@ -26,11 +25,6 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     if reason := why_not_replaced(parts.optimizer, torch.optim.Adam, torch.optim.AdamW):
         return NotApplicable(reason)
     return Applies("row and column sums in place of two moments")
-
-
-def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: parameters and gradients are read, parameters written."""
-    return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=12.0))
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
@@ -50,7 +44,10 @@ TECHNIQUE = TrainingTechnique(
     card=__doc__,
     exactness=Exactness.OTHER,
     check=check,
-    predict=predict,
+    # parameters and gradients are read, parameters written
+    predict=lambda profile, limits, options: profile.bound(
+        optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=12.0)
+    ),
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),

@@ -13,8 +13,7 @@ from dataclasses import replace
 import torch
 
 from whet.core.artefact.inductor import missing_tools
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
@@ -26,11 +25,6 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     if reason := why_not_replaced(parts.optimizer, torch.optim.AdamW) or missing:
         return NotApplicable(reason)
     return Applies("moments of 2 bytes a parameter in place of 8")
-
-
-def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: parameters, gradients and moments of one byte each are moved."""
-    return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=16.0))
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
@@ -48,7 +42,10 @@ TECHNIQUE = TrainingTechnique(
     card=__doc__,
     exactness=Exactness.OTHER,
     check=check,
-    predict=predict,
+    # parameters, gradients and moments of one byte each are moved
+    predict=lambda profile, limits, options: profile.bound(
+        optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=16.0)
+    ),
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),

@@ -11,8 +11,7 @@ Source          Micikevicius et al., 2017, arXiv:1710.03740; PyTorch documentati
 
 import torch
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.autocast_forward import AutocastForward
 from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.parts import Parts
@@ -29,10 +28,6 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     return Applies("products in bfloat16, parameters in float32")
 
 
-def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    return profile.bound_in_fewer_bits(profile.share_left(limits, "bfloat16"))
-
-
 def apply(parts: Parts, options: NoOptions) -> Parts:
     extend(parts.model, AutocastForward)
     return parts
@@ -45,7 +40,7 @@ TECHNIQUE = TrainingTechnique(
     card=__doc__,
     exactness=Exactness.ROUNDED,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound_in_fewer_bits(profile.share_left(limits, "bfloat16")),
     apply=apply,
     groups=frozenset({PRECISION}),
     predict_memory=lambda memory, options: memory.left(other=0.5),  # activations are half as large

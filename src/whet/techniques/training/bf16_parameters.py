@@ -22,9 +22,8 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from whet.core.workload.plain_parameters import plain_parameters
-from whet.measure.machine import Limits, Machine
+from whet.measure.machine import Machine
 from whet.techniques.costs.memory import StepMemory
-from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.autocast_forward import AutocastForward
 from whet.techniques.mechanisms.master_weights import keep_in_bfloat16
 from whet.techniques.mechanisms.module_class import extend
@@ -84,10 +83,6 @@ def _chosen(parts: Parts) -> list[nn.Parameter]:
     ]
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    return profile.bound_in_fewer_bits(profile.share_left(limits, "bfloat16"))
-
-
 def predict_memory(memory: StepMemory, options: Options) -> float:
     """Return the least bytes of a step: half of everything but the optimiser's state, and float32 copies, if any."""
     parameters = 0.5 if options.update == "stochastic" else 1.5
@@ -114,7 +109,7 @@ TECHNIQUE = TrainingTechnique(
     exactness=Exactness.ROUNDED,
     exactness_of=exactness_of,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound_in_fewer_bits(profile.share_left(limits, "bfloat16")),
     apply=apply,
     space=_SPACE,
     groups=frozenset({PRECISION, WHOLE_GROUPS}),

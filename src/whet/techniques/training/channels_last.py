@@ -11,8 +11,7 @@ Source          PyTorch tutorial, "Channels Last Memory Format in PyTorch".
 import torch
 from torch import nn
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
@@ -27,10 +26,6 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     return Applies(f"{len(layers)} convolutions")
 
 
-def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    return profile.bound(products_s=profile.reaching_limit_s(limits), other_s=profile.other_s / 2)
-
-
 def apply(parts: Parts, options: NoOptions) -> Parts:
     parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return parts
@@ -43,6 +38,8 @@ TECHNIQUE = TrainingTechnique(
     card=__doc__,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound(
+        products_s=profile.reaching_limit_s(limits), other_s=profile.other_s / 2
+    ),
     apply=apply,
 )

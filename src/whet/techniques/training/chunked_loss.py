@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.blocks import head_of
 from whet.techniques.mechanisms.deferred_logits import DeferredLogits
 from whet.techniques.mechanisms.module_class import AddedForward, extend
@@ -54,10 +53,6 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     return Applies(f"a vocabulary of {head.out_features}")
 
 
-def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    return profile.bound(loss_s=0.0)
-
-
 def apply(parts: Parts, options: NoOptions) -> Parts:
     head = head_of(parts.model)
     assert head is not None
@@ -72,7 +67,7 @@ TECHNIQUE = TrainingTechnique(
     card=__doc__,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound(loss_s=0.0),
     apply=apply,
     keeps_dropout=True,
     predict_memory=lambda memory, options: memory.left(other=0.3),  # the logits may be most of the activations

@@ -11,8 +11,7 @@ Source          Ansel et al., 2024, doi:10.1145/3620665.3640366; PyTorch documen
 """
 
 from whet.core.artefact.inductor import missing_tools
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.compiled import compile_in_place
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
@@ -23,10 +22,6 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     if reason := missing_tools(at_load=True, device=parts.device_type):
         return NotApplicable(reason)
     return Applies("forward and backward as generated code")
-
-
-def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    return profile.bound(other_s=0.0, loss_s=0.0)
 
 
 def apply(parts: Parts, options: NoOptions) -> Parts:
@@ -41,7 +36,7 @@ TECHNIQUE = TrainingTechnique(
     card=__doc__,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound(other_s=0.0, loss_s=0.0),
     apply=apply,
     groups=frozenset({COMPILER}),
     predict_memory=lambda memory, options: memory.left(other=0.5),  # fused operators keep less between them

@@ -12,8 +12,7 @@ Source          PyTorch documentation, torch.backends.cudnn.benchmark; PyTorch "
 import torch
 from torch import nn
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import Applicability, Applies, NoOptions, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
@@ -34,10 +33,6 @@ def check(parts: Parts, machine: Machine, options: NoOptions) -> Applicability:
     return Applies(f"{number} convolutions")
 
 
-def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    return profile.bound(products_s=profile.reaching_limit_s(limits))
-
-
 def apply(parts: Parts, options: NoOptions) -> Parts:
     torch.backends.cudnn.benchmark = True
     return parts
@@ -50,6 +45,6 @@ TECHNIQUE = TrainingTechnique(
     card=__doc__,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound(products_s=profile.reaching_limit_s(limits)),
     apply=apply,
 )

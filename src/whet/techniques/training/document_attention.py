@@ -17,7 +17,7 @@ Source          Krell et al., 2021, arXiv:2107.02027 (packing); Dao et al., 2022
 
 from dataclasses import dataclass, replace
 
-from whet.measure.machine import Limits, Machine
+from whet.measure.machine import Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.blocks import repeated_blocks
 from whet.techniques.mechanisms.module_class import extend
@@ -68,10 +68,6 @@ def check_profile(profile: StepProfile) -> str:
     return "no attention of a step has a mask that does nothing but keep the documents of packed rows apart"
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    return profile.bound(attention_s=profile.attention_s * profile.within_documents)
-
-
 def apply(parts: Parts, options: Options) -> Parts:
     SEEN.forget()
     kind = with_block_size(options.block_size)
@@ -89,7 +85,7 @@ TECHNIQUE = TrainingTechnique(
     exactness=Exactness.EXACT,
     check=check,
     check_profile=check_profile,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound(attention_s=profile.attention_s * profile.within_documents),
     apply=apply,
     keeps_dropout=True,
     space=_SPACE,

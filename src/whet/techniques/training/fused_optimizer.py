@@ -15,15 +15,13 @@ Source          PyTorch documentation, torch.optim.AdamW, "fused" and "foreach";
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from whet.core.artefact.inductor import missing_tools
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
-from whet.techniques.mechanisms.optimizers import OPTIMIZER
+from whet.measure.machine import Machine
+from whet.techniques.mechanisms.optimizers import OPTIMIZER, replace_step
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.uses import is_sharded
 from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace
@@ -95,10 +93,6 @@ def _may_compile(parts: Parts) -> Applicability:
     return Applies("the update as generated code")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    return profile.bound(optimizer_s=profile.least_optimizer_s(limits))
-
-
 def apply(parts: Parts, options: Options) -> Parts:
     if options.kind == "compiled":
         _CompiledStep(parts.optimizer)
@@ -116,28 +110,17 @@ class _CompiledStep:
     eight of them the compiler would give up.
     """
 
-    _wrapped_by_lr_sched = True  # schedules then take it as it is
-
     def __init__(self, optimizer: Optimizer) -> None:
         """Take the place of the optimiser's step."""
         self._optimizer, self._plain, self._groups = optimizer, optimizer.step, optimizer.param_groups
         self._compiled = torch.compile(self._plain)
         optimizer.register_load_state_dict_post_hook(self._have_loaded)
-        optimizer.step = self  # type: ignore[method-assign]
-
-    def __call__(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self._optimizer.param_groups is self._groups:
-            self._make_step()
-        else:  # somebody exchanges parameters
-            self._plain()
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # as schedules note it in their own wrapper
-        return loss
+        replace_step(optimizer, self._make_step)
 
     def _make_step(self) -> None:
+        if self._optimizer.param_groups is not self._groups:  # somebody exchanges parameters
+            self._plain()
+            return
         rates = [group["lr"] for group in self._groups]
         for group, rate in zip(self._groups, rates, strict=True):
             group["lr"] = torch.as_tensor(rate, dtype=torch.float32)
@@ -175,7 +158,7 @@ TECHNIQUE = TrainingTechnique(
     options=Options,
     exactness=Exactness.EXACT,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound(optimizer_s=profile.least_optimizer_s(limits)),
     apply=apply,
     keeps_dropout=True,
     space=_SPACE,

@@ -17,8 +17,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.blocks import head_of
 from whet.techniques.mechanisms.muon import MuonWithAdamW
 from whet.techniques.mechanisms.optimizers import OPTIMIZER, replaced, why_not_replaced
@@ -55,11 +54,6 @@ def _matrices(parts: Parts) -> list[nn.Parameter]:
     return [p for p in chosen if isinstance(p, nn.Parameter)]
 
 
-def predict(profile: StepProfile, limits: Limits, options: NoOptions) -> float:
-    """Return the highest possible speedup: parameters, gradients and one moment are moved."""
-    return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=20.0))
-
-
 def apply(parts: Parts, options: NoOptions) -> Parts:
     matrices = _matrices(parts)
     names = frozenset({"lr", "betas", "eps", "weight_decay"})
@@ -74,7 +68,10 @@ TECHNIQUE = TrainingTechnique(
     card=__doc__,
     exactness=Exactness.OTHER,
     check=check,
-    predict=predict,
+    # parameters, gradients and one moment are moved
+    predict=lambda profile, limits, options: profile.bound(
+        optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=20.0)
+    ),
     apply=apply,
     keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),

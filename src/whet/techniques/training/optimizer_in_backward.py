@@ -12,14 +12,13 @@ Source          PyTorch tutorial, "How to save memory by fusing the optimizer st
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from whet.measure.machine import Limits, Machine
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.kept_gradients import are_kept
-from whet.techniques.mechanisms.optimizers import EARLY, GRADIENTS, OPTIMIZER, updates_one_by_one
+from whet.techniques.mechanisms.optimizers import EARLY, GRADIENTS, OPTIMIZER, replace_step, updates_one_by_one
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.mechanisms.used_gradients import UsedGradients
 from whet.techniques.mechanisms.uses import NEEDS_ALL_GRADIENTS
@@ -47,9 +46,14 @@ def apply(parts: Parts, options: NoOptions) -> Parts:
         for p in group["params"]:
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(partial(_update, optimizer, update, number, used))
-    step = partial(_step, optimizer, update, used)
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
-    optimizer.step = step  # type: ignore[method-assign]
+
+    def step() -> None:
+        # Backward has made the update. Where it has made none, as after fully_shard has put other parameters into the
+        # model, the optimiser's own step is called, whose checks say so.
+        if not used.taken():
+            update()
+
+    replace_step(optimizer, step)
     return parts
 
 
@@ -69,22 +73,6 @@ def _update(optimizer: Optimizer, update: Any, number: int, used: UsedGradients,
     finally:
         optimizer.param_groups = groups
     used.put(p)
-
-
-def _step(optimizer: Optimizer, update: Any, used: UsedGradients, closure: Any = None) -> Any:
-    """Do nothing where backward has made the update; a schedule sees a step.
-
-    Where it has made none, as after fully_shard has put other parameters into the model, the optimiser's own step is
-    called, whose checks say so.
-    """
-    loss = None
-    if closure is not None:
-        with torch.enable_grad():
-            loss = closure()
-    if not used.taken():
-        update()
-    optimizer._opt_called = True  # type: ignore[attr-defined]
-    return loss
 
 
 TECHNIQUE = TrainingTechnique(

@@ -14,8 +14,7 @@ Source          Dao et al., 2022, arXiv:2205.14135 (recomputation by blocks); Va
 
 from dataclasses import dataclass
 
-from whet.measure.machine import Limits, Machine
-from whet.techniques.costs.step_profile import StepProfile
+from whet.measure.machine import Machine
 from whet.techniques.mechanisms.blocks import repeated_blocks
 from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.packing.unfused_attention import AttentionByProducts, AttentionComputedAgain
@@ -43,10 +42,6 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies("attention by products, where it is computed in bfloat16 without dropout")
 
 
-def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    return profile.bound(attention_s=0.0)
-
-
 def apply(parts: Parts, options: Options) -> Parts:
     kind = AttentionByProducts if options.keep else AttentionComputedAgain
     for module in repeated_blocks(parts.model) or [parts.model]:
@@ -62,7 +57,7 @@ TECHNIQUE = TrainingTechnique(
     options=Options,
     exactness=Exactness.ROUNDED,
     check=check,
-    predict=predict,
+    predict=lambda profile, limits, options: profile.bound(attention_s=0.0),
     apply=apply,
     space={"keep": (True, False)},
     needs=frozenset({PRECISION}),
