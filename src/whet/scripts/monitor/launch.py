@@ -52,7 +52,7 @@ class Launch:
             raise TargetError(f"cannot run {words[0]}: {error.strerror or error}") from error
         self.run.facts = facts(self.run.facts.name, words, self._child.pid, interval_s)
         self._gpu = GpuCollector()
-        self.run.name_gpus(self._gpu.names)
+        self.run.gpu_names = self._gpu.names
         collectors = (ProcessCollector(self._child.pid), self._gpu, self._receiver)
         self._sampler = Sampler(self.run, collectors, self._receiver.take_steps)
 
