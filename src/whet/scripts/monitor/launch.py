@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 
 from whet.errors import TargetError
-from whet.scripts.injection.launching import SignalsToChild, environment, name_of, signal_name
+from whet.measure.isolate import signal_name
+from whet.scripts.injection.launching import SignalsToChild, environment, name_of
 from whet.scripts.monitor.gpu import GpuCollector
 from whet.scripts.monitor.messages import MODULE_VARIABLE, SOCKET_VARIABLE
 from whet.scripts.monitor.monitor import facts
