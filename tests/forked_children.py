@@ -103,27 +103,19 @@ def server() -> Iterator[None]:
             process.communicate()
 
 
-def _start(
-    function: str,
-    directory: Path,
-    environment: Mapping[str, str],
-    working_directory: Path | None,
-    inherit: Sequence[int],
-    *,
-    timed_s: float,
-) -> _Child:
+def _start(address: str, directory: Path, job: isolate.Job, *, timed_s: float) -> _Child:
     """Start a child as whet.measure.isolate does."""
     request = {
-        "function": function,
+        "function": address,
         "directory": str(directory.absolute()),
-        "environment": {**os.environ, **load.environment(), **environment},
-        "working_directory": str(working_directory or Path.cwd()),
-        "inherit": list(inherit),
+        "environment": {**os.environ, **load.environment(), **job.environment},
+        "working_directory": str(job.working_directory or Path.cwd()),
+        "inherit": list(job.inherit),
         "timed_s": timed_s,
     }
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wire.connect(os.environ[ADDRESS])
-    socket.send_fds(wire, [json.dumps(request).encode()], list(inherit))
+    socket.send_fds(wire, [json.dumps(request).encode()], list(job.inherit))
     return _Child(int(wire.recv(_MESSAGE_BYTES)), wire)
 
 

@@ -43,7 +43,7 @@ QUIET = {
 _POLL_S = 0.05
 _GRACE_S = 2.0  # in which a process may say why it ends, once another one of its group has failed
 _LIST_S = 0.5  # listing every process of a busy machine takes milliseconds, which the child would be timed with
-_LOG_TAIL = 4096
+_LOG_TAIL = 8192
 
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -231,7 +231,7 @@ def _run(
     try:
         child = start(address, directory) if start is not None else None
         if child is None:
-            child = _start(address, directory, job.environment, job.working_directory, job.inherit)
+            child = _start(address, directory, job)
     finally:
         for descriptor in job.inherit:
             os.close(descriptor)
@@ -244,20 +244,27 @@ def _run(
     return Outcome(value, failure, seconds, peak)
 
 
-def _start(
-    function: str,
+def _start(address: str, directory: Path, job: Job) -> Child:
+    words = [sys.executable, "-P", "-m", "whet.measure.child", address, str(directory)]
+    variables = {**os.environ, **load.environment(), **job.environment}
+    return started(words, directory, variables, job.working_directory, job.inherit)
+
+
+def started(
+    words: Sequence[str],
     directory: Path,
-    environment: Mapping[str, str],
+    variables: Mapping[str, str],
     working_directory: Path | None,
-    inherit: Sequence[int],
+    inherit: Sequence[int] = (),
 ) -> Child:
+    """Start a process in a session of its own, which can read no input and writes to the log in `directory`."""
     with (directory / LOG).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "whet.measure.child", function, str(directory)],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **load.environment(), **environment},
+            env=variables,
             cwd=working_directory,
             start_new_session=True,
             pass_fds=inherit,
@@ -362,9 +369,20 @@ def _crash_message(directory: Path, returncode: int) -> str:
     elif -returncode == signal.SIGKILL:
         reason = "the process was ended by SIGKILL (out of memory, or by hand)"
     else:
-        known = -returncode in list(signal.Signals)
-        reason = f"the process was ended by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
-    with (directory / LOG).open("rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
-        text = log.read().decode(errors="replace").strip()
-    return f"{reason}: {text.splitlines()[-1][:300]}" if text else reason
+        reason = f"the process was ended by {signal_name(-returncode)}"
+    last = last_line(directory / LOG)
+    return f"{reason}: {last}" if last else reason
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, as "SIGTERM"."""
+    known = number in list(signal.Signals)
+    return signal.Signals(number).name if known else f"signal {number}"
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log, at most 300 characters of it; "" where the log is empty."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:300] if lines else ""

@@ -233,15 +233,6 @@ def test_no_gpu_is_none_not_zero() -> None:
     assert by_path(sections)["a",].gpu_s is None
 
 
-def test_reset_forgets() -> None:
-    sections = Sections()
-    with sections.section("a"):
-        sections.reset()
-    assert by_path(sections)["a",].calls == 1
-    sections.reset()
-    assert sections.costs() == ()
-
-
 def test_timer() -> None:
     timer = Timer("lookup")
     assert timer.cost() is None

@@ -11,22 +11,23 @@ from pathlib import Path
 import pytest
 
 import forked_children
-from whet.measure.isolate import ARGUMENTS, Child
+from whet.measure.isolate import ARGUMENTS, Child, Job
 from whet.scripts.injection.attach import begin
 from whet.scripts.injection.messages import VARIABLE
 
 
 def use(patch: pytest.MonkeyPatch) -> None:
     """Start scripts as forks of the server of the fixture `children_server`."""
-    patch.setattr("whet.scripts.injection.command._started", _started)
+    patch.setattr("whet.scripts.injection.command.started", _started)
 
 
-def _started(words: Sequence[str], working_directory: Path, variables: Mapping[str, str], directory: Path) -> Child:
+def _started(words: Sequence[str], directory: Path, variables: Mapping[str, str], working_directory: Path) -> Child:
     (directory / "log.txt").touch()
     (directory / ARGUMENTS).write_text(json.dumps({"words": list(words)}))
     places = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
     given = {**variables, "PYTHONPATH": places}
-    return forked_children._start("script_process:run", directory, given, working_directory, (), timed_s=1.0)
+    job = Job(run, {}, directory, given, working_directory)
+    return forked_children._start("script_process:run", directory, job, timed_s=1.0)
 
 
 def run(words: list[str]) -> None:

@@ -5,7 +5,7 @@ on the scale [0, 1], and refuse frames of unequal shapes with a ValueError.
 """
 
 from whet.measure.frames.arrays import Frame, as_float
-from whet.measure.frames.colour import distance, hellinger, histogram
+from whet.measure.frames.colour import distance, histogram
 from whet.measure.frames.flow import MIN_SIDE, Flow, input_flow, warp_error
 from whet.measure.frames.likeness import psnr, ssim
 from whet.measure.frames.movement import flicker, repetition
@@ -18,7 +18,6 @@ __all__ = [
     "as_float",
     "distance",
     "flicker",
-    "hellinger",
     "histogram",
     "input_flow",
     "luminance",

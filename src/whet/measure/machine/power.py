@@ -6,9 +6,10 @@ has no counter, or this user may not read it, there is no figure. The figure is 
 Source: Linux kernel documentation, "Power Capping Framework"; NVML, nvmlDeviceGetTotalEnergyConsumption.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from whet.measure.clocks import current_device, nvml_in_use
 
@@ -73,7 +74,7 @@ class EnergyMeter:
 
     def _read(self) -> dict[str, float]:
         counters = {zone.name: zone.read_uj() / 1e6 for zone in self._zones}
-        return counters | {f"gpu-{i}": _gpu_j(gpu) for i, gpu in enumerate(self._gpus)}
+        return counters | {f"gpu-{i}": read_mj() / 1e3 for i, read_mj in enumerate(self._gpus)}
 
 
 def _zones(powercap: Path) -> tuple[list[_Zone], str]:
@@ -106,8 +107,8 @@ def _zones(powercap: Path) -> tuple[list[_Zone], str]:
     return found, "" if found else "no energy counter here (no powercap zone, no NVIDIA GPU)"
 
 
-def _gpus() -> list[Any]:
-    """NVML's handle of the GPU that this process computes on, if there is one and it counts energy (Volta and newer).
+def _gpus() -> list[Callable[[], int]]:
+    """Return what reads the millijoules of the GPU that this process computes on, if it counts them (from Volta on).
 
     Other GPUs of the machine work for others, and one that is not in use has no part in what a CPU does.
     """
@@ -116,15 +117,8 @@ def _gpus() -> list[Any]:
         return []
     try:
         nvml.nvmlInit()
-        handle = current_device(nvml)
-        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        read_mj = partial(nvml.nvmlDeviceGetTotalEnergyConsumption, current_device(nvml))
+        read_mj()
     except nvml.NVMLError:
         return []
-    return [handle]
-
-
-def _gpu_j(handle: Any) -> float:
-    import pynvml
-
-    millijoules = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # type: ignore[no-untyped-call]
-    return float(millijoules) / 1e3
+    return [read_mj]

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -105,7 +104,7 @@ def _profiles(examined: ExaminedWorkload, batches: Sequence[Batch], repeats: int
     """Profile each batch. Only the first is timed; the times of the others are 0."""
     model = examined.workload.model
     named = list(modules_of(model))
-    calls = [partial(_call, model, batch) for batch in batches]
+    calls = [call_of(model, batch) for batch in batches]
     with torch.no_grad():
         total_s, spans, seconds = _time(
             calls[0],
@@ -117,9 +116,9 @@ def _profiles(examined: ExaminedWorkload, batches: Sequence[Batch], repeats: int
         return [first, *(Profile(0.0, _count(model, call, named, spans, {}), first.dtype) for call in calls[1:])]
 
 
-def _call(model: nn.Module, batch: Batch) -> Any:
+def call_of(model: nn.Module, batch: Batch) -> Callable[[], Any]:
     args, kwargs = split(batch)
-    return model(*args, **kwargs)
+    return lambda: model(*args, **kwargs)
 
 
 def _count(

@@ -1,9 +1,9 @@
 """Show a profile in a notebook."""
 
 from whet.profiling.model.report import Report
-from whet.profiling.model.show import folded_sections, layer_cells
+from whet.profiling.model.show import folded_sections, layer_cells, operator_cells, section_cells, speed
 from whet.ui import html_tables
-from whet.ui.figures import DASH, digits, duration, one_line, percent
+from whet.ui.figures import duration, one_line, percent
 
 _ROWS = 12  # of each table
 _LAYERS = ("layer", "kind", "time", "share", "FLOPs", "bytes", "F/B", "bound", "limit")
@@ -41,24 +41,13 @@ def _latency(report: Report) -> str:
     latency = report.latency
     if latency is None:
         return f"whole block {duration(report.wall_s)}" if report.wall_s else ""
-    return (
-        f"one call {duration(latency.median_ms / 1e3)}, P90 {duration(latency.p90_ms / 1e3)}; "
-        f"{digits(latency.throughput)} samples/s; {latency.num_calls:,} calls; {latency.cores:.1f} cores busy"
-    )
+    times = f"one call {duration(latency.median_ms / 1e3)}, P90 {duration(latency.p90_ms / 1e3)}"
+    return f"{times}; {speed(latency)}"
 
 
 def _sections(report: Report) -> list[tuple[str, ...]]:
     ranked = sorted(folded_sections(report.sections), key=lambda section: -section.total_s)[:_ROWS]
-    return [
-        (
-            one_line(".".join(section.path)),
-            f"{section.calls:,}",
-            duration(section.total_s),
-            duration(section.self_s),
-            percent(min(1.0, section.cpu_s / section.total_s)) if section.total_s else DASH,
-        )
-        for section in ranked
-    ]
+    return [(one_line(".".join(section.path)), *section_cells(section)) for section in ranked]
 
 
 def _layers(report: Report) -> list[tuple[str, ...]]:
@@ -69,13 +58,5 @@ def _layers(report: Report) -> list[tuple[str, ...]]:
 def _operators(report: Report) -> list[tuple[str, ...]]:
     if report.operators is None:
         return []
-    return [
-        (
-            one_line(cost.name),
-            one_line(cost.shapes),
-            f"{cost.calls:,}",
-            duration(cost.self_s),
-            duration(cost.total_s),
-        )
-        for cost in report.operators.costs[:_ROWS]
-    ]
+    costs = report.operators.costs[:_ROWS]
+    return [(one_line(cost.name), one_line(cost.shapes), *operator_cells(cost)) for cost in costs]

@@ -228,15 +228,6 @@ class Sections:
                 found.extend(self._walk(node, (), stack.thread if i else ""))
         return tuple(found)
 
-    def reset(self) -> None:
-        """Set all totals to zero. Sections that run now continue, and count from their start."""
-        self._read_events(wait=True)
-        for stack in list(self._stacks):
-            for node in _nodes(stack.root):
-                node.calls = node.wall_ns = node.cpu_ns = node.longest_ns = 0
-                node.grown_bytes = node.peak_bytes = 0
-                node.gpu_ms = 0.0
-
     def _walk(self, node: _Node, path: tuple[str, ...], thread: str) -> Iterator[SectionCost]:
         path = (*path, node.name)
         children = list(node.children.values())

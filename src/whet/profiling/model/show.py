@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.profiling.model.report import LayerLine, Report
+from whet.profiling.model.operators import OperatorCost
+from whet.profiling.model.report import Latency, LayerLine, Report
 from whet.profiling.model.sections import SectionCost
 from whet.ui.figures import DASH, bytes_change, digits, duration, num_bytes, one_line, operations, percent
 from whet.ui.terminal_tables import plain_table
@@ -60,8 +61,7 @@ def _show_verdict(console: Console, report: Report) -> None:
         p99 = "" if latency.p99_ms is None else f", P99 {duration(latency.p99_ms / 1e3)}"
         console.print(
             f"one call, without instruments  {duration(latency.median_ms / 1e3)}, "
-            f"P90 {duration(latency.p90_ms / 1e3)}{p99}; "
-            f"{digits(latency.throughput)} samples/s; {latency.num_calls:,} calls; {latency.cores:.1f} cores busy",
+            f"P90 {duration(latency.p90_ms / 1e3)}{p99}; {speed(latency)}",
             highlight=False,
         )
     elif report.wall_s:
@@ -69,6 +69,10 @@ def _show_verdict(console: Console, report: Report) -> None:
             f"; {report.num_steps} steps of {duration(report.wall_s / report.num_steps)}" if report.num_steps else ""
         )
         console.print(f"whole block  {duration(report.wall_s)}{steps}", highlight=False)
+
+
+def speed(latency: Latency) -> str:
+    return f"{digits(latency.throughput)} samples/s; {latency.num_calls:,} calls; {latency.cores:.1f} cores busy"
 
 
 def _show_sections(console: Console, report: Report) -> None:
@@ -86,11 +90,8 @@ def _show_sections(console: Console, report: Report) -> None:
         if section.thread:
             name.append(f" ({one_line(section.thread)})", "dim")
         gpu = [duration(section.gpu_s)] if has_gpu else []
-        busy = percent(min(1.0, section.cpu_s / section.total_s)) if section.total_s else DASH
-        table.add_row(
-            name, f"{section.calls:,}", duration(section.total_s), duration(section.self_s), busy, *gpu,
-            bytes_change(section.grown_bytes), num_bytes(section.peak_bytes or None),
-        )  # fmt: skip
+        memory = (bytes_change(section.grown_bytes), num_bytes(section.peak_bytes or None))
+        table.add_row(name, *section_cells(section), *gpu, *memory)
     _print(console, "sections", table)
     if len(shown) < len(folded):
         left = len(folded) - len(shown)
@@ -100,6 +101,12 @@ def _show_sections(console: Console, report: Report) -> None:
     if len({section.thread for section in report.sections}) == 1 and report.wall_s and not report.latency:
         rest_s = report.wall_s - _outermost_s(report.sections)
         console.print(Text(f"outside of all sections: {duration(max(0.0, rest_s))}", "dim"))
+
+
+def section_cells(section: SectionCost) -> tuple[str, ...]:
+    """Return a section's calls, its time, its own time, and the share of its time in which the CPU was busy."""
+    busy = percent(min(1.0, section.cpu_s / section.total_s)) if section.total_s else DASH
+    return f"{section.calls:,}", duration(section.total_s), duration(section.self_s), busy
 
 
 def folded_sections(sections: Sequence[SectionCost]) -> list[SectionCost]:
@@ -204,9 +211,15 @@ def _show_operators(console: Console, report: Report, rows: int) -> None:
         table.add_row(
             Text(one_line(cost.name), overflow="ellipsis", no_wrap=True),
             Text(_by(one_line(cost.shapes)), overflow="ellipsis", no_wrap=True),
-            f"{cost.calls:,}", duration(cost.self_s), duration(cost.total_s), *gpu, percent(operators.share(cost)),
-        )  # fmt: skip
+            *operator_cells(cost),
+            *gpu,
+            percent(operators.share(cost)),
+        )
     _print(console, f"slowest operators, {duration(operators.traced_s)} traced", table)
+
+
+def operator_cells(cost: OperatorCost) -> tuple[str, ...]:
+    return f"{cost.calls:,}", duration(cost.self_s), duration(cost.total_s)
 
 
 def _show_memory(console: Console, report: Report) -> None:

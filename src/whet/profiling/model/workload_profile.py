@@ -23,7 +23,7 @@ from whet.measure.quiet import undisturbed
 from whet.profiling.model import chrome
 from whet.profiling.model.allocations import AllocationTracker, storage_key
 from whet.profiling.model.diagnosis import attainable_s, layer_bound
-from whet.profiling.model.layers import Profile, profile_layers
+from whet.profiling.model.layers import Profile, call_of, profile_layers
 from whet.profiling.model.live_memory import inspect_memory
 from whet.profiling.model.operators import operators_of, start_tracer, stop_tracer
 from whet.profiling.model.referrers import LiveObjects, names_of
@@ -98,7 +98,7 @@ def profile_workload(
     empty = any(not tensor.numel() for tensor in tensors_of(workload.inputs[0]))
     notes = ("the batch has no samples, so the times are only the overhead of calling the model",) if empty else ()
     run = _Run(workload, depth, target, limits, advise, done, Report(workload.name, device, notes=notes), device)
-    run.calls = [_call(workload.model, batch) for batch in workload.inputs]
+    run.calls = [call_of(workload.model, batch) for batch in workload.inputs]
     passes: tuple[tuple[str, Callable[[_Run], None]], ...] = (
         ("timed", _time),
         ("profiled layer by layer", _profile_layers),
@@ -135,7 +135,7 @@ def device_of(workload: Workload) -> str:
 def run_for_nsight(workload: Workload, *, num_calls: int = 5) -> None:
     """Run the warm model between cudaProfilerStart and cudaProfilerStop, with one NVTX range for each module."""
     sections = Sections(nvtx=True)
-    call = _call(workload.model, workload.inputs[0])
+    call = call_of(workload.model, workload.inputs[0])
     with torch.no_grad(), _watching(workload, call, sections) as watched_call:
         for _ in range(3):
             call()
@@ -322,11 +322,6 @@ def _with_memory(timed: Sequence[SectionCost], watched: Sequence[SectionCost]) -
         else s
         for s in timed
     )
-
-
-def _call(model: nn.Module, batch: Any) -> Callable[[], Any]:
-    args, kwargs = split(batch)
-    return lambda: model(*args, **kwargs)
 
 
 def _repeated(most: int, *, least: int = 1) -> Iterator[int]:

@@ -204,7 +204,7 @@ def watch_everything(
 
 
 class GlobalWatch:
-    """Give access to the steps that `watch_everything` sees, with the same records and the same report as `Watch`."""
+    """Give access to the steps that `watch_everything` sees, with the same report as `Watch`."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
@@ -216,9 +216,6 @@ class GlobalWatch:
 
     def report(self) -> StepReport:
         return summarize(self._log)
-
-    def recent(self) -> tuple[StepRecord, ...]:
-        return tuple(self._log.recent)
 
 
 def _patch_all(patches: Patches, log: StepLog) -> None:

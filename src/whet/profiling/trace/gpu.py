@@ -132,16 +132,13 @@ def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
     found = []
     for use_index, use in enumerate(Use):
         some = events[uses == use_index]
-        names, where = np.unique(some.name, return_inverse=True)
-        calls = np.bincount(where, minlength=len(names))
-        totals = np.bincount(where, weights=some.duration_ns, minlength=len(names))
-        longest = np.zeros(len(names), np.int64)
-        np.maximum.at(longest, where, some.duration_ns)
-        said = np.bincount(where, weights=some.num_bytes != NONE, minlength=len(names))
-        sizes = np.bincount(where, weights=np.maximum(some.num_bytes, 0), minlength=len(names))
-        for i, name in enumerate(names):
-            num_bytes = int(sizes[i]) if use is Use.COPY and said[i] == calls[i] else None
-            found.append(DeviceTime(trace.names[name], use, int(calls[i]), int(totals[i]), int(longest[i]), num_bytes))
+        durations_ns = some.duration_ns
+        for name, mine in some.by_name():
+            took_ns, sizes = durations_ns[mine], some.num_bytes[mine]
+            num_bytes = sum(sizes.tolist()) if use is Use.COPY and (sizes != NONE).all() else None
+            found.append(
+                DeviceTime(trace.names[name], use, len(mine), int(took_ns.sum()), int(took_ns.max()), num_bytes)
+            )
     return tuple(sorted(found, key=lambda time: (-time.total_ns, time.name)))
 
 

@@ -123,12 +123,10 @@ def _quantile(values_ns: npt.NDArray[np.int64], fraction: float) -> int | None:
 
 
 def _by_name(trace: Trace, runtime: Events) -> tuple[RuntimeCall, ...]:
-    if not len(runtime):
-        return ()
-    durations_ns = runtime.duration_ns[np.argsort(runtime.name, kind="stable")]
-    names, calls = np.unique(runtime.name, return_counts=True)
+    durations_ns = runtime.duration_ns
     found = [
-        RuntimeCall(trace.names[name], len(mine), int(mine.sum()), round(float(np.median(mine))), int(mine.max()))
-        for name, mine in zip(names, np.split(durations_ns, np.cumsum(calls)[:-1]), strict=True)
+        RuntimeCall(trace.names[name], len(took), int(took.sum()), round(float(np.median(took))), int(took.max()))
+        for name, mine in runtime.by_name()
+        for took in [durations_ns[mine]]
     ]
     return tuple(sorted(found, key=lambda call: (-call.total_ns, call.name)))

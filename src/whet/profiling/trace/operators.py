@@ -89,14 +89,10 @@ def operator_times(trace: Trace, kind: Kind = Kind.OPERATOR) -> tuple[OperatorTi
     if kind is Kind.ANNOTATION:
         gpu_self_ns = np.zeros_like(gpu_self_ns)
         gpu_total_ns = _with_inner(_gpu_by_call(trace, events), tree.parent)
-    names, where = np.unique(events.name[mine], return_inverse=True)
-    calls = np.bincount(where, minlength=len(names))
-    columns = [
-        _sums(where, column[mine], len(names)) for column in (self_ns, events.duration_ns, gpu_self_ns, gpu_total_ns)
-    ]
+    columns = [column[mine] for column in (self_ns, events.duration_ns, gpu_self_ns, gpu_total_ns)]
     found = [
-        OperatorTime(trace.names[name], int(calls[i]), *(int(column[i]) for column in columns))
-        for i, name in enumerate(names)
+        OperatorTime(trace.names[name], len(calls), *(int(column[calls].sum()) for column in columns))
+        for name, calls in events[mine].by_name()
     ]
     return tuple(sorted(found, key=lambda time: (-time.self_ns, -time.total_ns, time.name)))
 

@@ -6,7 +6,7 @@ KINDS has those of PyTorch 1.8 to 2.13 on CUDA, ROCm, Intel and out-of-tree devi
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
@@ -96,6 +96,12 @@ class Events:
 
     def of(self, *kinds: Kind) -> "Events":
         return self[np.isin(self.kind, kinds)]
+
+    def by_name(self) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+        """Yield each name that occurs, as an index into Trace.names, with the indices of its events here."""
+        names, counts = np.unique(self.name, return_counts=True)
+        places = np.split(np.argsort(self.name, kind="stable"), np.cumsum(counts))  # and an empty rest
+        return zip(names.tolist(), places[:-1], strict=True)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from whet.core.recipe import Recipe, Step
 from whet.errors import RecipeError, TargetError
 from whet.measure import load
-from whet.measure.isolate import LOG, QUIET, Child, end_tree
+from whet.measure.isolate import LOG, QUIET, Child, end_tree, last_line, signal_name, started
 from whet.measure.machine.cache import compiler_directory
-from whet.scripts.injection.launching import SignalsToChild, environment, signal_name
+from whet.scripts.injection.launching import SignalsToChild, environment
 from whet.scripts.injection.messages import PROBLEM, SEED_VARIABLE, TRAINER, VARIABLE, ScriptRecord, ScriptRequest
 from whet.scripts.injection.needed_environment import needed_environment
 from whet.scripts.injection.overlay import make_overlay
@@ -27,7 +27,6 @@ from whet.ui.figures import num_bytes
 
 MOST_WRITTEN = 2**30  # bytes that a run may add to its copy
 _POLL_S, _SIZE_S, _GRACE_S = 0.05, 0.5, 20.0
-_LOG_TAIL = 8192
 _MOST_NEIGHBOURS = 1000
 
 
@@ -75,7 +74,7 @@ def run_bounded(
     }
     before = _written(copy)
     try:
-        child = _started(command.in_copy(copy), copy, environment(added), directory)
+        child = started(command.in_copy(copy), directory, environment(added), copy)
     except OSError as error:
         raise TargetError(f"cannot run {command.words[0]}: {error.strerror or error}") from error
     try:
@@ -86,20 +85,6 @@ def run_bounded(
     failure = ended_by or _failure(command, child.wait(), directory, record)
     shutil.rmtree(copy.parent, ignore_errors=True)
     return ScriptOutcome(messages, None if failure else record, failure)
-
-
-def _started(words: Sequence[str], working_directory: Path, variables: Mapping[str, str], directory: Path) -> Child:
-    """Start a run's process, which can read no input and writes to the run's log."""
-    with (directory / LOG).open("wb") as log:
-        return subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=working_directory,
-            env=variables,
-            start_new_session=True,
-        )
 
 
 def _made_temporary(directory: Path, scratch: Path) -> None:
@@ -174,7 +159,7 @@ def _failure(command: ScriptCommand, code: int, directory: Path, record: ScriptR
     problem = directory / "messages" / PROBLEM
     if problem.is_file():
         return problem.read_text(encoding="utf-8")
-    last = _last_line(directory / LOG)
+    last = last_line(directory / LOG)
     if code < 0:
         return f"it was ended by {signal_name(-code)}{f': {last}' if last else ''}"
     if code and last.startswith("EOFError"):
@@ -186,13 +171,6 @@ def _failure(command: ScriptCommand, code: int, directory: Path, record: ScriptR
             f"{command.name} made no optimiser step of PyTorch; give it arguments with which it trains for some steps"
         )
     return ""
-
-
-def _last_line(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].strip()[:300] if lines else ""
 
 
 def checked_steps(recipe: Recipe) -> tuple[Step, ...]:

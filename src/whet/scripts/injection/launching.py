@@ -59,12 +59,6 @@ def in_foreground() -> bool:
     return False
 
 
-def signal_name(number: int) -> str:
-    """Return the name of a signal, as "SIGTERM"."""
-    known = number in list(signal.Signals)
-    return signal.Signals(number).name if known else f"signal {number}"
-
-
 class SignalsToChild:
     """Forward the signals of this process to the child. This process ends when the child has ended.
 

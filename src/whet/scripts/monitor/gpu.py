@@ -14,13 +14,12 @@ _NO_PACKAGE = f"nvidia-ml-py is not installed: {how_to_install('nvidia')}"
 class GpuCollector:
     """Measure the visible GPUs. If there are none, `unavailable` says why, and `collect` returns nothing.
 
-    `names` and `memory_bytes` are by the driver's number of the GPU.
+    `names` is by the driver's number of the GPU.
     """
 
     def __init__(self) -> None:
         self.unavailable: dict[str, str] = {}
         self.names: dict[int, str] = {}
-        self.memory_bytes: dict[int, int] = {}
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
         try:
@@ -67,7 +66,6 @@ class GpuCollector:
                 if is_visible(number, _text(nvml.nvmlDeviceGetUUID(handle)), os.environ.get("CUDA_VISIBLE_DEVICES")):
                     self._handles[number] = handle
                     self.names[number] = _text(nvml.nvmlDeviceGetName(handle))
-                    self.memory_bytes[number] = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
         except nvml.NVMLError as error:
             self.unavailable["GPU"] = reason(error)
         if not self._handles and not self.unavailable:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 
 from whet.errors import TargetError
-from whet.scripts.injection.launching import SignalsToChild, environment, name_of, signal_name
+from whet.measure.isolate import signal_name
+from whet.scripts.injection.launching import SignalsToChild, environment, name_of
 from whet.scripts.monitor.gpu import GpuCollector
 from whet.scripts.monitor.messages import MODULE_VARIABLE, SOCKET_VARIABLE
 from whet.scripts.monitor.monitor import facts
@@ -52,7 +53,7 @@ class Launch:
             raise TargetError(f"cannot run {words[0]}: {error.strerror or error}") from error
         self.run.facts = facts(self.run.facts.name, words, self._child.pid, interval_s)
         self._gpu = GpuCollector()
-        self.run.name_gpus(self._gpu.names)
+        self.run.gpu_names = self._gpu.names
         collectors = (ProcessCollector(self._child.pid), self._gpu, self._receiver)
         self._sampler = Sampler(self.run, collectors, self._receiver.take_steps)
 

@@ -86,7 +86,7 @@ class Monitor:
         self._console = Console(stderr=True) if show else None
         self._server = page_server(self.run, host, port) if port is not None else None
         self._gpu = GpuCollector()
-        self.run.name_gpus(self._gpu.names)
+        self.run.gpu_names = self._gpu.names
         self._counter = StepCounter()
         collectors = (ProcessCollector(os.getpid()), self._gpu, AllocatorCollector())
         self._sampler = Sampler(self.run, collectors, self._counter.take)

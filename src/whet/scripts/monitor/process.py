@@ -18,11 +18,8 @@ _LIST_S = 5.0  # seconds between calls of psutil for a tree, because each reads 
 class ProcessCollector:
     """Measure what the process tree below `pid`, the root included, and the machine used since the last call."""
 
-    def __init__(self, pid: int, name: str = "this run") -> None:
+    def __init__(self, pid: int) -> None:
         self.unavailable: dict[str, str] = {}
-        self.num_processes = 1
-        self._pid = pid
-        self._name = name
         self._tree = _Tree(pid)
         self._known: dict[int, psutil.Process] = {}
         self._busy_s: dict[int, float] = {}
@@ -67,7 +64,6 @@ class ProcessCollector:
                 # All the CPU time of a new process is in this interval, because it did not exist at the last call.
                 used_s += busy[pid] - self._busy_s.get(pid, 0.0)
         self._busy_s = busy
-        self.num_processes = len(busy)
         return used_s, rss
 
 

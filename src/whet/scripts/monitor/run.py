@@ -44,19 +44,20 @@ class Run:
     Attributes:
         id: A random id. It tells the page if another run answers.
         started_at: When the run began, in ISO format.
+        gpu_names: The names of the visible GPUs, by the driver's numbers. It is set once, before the sampling begins.
     """
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.id = secrets.token_hex(8)
         self.started_at = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        self.gpu_names: Mapping[int, str] = {}
         self._began = time.monotonic()
         self._lock = threading.RLock()
         self._series = Series()
         self._totals = StepTotals()
         self._last_step_s: float | None = None
         self._unavailable: dict[str, str] = {}
-        self._gpu_names: dict[int, str] = {}
         self._notes: dict[str, str] = {}
         self._ending: Ending | None = None
         self._ended_s: float | None = None
@@ -74,10 +75,6 @@ class Run:
                 self._last_step_s = row.ended_s
             self._unavailable = dict(unavailable)
         self._notify()
-
-    def name_gpus(self, names: Mapping[int, str]) -> None:
-        with self._lock:
-            self._gpu_names = dict(names)
 
     def note(self, key: str, text: str) -> None:
         """Add a remark for the reader. It replaces an earlier one with the same key."""
@@ -134,10 +131,6 @@ class Run:
         with self._lock:
             return list(self._notes.values())
 
-    def gpu_names(self) -> dict[int, str]:
-        with self._lock:
-            return dict(self._gpu_names)
-
     def update(self, after: int = 0) -> dict[str, object]:
         """Return the page's data: the rows after the first `after`, and the state of the run."""
         with self._lock:
@@ -176,7 +169,7 @@ class Run:
             "last_step_s": self._last_step_s,
             "peak_rss_bytes": self._series.whole()[metrics.RSS].high if metrics.RSS in self._series.whole() else None,
             **milliseconds,
-            "gpus": {str(number): name for number, name in self._gpu_names.items()},
+            "gpus": {str(number): name for number, name in self.gpu_names.items()},
             "notes": list(self._notes.values()),
             "unavailable": self.unavailable(),
             "ended": None if self._ending is None else vars(self._ending),

@@ -30,15 +30,11 @@ class StepTotals:
         self, latency_s: float, phases_s: Mapping[str, float], num_samples: int | None, num_tokens: int | None
     ) -> None:
         self.latencies.add(latency_s)
-        for name, seconds in phases_s.items():
-            self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
-        self._add_work(num_samples, num_tokens)
+        self._add_work(phases_s, num_samples, num_tokens)
 
     def merge(self, other: "StepTotals") -> None:
         self.latencies.merge(other.latencies)
-        for name, seconds in other.phases_s.items():
-            self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
-        self._add_work(other.num_samples, other.num_tokens)
+        self._add_work(other.phases_s, other.num_samples, other.num_tokens)
 
     def shares(self) -> dict[str, float]:
         """Return each phase's share of the steps' time, 0 to 1, with the rest; empty if no phase was measured."""
@@ -76,7 +72,9 @@ class StepTotals:
             "num_tokens": self.num_tokens,
         }
 
-    def _add_work(self, num_samples: int | None, num_tokens: int | None) -> None:
+    def _add_work(self, phases_s: Mapping[str, float], num_samples: int | None, num_tokens: int | None) -> None:
+        for name, seconds in phases_s.items():
+            self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
         if num_samples is not None:
             self.num_samples = (self.num_samples or 0) + num_samples
         if num_tokens is not None:

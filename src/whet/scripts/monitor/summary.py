@@ -1,6 +1,7 @@
 """Summarise a run in figures and in one sentence."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from whet.measure.latency_histogram import LatencyHistogram
@@ -137,7 +138,7 @@ def summarise(run: Run) -> Summary:
         peak_cpu=cpu.high / 100 if cpu else None,
         machine_cpu=machine.mean / 100 if machine else None,
         peak_rss_bytes=int(rss.high) if rss else None,
-        gpus=_gpus(whole, run.gpu_names()),
+        gpus=_gpus(whole, run.gpu_names),
         unavailable=run.unavailable(),
         notes=tuple(run.notes()),
     )  # fmt: skip
@@ -156,7 +157,7 @@ def _latency(histogram: LatencyHistogram) -> Latency | None:
     )
 
 
-def _gpus(whole: dict[str, Cell], names: dict[int, str]) -> tuple[Gpu, ...]:
+def _gpus(whole: dict[str, Cell], names: Mapping[int, str]) -> tuple[Gpu, ...]:
     numbers = {int(key.partition(":")[2]) for key in whole if key.startswith(("gpu_", "cuda_"))}
 
     def cell(key: str, number: int) -> Cell | None:
