@@ -8,9 +8,9 @@ from torch import Tensor
 
 from whet.models.resnet import ResNet
 from whet.workloads import WEIGHTS, digits_cnn
-from whet.workloads.weights import save_weights, write_directory
 
 from .loop import Schedule, fit, report
+from .writing import save_weights, write_directory
 
 BATCH = 64
 SHIFT = 4  # pixels

@@ -12,10 +12,10 @@ from whet.models.encoder import Encoder
 from whet.workloads import WEIGHTS, docs_encoder
 from whet.workloads.docs_encoder import NUM_TOKENS
 from whet.workloads.docs_text import START, TOKENIZER, text_by_topic, token_ids
-from whet.workloads.weights import save_weights, write_directory
 
 from .loop import Schedule, fit, report
 from .tokenizer import train_tokenizer
+from .writing import save_weights, write_directory
 
 BATCH = 32
 MIN_CHARACTERS = 4_500  # a topic needs this much training text to be a label

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from whet.models.decoder import Decoder, DecoderConfig
 from whet.workloads import WEIGHTS, docs_gpt
 from whet.workloads.docs_text import START, running_text, token_ids
-from whet.workloads.weights import save_weights, write_directory
 
 from .loop import Schedule, fit, report
 from .tokenizer import VOCAB_SIZE, special_ids, train_tokenizer, write_json, write_tokenizer
+from .writing import save_weights, write_directory
 
 BATCH = 32
 DROPOUT = 0.1

@@ -21,10 +21,11 @@ from whet.measure.machine import describe
 from whet.models.selective.reference import is_kept_wide
 from whet.workloads import WEIGHTS, docs_gpt, docs_ssm
 from whet.workloads.docs_text import START, TOKENIZER, running_text
-from whet.workloads.weights import FILE, write_directory
+from whet.workloads.weights import FILE
 
 from .loop import report
 from .tokenizer import special_ids, train_tokenizer, write_json, write_tokenizer
+from .writing import write_directory
 
 CONFIG = Path(__file__).with_suffix(".toml")
 RECIPE = CONFIG.with_name("docs_ssm_recipe.toml")
