@@ -23,6 +23,7 @@ from whet.workloads import WEIGHTS, docs_gpt, docs_ssm
 from whet.workloads.docs_text import START, TOKENIZER, running_text
 from whet.workloads.weights import FILE
 
+from .docs_gpt import baseline
 from .loop import report
 from .tokenizer import special_ids, train_tokenizer, write_json, write_tokenizer
 from .writing import write_directory
@@ -46,7 +47,7 @@ def train(out: Path = WEIGHTS, steps: int = 300) -> None:
     _train(run, steps)
     write_directory(out / docs_ssm.NAME, lambda directory: _write(run / "model", tokenizer, directory))
     shutil.rmtree(run)
-    report(docs_ssm.build(out), docs_ssm.baseline())
+    report(docs_ssm.build(out), baseline())
 
 
 def _rows(tokenizer: Any, text: str, offset: int) -> NDArray[np.uint16]:
