@@ -21,10 +21,12 @@ from whet.measure.machine import describe
 from whet.models.selective.reference import is_kept_wide
 from whet.workloads import WEIGHTS, docs_gpt, docs_ssm
 from whet.workloads.docs_text import START, TOKENIZER, running_text
-from whet.workloads.weights import FILE, write_directory
+from whet.workloads.weights import FILE
 
+from .docs_gpt import baseline
 from .loop import report
 from .tokenizer import special_ids, train_tokenizer, write_json, write_tokenizer
+from .writing import write_directory
 
 CONFIG = Path(__file__).with_suffix(".toml")
 RECIPE = CONFIG.with_name("docs_ssm_recipe.toml")
@@ -45,7 +47,7 @@ def train(out: Path = WEIGHTS, steps: int = 300) -> None:
     _train(run, steps)
     write_directory(out / docs_ssm.NAME, lambda directory: _write(run / "model", tokenizer, directory))
     shutil.rmtree(run)
-    report(docs_ssm.build(out), docs_ssm.baseline())
+    report(docs_ssm.build(out), baseline())
 
 
 def _rows(tokenizer: Any, text: str, offset: int) -> NDArray[np.uint16]:

@@ -17,9 +17,9 @@ from whet.models.diffusion.unet import FrameUNet
 from whet.models.resnet import ResNet
 from whet.models.samplers import step as sampler_step
 from whet.workloads.signs_data import ClipMaker, Photos, seeded
-from whet.workloads.signs_noise import NUM_TAUGHT, SCHEDULE, as_shown, noised_with_velocity, taught_steps
 
 from .resumable import Stage, average
+from .signs_noise import NUM_TAUGHT, SCHEDULE, as_shown, noised_with_velocity, taught_steps
 
 MOST_NOISE = 0.7  # standard deviation of the noise on a previous frame (Valevski et al., 2024, arXiv:2408.14837)
 MOST_LAG = 4  # frames between a frame and the previous one that the network sees

@@ -27,11 +27,10 @@ from whet.models.samplers import Steps
 from whet.workloads import WEIGHTS
 from whet.workloads import signs_classifier as judge
 from whet.workloads.signs_data import Photos, read_photos, split_photos
-from whet.workloads.signs_noise import draw_frames, student_steps, teacher_steps
-from whet.workloads.signs_quality import Draw, FrameQuality, UnseenClips, bicubic, drawn, measured
-from whet.workloads.weights import save_weights, write_directory
 
 from .resumable import Limit, Stage, fit
+from .signs_noise import draw_frames, student_steps, teacher_steps
+from .signs_quality import Draw, FrameQuality, UnseenClips, bicubic, drawn, measured
 from .signs_stages import (
     classifier_stage,
     regressed,
@@ -40,6 +39,7 @@ from .signs_stages import (
     teacher_stage,
 )
 from .tokenizer import write_json
+from .writing import save_weights, write_directory
 
 NAME = "signs-stream"
 TEACHER = "signs-stream-teacher"

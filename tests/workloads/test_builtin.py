@@ -46,7 +46,7 @@ def test_is_sound_and_has_one_shape(workload, examined):
 
 
 def test_score(workload, examined):
-    module = import_module(f"whet.workloads.{workload.name.replace('-', '_')}")
+    module = import_module(f"benchmarks.built_in_weights.{workload.name.replace('-', '_')}")
     floor = module.baseline()
     match workload.name:
         case "digits-cnn":

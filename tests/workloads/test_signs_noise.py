@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from whet.workloads.signs_noise import (
+from benchmarks.built_in_weights.signs_noise import (
     NUM_TAUGHT,
     SCHEDULE,
     as_shown,

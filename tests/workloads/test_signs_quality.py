@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks.built_in_weights.signs_noise import as_shown
+from benchmarks.built_in_weights.signs_quality import UnseenClips, bicubic, drawn, measured
+from benchmarks.built_in_weights.writing import save_weights
 from sign_photos import ramps
 from torch import nn
 
@@ -10,9 +13,6 @@ from whet.errors import TargetError
 from whet.measure.frames import psnr, ssim
 from whet.workloads.signs_classifier import is_recognised, load_classifier, new_classifier
 from whet.workloads.signs_data import ClipMaker, camera_frames
-from whet.workloads.signs_noise import as_shown
-from whet.workloads.signs_quality import UnseenClips, bicubic, drawn, measured
-from whet.workloads.weights import save_weights
 
 
 def frames(count=3, seed=0):

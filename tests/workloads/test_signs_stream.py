@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.built_in_weights.signs_noise import student_steps
+from benchmarks.built_in_weights.signs_quality import UnseenClips, bicubic, drawn, measured
 from benchmarks.built_in_weights.signs_stream import _by
 
 import whet
@@ -15,8 +17,6 @@ from whet.streamer.targets import open_target
 from whet.workloads import BUILTIN_STREAMS, WEIGHTS, signs_stream
 from whet.workloads.signs_classifier import load_classifier
 from whet.workloads.signs_data import read_photos, split_photos
-from whet.workloads.signs_noise import student_steps
-from whet.workloads.signs_quality import UnseenClips, bicubic, drawn, measured
 from whet.workloads.target import resolve, resolve_any
 from whet.workloads.target_name import check_name
 

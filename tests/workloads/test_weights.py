@@ -1,8 +1,9 @@
 import pytest
 import torch
+from benchmarks.built_in_weights.writing import save_weights, write_directory
 from torch import nn
 
-from whet.workloads.weights import load_weights, save_weights, write_directory
+from whet.workloads.weights import load_weights
 
 
 def test_round_trip_is_bf16(tmp_path):

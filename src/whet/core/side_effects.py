@@ -78,12 +78,11 @@ def altered(batch: Tensors) -> Iterator[tuple[str, list[Tensor]]]:
     """
     if any(x.is_floating_point() or x.is_complex() for x in batch):
         yield "negated", [-x if x.is_floating_point() or x.is_complex() else x.clone() for x in batch]
-    yield "shuffled", [_shuffled(x) for x in batch]
+    yield "shuffled", [shuffled(x, torch.Generator().manual_seed(x.numel())) for x in batch]
 
 
-def _shuffled(x: Tensor) -> Tensor:
-    """Return the values in another order, which is always the same. PyTorch's global generator is not used."""
-    generator = torch.Generator().manual_seed(x.numel())
+def shuffled(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the values in an order that the generator draws on the CPU."""
     order = torch.randperm(x.numel(), generator=generator).to(x.device)
     return x.reshape(-1)[order].reshape(x.shape)
 

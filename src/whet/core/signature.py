@@ -188,6 +188,18 @@ def read_signature(batches: Sequence[Batch], output: Any, *, seen: Sequence[Batc
     return dataclasses.replace(first, inputs=arguments)
 
 
+def free_dimensions(
+    signature: Signature, batches: Sequence[Sequence[Tensor]]
+) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+    """Group the free dimensions, as (input, dimension), by the sizes that they take, batch by batch of flat inputs."""
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for i, argument in enumerate(signature.inputs):
+        for dim, size in enumerate(argument.shape):
+            if size is None:
+                groups.setdefault(tuple(batch[i].shape[dim] for batch in batches), []).append((i, dim))
+    return groups
+
+
 def output_tensors(output: Any) -> tuple[Tensor, ...]:
     return tuple(tensors_in(output))
 

@@ -75,7 +75,6 @@ class Controller:
     def __init__(self, levels: Sequence[Level], budget_s: float) -> None:
         if not levels or not budget_s > 0:
             raise OptionError(f"a budget above 0 seconds and one level are needed; got {budget_s} and {len(levels)}")
-        self.num_changes = 0
         self._levels, self._budget_s = list(levels), budget_s
         self._at = 0
         self._newest: deque[float] = deque(maxlen=WINDOW)
@@ -136,5 +135,4 @@ class Controller:
         self._has_returned = has_returned
         self._newest.clear()
         self._since_change = 0
-        self.num_changes += 1
         return self.level

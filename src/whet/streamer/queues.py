@@ -26,15 +26,10 @@ class FrameQueue(Generic[Item]):
     def __init__(self, capacity: int, *, drops_oldest: bool) -> None:
         if capacity < 1:
             raise OptionError(f"a queue of frames holds at least 1 frame; got {capacity}")
-        self.num_dropped = 0
         self._capacity, self._drops_oldest = capacity, drops_oldest
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
-
-    def __len__(self) -> int:
-        with self._changed:
-            return len(self._items)
 
     def put(self, item: Item) -> Item | None:
         """Add an item, and return the one that it drove out, if any.
@@ -47,10 +42,7 @@ class FrameQueue(Generic[Item]):
                 self._changed.wait()
             if self._is_closed:
                 raise Closed
-            dropped = None
-            if len(self._items) >= self._capacity:
-                dropped = self._items.popleft()
-                self.num_dropped += 1
+            dropped = self._items.popleft() if len(self._items) >= self._capacity else None
             self._items.append(item)
             self._changed.notify_all()
             return dropped

@@ -27,7 +27,7 @@ from whet.streamer.frames import Size
 from whet.streamer.model import FrameModel
 from whet.streamer.module_swaps import Replacements
 from whet.streamer.target_name import is_tuned, refuse_directory, reject
-from whet.streamer.tuned import load_model, read_tuned, with_settings
+from whet.streamer.tuned import OF_MODEL, given, load_model, read_tuned, with_settings
 from whet.workloads import BUILTIN_STREAMS, signs_stream
 from whet.workloads.target import resolve_any
 
@@ -74,22 +74,9 @@ class ModelOptions:
 
     def given(self) -> list[str]:
         """Return the command-line options that were given and that only a diffusion model takes."""
-        empty = ModelOptions()
-        names = {
-            "steps": "--steps",
-            "sampler": "--sampler",
-            "strength": "--strength",
-            "guidance": "--guidance",
-            "prompt": "--prompt",
-            "negative": "--negative-prompt",
-            "prompt_embeds": "--prompt-embeds",
-            "rolling": "--no-rolling",
-            "device": "--device",
-            "dtype": "--dtype",
-            "graphs": "--no-graphs" if self.graphs is False else "--graphs",
-            "backend": "--backend",
-        }
-        return [option for name, option in names.items() if getattr(self, name) != getattr(empty, name)]
+        prompts = {"prompt": "--prompt", "negative": "--negative-prompt", "prompt_embeds": "--prompt-embeds"}
+        graphs = {"graphs": "--no-graphs"} if self.graphs is False else {}
+        return given(self, {**prompts, **OF_MODEL, **graphs})
 
 
 @dataclass(frozen=True)
@@ -147,8 +134,8 @@ def open_target(target: str | StreamWorkload, options: ModelOptions) -> Opened:
 
 def _of_workload(workload: StreamWorkload, options: ModelOptions) -> Opened:
     """Open a user's own step. Its size and channels are those of its example frames."""
-    if given := options.given():
-        raise OptionError(f"{workload.name} is a function of your own, which takes no {', '.join(given)}")
+    if found := options.given():
+        raise OptionError(f"{workload.name} is a function of your own, which takes no {', '.join(found)}")
     with foreign(TargetError, f"the frames of {workload.name} cannot be read"):
         examples = list(islice(workload.frames, 1))
     if (

@@ -9,6 +9,25 @@ from whet.measure.latency_histogram import LatencyHistogram
 
 
 @dataclass
+class Deviation:
+    """Compute a standard deviation one value at a time (Welford, Technometrics 4, 1962)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self.squares += delta * (value - self.mean)
+
+    def value(self) -> float | None:
+        """Return the sample's standard deviation; None with fewer than two values."""
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else None
+
+
+@dataclass
 class Timings:
     """Hold the counts and times of one stream, as `StreamReport` describes them.
 
@@ -23,7 +42,7 @@ class Timings:
     interval_s: LatencyHistogram = field(default_factory=LatencyHistogram)
     counts: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    _jitter: "Spread" = field(default_factory=lambda: Spread())
+    _jitter: Deviation = field(default_factory=Deviation)
     _first_s: float | None = None
     _last_s: float | None = None
 
@@ -71,7 +90,7 @@ class Timings:
     def jitter_s(self) -> float | None:
         """Return the standard deviation of the intervals between computed frames, in seconds."""
         with self.lock:
-            return self._jitter.deviation()
+            return self._jitter.value()
 
     def late_share(self) -> float | None:
         """Return the share of frames that came late or were lost, of all that arrived; None without a budget."""
@@ -80,22 +99,3 @@ class Timings:
                 return None
             lost = self.counts["dropped"] + self.counts["unwritten"]
             return (self.counts["late"] + lost) / self.counts["arrived"]
-
-
-@dataclass
-class Spread:
-    """Compute a standard deviation one value at a time (Welford, Technometrics 4, 1962)."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        delta = value - self.mean
-        self.mean += delta / self.count
-        self.squares += delta * (value - self.mean)
-
-    def deviation(self) -> float | None:
-        """Return the sample's standard deviation; None with fewer than two values."""
-        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else None

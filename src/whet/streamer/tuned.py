@@ -46,9 +46,8 @@ class TunedStream(BaseModel):
     models: dict[str, TunedModel] = {}
 
 
-FIXED: Mapping[str, str] = MappingProxyType(
+OF_MODEL: Mapping[str, str] = MappingProxyType(
     {
-        "size": "--size",
         "steps": "--steps",
         "sampler": "--sampler",
         "strength": "--strength",
@@ -58,12 +57,30 @@ FIXED: Mapping[str, str] = MappingProxyType(
         "dtype": "--dtype",
         "graphs": "--graphs",
         "backend": "--backend",
+    }
+)
+"""The settings of a diffusion model without its prompt, with the command-line options that set them."""
+
+FIXED: Mapping[str, str] = MappingProxyType(
+    {
+        "size": "--size",
+        **OF_MODEL,
         "stillness": "--skip-still",
         "threads": "--threads",
         "codec_threads": "--codec-threads",
     }
 )
 """The settings that tuning fixes, with the command-line options that set them."""
+
+
+def given(options: Any, names: Mapping[str, str]) -> list[str]:
+    """Return which of some command-line options were given, by the attributes that they set."""
+    empty = type(options)()
+    return [
+        option
+        for name, option in names.items()
+        if hasattr(options, name) and getattr(options, name) != getattr(empty, name)
+    ]
 
 
 def settings_of(options: Any) -> dict[str, Any]:
@@ -128,12 +145,10 @@ def with_settings(directory: Path, tuned: TunedStream, options: Any) -> Any:
     Raises:
         OptionError: The user gave another value for one of them.
     """
-    empty = type(options)()
-    for name, option in FIXED.items():
-        if hasattr(options, name) and getattr(options, name) != getattr(empty, name):
-            raise OptionError(
-                f"{directory} was tuned, which fixes {option}; leave it out, or stream {tuned.target} itself"
-            )
+    if found := given(options, FIXED):
+        raise OptionError(
+            f"{directory} was tuned, which fixes {found[0]}; leave it out, or stream {tuned.target} itself"
+        )
     settings = {name: value for name, value in tuned.settings.items() if hasattr(options, name)}
     try:
         if "guidance" in settings:

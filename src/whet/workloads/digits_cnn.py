@@ -49,13 +49,6 @@ def build(weights: Path = WEIGHTS) -> Workload:
     )
 
 
-def baseline() -> float:
-    """Return the accuracy of always naming the digit that is most frequent in training."""
-    _, train_B = read_digits(held_out=False)
-    _, test_B = read_digits(held_out=True)
-    return float((test_B[:NUM_HELD_OUT] == train_B.mode().values).float().mean())
-
-
 def read_digits(*, held_out: bool) -> tuple[Tensor, Tensor]:
     """Return one side of the split: images in [-1, 1], fp32 [B, 1, 64, 64], and their digits, int64 [B].
 

@@ -31,7 +31,7 @@ def build(weights: Path = WEIGHTS) -> Workload:
     directory = weights / NAME
     tokenizer = load_tokenizer(directory)
     labels = load_labels(directory)
-    test_BT, topics_B = _held_out(tokenizer, labels)
+    test_BT, topics_B = scored_passages(tokenizer, labels)
     train_BT, _ = spread(*read_passages(tokenizer, labels, held_out=False, stride=NUM_TOKENS), BATCH * NUM_CALIBRATION)
     batches = list(zip(test_BT.split(BATCH), topics_B.split(BATCH), strict=True))
 
@@ -47,15 +47,6 @@ def build(weights: Path = WEIGHTS) -> Workload:
         calibration=train_BT.split(BATCH),
         name=NAME,
     )
-
-
-def baseline(weights: Path = WEIGHTS) -> float:
-    """Return the accuracy of always naming the topic with the most training text."""
-    labels = load_labels(weights / NAME)
-    train = text_by_topic(held_out=False)
-    largest = max(range(len(labels)), key=lambda i: len(train.get(labels[i], "")))
-    _, topics_B = _held_out(load_tokenizer(weights / NAME), labels)
-    return float((topics_B == largest).float().mean())
 
 
 def config(num_classes: int) -> EncoderConfig:
@@ -85,6 +76,6 @@ def spread(passages_BT: Tensor, topics_B: Tensor, count: int) -> tuple[Tensor, T
     return passages_BT[chosen], topics_B[chosen]
 
 
-def _held_out(tokenizer: Any, labels: list[str]) -> tuple[Tensor, Tensor]:
+def scored_passages(tokenizer: Any, labels: list[str]) -> tuple[Tensor, Tensor]:
     """Return the held-out passages that are scored, and their topics."""
     return spread(*read_passages(tokenizer, labels, held_out=True, stride=STRIDE), NUM_HELD_OUT)

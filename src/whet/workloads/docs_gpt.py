@@ -4,7 +4,6 @@ Its directory is in the Hugging Face format, so transformers' AutoModelForCausal
 """
 
 import math
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -55,14 +54,6 @@ def predicting(model: nn.Module, name: str, directory: Path) -> Workload:
         calibration=shift(train_BT, start).split(1),
         name=name,
     )
-
-
-def baseline() -> float:
-    """Return the bits per byte of the held-out text under the frequencies of single bytes in the training text."""
-    counts = Counter(running_text(held_out=False).encode())
-    total = counts.total() + 256  # each count is raised by 1, so that unseen bytes don't have a probability of zero
-    held_out = running_text(held_out=True).encode()
-    return -sum(math.log2((counts[byte] + 1) / total) for byte in held_out) / len(held_out)
 
 
 def shift(windows_BT: Tensor, start: int) -> Tensor:

@@ -8,9 +8,7 @@ from pathlib import Path
 from whet.core.workload import Workload
 from whet.models.selective import load_selective
 from whet.workloads import WEIGHTS
-from whet.workloads.docs_gpt import baseline, predicting
-
-__all__ = ["NAME", "baseline", "build"]
+from whet.workloads.docs_gpt import predicting
 
 NAME = "docs-ssm"
 

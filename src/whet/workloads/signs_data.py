@@ -148,31 +148,6 @@ class Clips:
     digits_B: Tensor
     windows_BT23: Tensor
 
-    def flow(self) -> Tensor:
-        """Return where each pixel of a frame goes until the next frame, (x, y) in pixels, [B, T-1, 2, 64, 64].
-
-        So frame t at (x, y) shows what frame t+1 shows at (x, y) + flow, where that is within the frame and both
-        places are within the photo; `is_inside` says where that is so.
-        """
-        places_BTHW2 = self._next_places()
-        here_HW2 = _places(self.windows_BT23.dtype)
-        return ((places_BTHW2 - here_HW2) * (FRAME / 2)).permute(0, 1, 4, 2, 3)
-
-    def is_inside(self) -> Tensor:
-        """Return where the flow leads to a pixel of the next frame, and both are in the photo: bool [B, T-1, 64, 64].
-
-        Pixels of the outermost rows and columns have no neighbours to interpolate with, and do not count.
-        """
-        edge = 1 - 1 / FRAME
-        stays_BTHW = (self._next_places().abs() <= edge).all(-1)
-        photo_BTHW2 = _apply(self.windows_BT23[:, :-1], _places(self.windows_BT23.dtype))
-        return stays_BTHW & (photo_BTHW2.abs() <= 1 - 4 / _PHOTO).all(-1)
-
-    def _next_places(self) -> Tensor:
-        """Return where each pixel is in the next frame, (x, y) in [-1, 1] from edge to edge, [B, T-1, 64, 64, 2]."""
-        now, following = _square(self.windows_BT23[:, :-1]), _square(self.windows_BT23[:, 1:])
-        return _apply(torch.linalg.solve(following, now)[..., :2, :], _places(now.dtype))
-
 
 class ClipMaker:
     """Make clips of photos. A clip depends on its number and on the seed of its window's moves alone, and has no end.
@@ -238,12 +213,6 @@ def _apply(maps: Tensor, places_HW2: Tensor) -> Tensor:
     """Return where affine maps, [..., 2, 3], lead from places, [H, W, 2]: [..., H, W, 2]."""
     turned: Tensor = torch.einsum("...ij,hwj->...hwi", maps[..., :2], places_HW2)
     return turned + maps[..., None, None, :, 2]
-
-
-def _square(windows_BT23: Tensor) -> Tensor:
-    """Return affine maps as matrices [B, T, 3, 3], whose last row is (0, 0, 1)."""
-    last = torch.tensor([0.0, 0.0, 1.0], dtype=windows_BT23.dtype).expand(*windows_BT23.shape[:-2], 1, 3)
-    return torch.cat([windows_BT23, last], -2)
 
 
 def _seen(photos_BCHW: Tensor, windows_BT23: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+from benchmarks.built_in_weights.writing import save_weights
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from whet.errors import OptionError, TargetError
 from whet.models.diffusion.unet import FrameUNet, UNetConfig, load_unet
-from whet.workloads.weights import save_weights
 
 SMALL = UNetConfig(widths=(8, 16), embedding=16, groups=4)
 

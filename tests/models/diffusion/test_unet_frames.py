@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from benchmarks.built_in_weights.signs_noise import SCHEDULE, as_shown, student_steps
 
 from whet.errors import OptionError
 from whet.models.diffusion.few_steps import few_steps
@@ -10,7 +11,6 @@ from whet.models.diffusion.pipeline import DiffusionStep
 from whet.models.diffusion.unet import FrameUNet, UNetConfig
 from whet.models.diffusion.unet_frames import UNetFrames
 from whet.workloads.signs_data import camera_frames
-from whet.workloads.signs_noise import SCHEDULE, as_shown, student_steps
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from some_tokenizers import KNOWN
+from token_stores import documents_in
 
 from whet.core.tokenizer_files.chat_template import ChatTemplate
 from whet.errors import TargetError
@@ -166,7 +167,7 @@ def test_running_text_beside_conversations_is_learnt(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "mixed.jsonl", [{"text": "ab"}, {"messages": CONVERSATIONS[2]}, {"text": "cd"}])
     store = tokenised(path, load_tokenizer("bytes"), cache=tmp_path / "cache")
     assert store.trained is not None
-    assert store.document(0).tolist() == [*b"ab", 256]
+    assert documents_in(store)[0] == [*b"ab", 256]
     whole = np.asarray(store.trained)
     assert whole[:3].all()
     assert whole[-3:].all()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from whet.core.artefact import int8_fusion
 from whet.core.artefact.operators import custom_operators
 from whet.core.artefact.program import ProgramRuntime, export, operators, packed_for, read_packing
-from whet.core.artefact.ranges import ranges_of, ranges_setting, read_ranges
+from whet.core.artefact.ranges import finds_ranges
 from whet.core.artefact.runtime import Manifest, Runtime
 from whet.core.workload import ExaminedWorkload, is_near
 from whet.errors import ArtefactError, InputsError, TargetError, foreign, reason
@@ -35,6 +35,7 @@ from whet.measure.machine.cpuinfo import instruction_sets, read_cpuinfo
 
 FILE = "model.pt2"
 
+_RANGES = "ranges_per_call"  # the setting that says it, as the files no longer hold the graph
 _TRIAL_LIMIT_S = 30.0
 
 # Unpacks of 4-bit weights: folded at compile time they would be stored at four times the size.
@@ -46,7 +47,7 @@ class InductorRuntime(Runtime):
 
     Args:
         isa: The instruction sets of the machine it was compiled on, as in Machine.isa. The code may use all of them.
-        packing: What the manifest says about packed weights and ranges; see packed_for and ranges_setting.
+        packing: What the manifest says about packed weights and ranges; see packed_for and _RANGES.
         gpu: The architecture of the GPU that its kernels were compiled for, as "sm_90"; "" for a package for the CPU.
         custom: The qualified names of the custom operators that it calls.
     """
@@ -84,7 +85,7 @@ class InductorRuntime(Runtime):
         """
         program = export(module, examined, contiguous=True)
         called = operators(program)
-        packing, custom = {**packed_for(program), **ranges_setting(called)}, custom_operators(called)
+        packing, custom = {**packed_for(program), _RANGES: finds_ranges(called)}, custom_operators(called)
         _forget_dtypes(program)
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
@@ -125,15 +126,17 @@ class InductorRuntime(Runtime):
 
     @property
     def ranges_per_call(self) -> bool | None:
-        """See Runtime. Packages of older versions do not say it."""
-        return ranges_of(self._packing)
+        found: bool | None = self._packing.get(_RANGES)  # packages of older versions do not say it
+        return found
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         """Load the package, or raise ArtefactError where it is damaged or this machine cannot run it."""
         path = directory / FILE
         isa, gpu = _compiled_for(path, manifest), _gpu_compiled_for(path, manifest)
-        packing = {**read_packing(path, manifest), **read_ranges(manifest)}
+        packing: dict[str, Any] = {**read_packing(path, manifest)}
+        if _RANGES in manifest.settings:
+            packing[_RANGES] = bool(manifest.settings[_RANGES])
         try:
             with zipfile.ZipFile(path) as archive:
                 broken = archive.testzip()  # a library that is cut short would end the process when it is mapped

@@ -9,9 +9,6 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from whet.core.artefact.runtime import Manifest
-
-_SETTING = "ranges_per_call"
 _IN_ONNX = b"DynamicQuantize"  # DynamicQuantizeLinear, DynamicQuantizeMatMul, DynamicQuantizeLSTM
 _CHUNK = 2**20
 
@@ -31,18 +28,3 @@ def finds_ranges_in_onnx(model: Path) -> bool:
                 return True
             tail = chunk[-len(_IN_ONNX) :]
     return False
-
-
-def ranges_setting(operators: Iterable[Any]) -> dict[str, bool]:
-    """Return the manifest's entry for a model whose graph its files no longer hold."""
-    return {_SETTING: finds_ranges(operators)}
-
-
-def read_ranges(manifest: Manifest) -> dict[str, bool]:
-    """Return what ranges_setting wrote into the manifest; {} for an artefact of an older version."""
-    return {_SETTING: bool(manifest.settings[_SETTING])} if _SETTING in manifest.settings else {}
-
-
-def ranges_of(settings: dict[str, Any]) -> bool | None:
-    """Return what the settings of a runtime say about ranges; None if they say nothing."""
-    return settings.get(_SETTING)

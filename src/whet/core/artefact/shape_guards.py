@@ -40,12 +40,12 @@ class Guards:
         """Raise ArtefactError where flat inputs break a condition, and say which."""
         if not self._conditions:
             return
-        least = _Ends(tensors)
+        ends: dict[int, tuple[float, float]] = {}
         inputs: Inputs = {
             "tensors": tensors,
             "gradients": torch.is_grad_enabled(),
-            "least": least,
-            "largest": _Largest(least),
+            "least": _Ends(tensors, ends, 0),
+            "largest": _Ends(tensors, ends, 1),
         }
         for condition, holds in self._conditions:
             if not holds(inputs):
@@ -53,29 +53,17 @@ class Guards:
 
 
 class _Ends:
-    """Find the least value of each input. The least and the largest are found together, when one is first needed."""
+    """Find the least (0) or the largest (1) value of each input: both together, when one is first needed."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
-        self._found: dict[int, tuple[float, float]] = {}
+    def __init__(self, tensors: Sequence[Tensor], found: dict[int, tuple[float, float]], which: int) -> None:
+        self._tensors, self._found, self._which = tensors, found, which
 
-    def both(self, i: int) -> tuple[float, float]:
+    def __getitem__(self, i: int) -> float:
         if i not in self._found:
             tensor = self._tensors[i]
             low, high = tensor.aminmax() if tensor.numel() else (tensor.new_zeros(()), tensor.new_zeros(()))
             self._found[i] = low.item(), high.item()
-        return self._found[i]
-
-    def __getitem__(self, i: int) -> float:
-        return self.both(i)[0]
-
-
-class _Largest:
-    def __init__(self, ends: _Ends) -> None:
-        self._ends = ends
-
-    def __getitem__(self, i: int) -> float:
-        return self._ends.both(i)[1]
+        return self._found[i][self._which]
 
 
 def _broken(condition: str, tensors: Sequence[Tensor]) -> str:

@@ -4,12 +4,12 @@
 take the wrong path. So both sizes are tried, beside the code the graph was made from.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from whet.core.artefact.probes import Run, misleads
+from whet.core.signature import free_dimensions
 from whet.core.workload import ExaminedWorkload
 
 
@@ -27,7 +27,9 @@ def conditions_on_ones(
     """
     batches = batches or [*examined.flat_inputs, *examined.flat_calibration]
     conditions = []
-    for sizes, group in _free_dimensions(examined, batches).items():
+    for sizes, group in free_dimensions(examined.signature, batches).items():
+        if not min(sizes):
+            continue
         for size in (1, 0):
             cut = list(batches[sizes.index(min(sizes))])
             for i, dim in group:
@@ -36,15 +38,3 @@ def conditions_on_ones(
                 conditions += [f"L['tensors'][{i}].size()[{dim}] >= {size + 1}" for i, dim in group]
                 break
     return conditions
-
-
-def _free_dimensions(
-    examined: ExaminedWorkload, batches: Sequence[Sequence[Tensor]]
-) -> dict[tuple[int, ...], list[tuple[int, int]]]:
-    """Group the free dimensions, as (input, dimension), by the sizes that they take batch by batch."""
-    groups: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-    for i, argument in enumerate(examined.signature.inputs):
-        for dim, size in enumerate(argument.shape):
-            if size is None:
-                groups[tuple(batch[i].shape[dim] for batch in batches)].append((i, dim))
-    return {sizes: group for sizes, group in groups.items() if min(sizes) > 0}

@@ -16,7 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from whet.core.signature import Signature
+from whet.core.side_effects import shuffled
+from whet.core.signature import Signature, free_dimensions
 
 Tensors = tuple[Tensor, ...]
 _Ends = tuple[float, float]
@@ -151,8 +152,7 @@ def _exchanged(given: Tensors, kinds: Sequence[str]) -> Iterator[Unseen]:
 
 
 def _shuffled(x: Tensor, i: int, _: _Ends) -> Tensor:
-    order = torch.randperm(x.numel(), generator=_generator(i)).to(x.device)
-    return x.reshape(-1)[order].reshape(x.shape)
+    return shuffled(x, _generator(i))
 
 
 def _at(x: Tensor, _: int, ends: _Ends) -> Tensor:
@@ -200,12 +200,7 @@ _CHANGES: tuple[tuple[str, str, _Change, bool], ...] = (  # in words, of which k
 
 def _resized(batches: Sequence[Sequence[Tensor]], signature: Signature) -> Iterator[Unseen]:
     """Yield inputs of other sizes: dimensions that always had one size among themselves change together."""
-    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for i, argument in enumerate(signature.inputs):
-        for dim, size in enumerate(argument.shape):
-            if size is None:
-                groups.setdefault(tuple(batch[i].shape[dim] for batch in batches), []).append((i, dim))
-    for sizes, group in groups.items():
+    for sizes, group in free_dimensions(signature, batches).items():
         size = sizes[0]
         what = ", ".join(f"{dim} of input {i}" for i, dim in group)
         for other in (size // 2, size + 1):

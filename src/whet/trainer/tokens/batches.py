@@ -1,6 +1,7 @@
 """Make batches of tokens, each a function of its position alone, so that a training resumes with a number."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -109,7 +110,7 @@ class PackedRows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make this again: a pickled plan would hold all of its numbers."""
-        return _packed_again, (self.store, self.sequence_length, self.padding_id)
+        return partial(PackedRows, padding_id=self.padding_id), (self.store, self.sequence_length)
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -148,10 +149,6 @@ class PackedRows:
         if not self._plan.goes_on[index] or (self.store.trained is not None and not self.store.trained[end]):
             return IGNORED
         return int(self.store.tokens[end])
-
-
-def _packed_again(store: TokenStore, sequence_length: int, padding_id: int) -> PackedRows:
-    return PackedRows(store, sequence_length, padding_id=padding_id)
 
 
 class TokenBatches(Dataset[TokenBatch]):

@@ -12,6 +12,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -109,16 +110,6 @@ class TokenStore:
     def dtype(self) -> np.dtype[Any]:
         return self.tokens.dtype
 
-    def document(self, index: int) -> NDArray[Any]:
-        """Return the tokens of a document, as a view.
-
-        Raises:
-            IndexError: There is no such document.
-        """
-        if not 0 <= index < self.num_documents:
-            raise IndexError(f"there are {self.num_documents} documents, and no document {index}")
-        return self.tokens[self.starts[index] : self.starts[index + 1]]
-
     def view(self, first: int, last: int) -> "TokenStore":
         """Return the tokens from `first` to before `last` as a store. Documents at its edges are cut.
 
@@ -147,15 +138,6 @@ class TokenStore:
                 f"the tokens have ids up to {self.largest_id}, and the model knows {vocab_size}: {self.place} was made "
                 "with another tokenizer; give the model's own, or a model with a larger vocabulary"
             )
-
-    def verify(self) -> None:
-        """Raise TargetError where the content is not what a StoreWriter wrote. This reads all of it."""
-        digest = ContentDigest(self.dtype, has_trained=self.trained is not None)
-        digest.tokens.update(np.ascontiguousarray(self.tokens).data)
-        digest.starts.update(np.ascontiguousarray(self.starts).data)
-        digest.trained.update(b"" if self.trained is None else np.ascontiguousarray(self.trained).data)
-        if digest.hexdigest() != self.digest:
-            raise TargetError(f"{self.place} is damaged: its content has another digest than its header says; {AGAIN}")
 
 
 class StoreWriter:
@@ -353,12 +335,8 @@ def open_raw(
     """
     path, place = Path(path).absolute(), tokens_cache(cache)
     found = read_raw(path, None if dtype is None else token_dtype(dtype), end_id, place)
-    origin = (_raw_again, (path, found.tokens.dtype, end_id, place))
+    origin = (partial(open_raw, dtype=found.tokens.dtype, end_id=end_id, cache=place), (path,))
     return TokenStore(**vars(found), trained=None, vocab_size=None, origin=origin)
-
-
-def _raw_again(path: Path, dtype: np.dtype[Any], end_id: int | None, cache: Path) -> TokenStore:
-    return open_raw(path, dtype=dtype, end_id=end_id, cache=cache)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:

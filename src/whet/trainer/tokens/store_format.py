@@ -48,10 +48,10 @@ class Header(BaseModel):
 
 
 class ContentDigest:
-    """Hash the content of a store as it is written or read."""
+    """Hash the content of a store as it is written."""
 
-    def __init__(self, dtype: np.dtype[Any], *, has_trained: bool = False) -> None:
-        self.dtype, self.has_trained = dtype, has_trained
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype, self.has_trained = dtype, False
         self.tokens, self.starts, self.trained = (hashlib.sha256() for _ in range(3))
 
     def hexdigest(self) -> str:

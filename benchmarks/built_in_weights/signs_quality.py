@@ -16,7 +16,8 @@ from whet.measure.frames import psnr, sharpness, ssim
 from whet.models.resnet import ResNet
 from whet.workloads.signs_classifier import is_recognised
 from whet.workloads.signs_data import ClipMaker, Photos, camera_frames
-from whet.workloads.signs_noise import as_shown
+
+from .signs_noise import as_shown
 
 _BATCH = 32  # clips that are drawn at a time
 
