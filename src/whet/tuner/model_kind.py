@@ -200,9 +200,7 @@ class ModelKind(Kind):
             claim,
             self.facts.num_samples,
             change=record.change,
-            agreement=record.agreement,
             share_of_limit=self._share(record.steps, runs),
-            fixed_batch=record.fixed_batch,
             is_smaller=is_smaller(claim, _SMALLER, baseline.peak_bytes),
             **measured(runs),
         )
