@@ -16,6 +16,7 @@ from whet.measure.closeness import distance_between
 from whet.measure.isolate import Failure
 from whet.tuner.budget import Runner
 from whet.tuner.known_target import read_inputs
+from whet.tuner.output_error import real
 from whet.tuner.variant_process import LoadRequest
 
 ANSWERS = "answers.safetensors"
@@ -52,8 +53,7 @@ def reload(request: ReloadRequest) -> None:
 
 def _plain(tensor: Tensor) -> Tensor:
     """Return the numbers in a form that safetensors has: on the CPU, contiguous, complex numbers as pairs."""
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return tensor.detach().cpu().contiguous()
+    return real(tensor).cpu().contiguous()
 
 
 def check_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:
