@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from whet.measure.quiet import QuietWait
 from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget
+from whet.tuner.finals import NamedSide, side_name
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.kind import Kind, Work
 from whet.tuner.listener import Listener
@@ -28,15 +28,6 @@ from whet.tuner.space import Space
 from whet.tuner.time_account import TimeAccount
 
 Measure = Callable[[TrialRecord | None], Run]
-
-
-@dataclass(frozen=True)
-class FakeSide:
-    name: str
-    measure: Callable[[], Run]
-
-    def run(self) -> Run:
-        return self.measure()
 
 
 def work(patience: QuietWait | None = None, budget_s: float = 300.0, clock: Callable[[], float] | None = None) -> Work:
@@ -115,9 +106,8 @@ class FakeKind(Kind):
     def finalists(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
         return ranked(self.goal, records)[:2]
 
-    def side(self, record: TrialRecord | None) -> FakeSide:
-        name = "original" if record is None else f"trial-{record.number}"
-        return FakeSide(name, lambda: self._measure(record))
+    def side(self, record: TrialRecord | None) -> NamedSide:
+        return NamedSide(side_name(record), lambda: self._measure(record))
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
         return original_point(runs or [Run(seconds=0.01)], 1.0, size_bytes=1000)

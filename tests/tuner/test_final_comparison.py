@@ -24,7 +24,7 @@ from whet.tuner import verdict
 from whet.tuner.doubt import doubt_about
 from whet.tuner.finals import Finals, compare_finalists
 from whet.tuner.goal import Goal
-from whet.tuner.model_sides import ModelSide
+from whet.tuner.model_sides import model_side
 from whet.tuner.processes import isolated
 from whet.tuner.records import Timing, TrialRecord
 from whet.tuner.target_examination import Examination, ExaminationRequest, examine_any
@@ -138,7 +138,7 @@ def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) 
     gains = 0
     for seed in range(20):  # about 40 seconds each
         records = [TrialRecord(number=i, steps=[], status="done") for i in (0, 1)]
-        kind = FakeKind(measure=lambda record: ModelSide(trials, record).run())
+        kind = FakeKind(measure=lambda record: model_side(trials, record).run())
         kind.schedule = Rounds(seed)  # type: ignore[misc]
         kind.work = work(budget_s=1e-9)
         first, second = compare_finalists(kind, records, []).points

@@ -24,6 +24,7 @@ from whet.errors import MissingExtra, TargetError, reason
 from whet.measure.closeness import finite_entries
 from whet.tuner.build import build
 from whet.tuner.known_target import BatchDimension
+from whet.tuner.output_error import real, relative_error, rms
 
 _TOLERANCE = 1e-3  # times a usual value: another batch size may add in another order, which changes results this much
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
@@ -210,27 +211,12 @@ def _with_batch(examined: ExaminedWorkload, positions: Sequence[int], size: int 
 
 
 def _error(found: Tensor, wanted: Tensor, usual: float) -> float:
-    """Return the root mean square of the difference over a usual value; for integers, the share that differs."""
-    if found.shape != wanted.shape:
-        return math.inf
-    if not wanted.numel():
-        return 0.0
-    if not wanted.is_floating_point() and not wanted.is_complex():
-        return float((found != wanted).double().mean())
-    finite = finite_entries(found.detach().to(_wide(wanted)), wanted.detach().to(_wide(wanted)))
-    return math.inf if finite is None else _rms(finite[0] - finite[1]) / usual
+    """Return the error; infinity where the two are not finite at the same places."""
+    a, b = real(found).double(), real(wanted).double()
+    return math.inf if a.shape != b.shape or finite_entries(a, b) is None else relative_error(found, wanted, usual)
 
 
 def _usual(wanted: Tensor) -> float:
     """Return the root mean square of a result's finite values, or 1.0 where it is zero."""
-    values = wanted.detach().to(_wide(wanted))
-    return _rms(values[values.isfinite()]) or 1.0
-
-
-def _rms(values: Tensor) -> float:
-    return float(values.norm()) / math.sqrt(values.numel()) if values.numel() else 0.0
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """Return the 64-bit dtype in which errors are computed: float64, or complex128."""
-    return torch.complex128 if x.is_complex() else torch.float64
+    values = real(wanted).double()
+    return rms(values[values.isfinite()]) or 1.0

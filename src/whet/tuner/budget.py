@@ -63,11 +63,16 @@ class Budget:
 
     def bounded(self, run: Runner) -> Runner:
         """Return a runner whose processes end, at the latest, when `left_at_most_s` is 0."""
+        return bounded(run, lambda: self.left_at_most_s)
 
-        def within(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
-            return run_within(run, function, arguments, directory, limit_s=time_limit_s, left_s=self.left_at_most_s)
 
-        return within
+def bounded(run: Runner, left_s: Callable[[], float]) -> Runner:
+    """Return a runner whose processes have as many seconds as `left_s` returns when they start, at most."""
+
+    def within(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
+        return run_within(run, function, arguments, directory, limit_s=time_limit_s, left_s=left_s())
+
+    return within
 
 
 def run_within(

@@ -30,33 +30,26 @@ def command_line(
 
     A script comes last, as `-- python train.py`: `target` is its words then. `more` are options of its kind alone.
     """
+    options: dict[str, object] = {  # with their values; True for those without one, and None or False for the default
+        "--objective": objective if objective != Goal.objective else None,
+        "--max-drop": max_drop,
+        "--max-slowdown": f"{max_slowdown:g}" if max_slowdown != MAX_SLOWDOWN else None,
+        "--allow-batch": allow_batch,
+        "--budget": f"{budget_s:.12g}s" if budget_s != BUDGET_S else None,
+        "--max-memory": max_memory_bytes,
+        "--storage": storage,
+        "--exclude": ",".join(exclude) if exclude else None,
+        "--on-busy": on_busy if on_busy != OnBusy.WAIT else None,
+        "--busy-wait": f"{busy_wait_s:.12g}s" if busy_wait_s != WAIT_S else None,
+        "--json": as_json,
+        **(more or {}),
+        "--out": out,
+        "--resume": resume,
+    }
     words = ["whet", "tune", target] if isinstance(target, str) else ["whet", "tune"]
-    if objective != Goal.objective:
-        words += ["--objective", objective]
-    if max_drop is not None:
-        words += ["--max-drop", str(max_drop)]
-    if max_slowdown != MAX_SLOWDOWN:
-        words += ["--max-slowdown", f"{max_slowdown:g}"]
-    if allow_batch:
-        words.append("--allow-batch")
-    if budget_s != BUDGET_S:
-        words += ["--budget", f"{budget_s:.12g}s"]
-    if max_memory_bytes is not None:
-        words += ["--max-memory", str(max_memory_bytes)]
-    if storage is not None:
-        words += ["--storage", storage]
-    if exclude:
-        words += ["--exclude", ",".join(exclude)]
-    if on_busy != OnBusy.WAIT:
-        words += ["--on-busy", on_busy]
-    if busy_wait_s != WAIT_S:
-        words += ["--busy-wait", f"{busy_wait_s:.12g}s"]
-    if as_json:
-        words.append("--json")
-    words += [word for pair in (more or {}).items() for word in pair]
-    if out is not None:
-        words += ["--out", str(out)]
-    words += ["--resume"] if resume else []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [name] if value is True else [name, str(value)]
     return shlex.join(words if isinstance(target, str) else [*words, "--", *target])
 
 

@@ -3,10 +3,11 @@
 Processes are the independent replicates: one of each side is one observation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from whet.comparison.compare import Comparison, TimeLimit, compare_all
+from whet.comparison.run import Run
 from whet.comparison.stopping import Fixed
 from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS
 from whet.tuner.kind import Kind
@@ -16,6 +17,19 @@ from whet.tuner.result import MeasuredVariant
 ORIGINAL = "original"  # the name of its side
 _ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
 _MIN_PAIRS = 2  # a single pair has no interval
+
+
+@dataclass(frozen=True)
+class NamedSide:
+    """Describe a side of a comparison by its name and a function that measures it in a process of its own."""
+
+    name: str
+    run: Callable[[], Run]
+
+
+def side_name(record: TrialRecord | None, word: str = "trial") -> str:
+    """Return the name of a trial's side, or of the original's (None)."""
+    return ORIGINAL if record is None else f"{word}-{record.number}"
 
 
 @dataclass(frozen=True)

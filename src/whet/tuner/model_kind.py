@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from whet.comparison.claim import Claim, Verdict
-from whet.comparison.run import Run
+from whet.comparison.run import Run, Side
 from whet.comparison.schedules import Rounds, Schedule
 from whet.core.artefact.runtime import MANIFEST
 from whet.core.recipe import Recipe, Step
@@ -29,7 +29,7 @@ from whet.tuner.goal import ranked
 from whet.tuner.kind import Kind, OtherKind, Work
 from whet.tuner.kind_options import KindWord
 from whet.tuner.model_points import gain_sentence, measured, screened_original
-from whet.tuner.model_sides import ModelSide, peak_bytes_of
+from whet.tuner.model_sides import model_side, peak_bytes_of
 from whet.tuner.plan import compile_only
 from whet.tuner.points import finalist_point, is_smaller, original_point, screened_point
 from whet.tuner.preparation import check_memory, prepare_work_directory
@@ -173,8 +173,8 @@ class ModelKind(Kind):
         if why:
             self.lost[record.number] = f"{record.label}: {why}"
 
-    def side(self, record: TrialRecord | None) -> ModelSide:
-        return ModelSide(self.context, record)
+    def side(self, record: TrialRecord | None) -> Side:
+        return model_side(self.context, record)
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
         """Return the original's point. Its memory is that of the model alone, where memory is what is asked for."""
@@ -200,9 +200,7 @@ class ModelKind(Kind):
             claim,
             self.facts.num_samples,
             change=record.change,
-            agreement=record.agreement,
             share_of_limit=self._share(record.steps, runs),
-            fixed_batch=record.fixed_batch,
             is_smaller=is_smaller(claim, _SMALLER, baseline.peak_bytes),
             **measured(runs),
         )

@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from whet.comparison.run import Run
 from whet.measure.isolate import Outcome
 from whet.tuner.budget import BudgetEnded
 from whet.tuner.budget_plan import RUN_S
-from whet.tuner.finals import ORIGINAL
+from whet.tuner.finals import NamedSide, side_name
 from whet.tuner.records import TrialRecord
 from whet.tuner.trial_context import TrialContext
 
@@ -18,20 +17,11 @@ _LOG = logging.getLogger("whet")
 _LIMIT_S = 180.0
 
 
-@dataclass(frozen=True)
-class ModelSide:
-    """Describe one variant as a side of the comparison: the original (no record), or what a trial saved."""
-
-    context: TrialContext
-    record: TrialRecord | None
-
-    @property
-    def name(self) -> str:
-        return ORIGINAL if self.record is None else f"trial-{self.record.number}"
-
-    def run(self) -> Run:
-        folder = self.context.directory / "finals" / self.name
-        return _run(self.name, self.context.measure(self.record, folder, RUN_S, _LIMIT_S))
+def model_side(context: TrialContext, record: TrialRecord | None) -> NamedSide:
+    """Return the original (no record), or what a trial saved, as a side of the comparison."""
+    name = side_name(record)
+    folder = context.directory / "finals" / name
+    return NamedSide(name, lambda: _run(name, context.measure(record, folder, RUN_S, _LIMIT_S)))
 
 
 def peak_bytes_of(context: TrialContext, saved: Path, libraries: Sequence[str] = ()) -> int | None:

@@ -43,6 +43,7 @@ _DTYPES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16":
 
 Axes = Any
 _MAX_LAYERS = 12  # layers in the plot, with the numbers that they have in the table beside it
+_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}  # the axes: the legend
 _ONE_LABEL = 0.05  # two lines that are closer than this share of the axis share a label
 
 
@@ -64,9 +65,7 @@ def roofline(result: Result) -> str | None:
         axes.set_ylim(min([*rates, min(gemm.values())]) / 4, max(gemm.values()) * 2.2)
         _limit_lines(axes, gemm, bandwidth, result.limits.get("cached_bandwidth") or (), span)
         _layer_points(axes, layers, intensities, rates, main_layers(result))
-        axes.set_xlabel("operations per byte", color=MUTED)
-        axes.set_ylabel("GFLOP/s", color=MUTED)
-        _legend(axes, loc="lower right")
+        _label(axes, "operations per byte", "GFLOP/s", loc="lower right")
         return finish()
 
 
@@ -91,14 +90,9 @@ def pareto(result: Result) -> str | None:
         )  # fmt: skip
         largest = max(result.baseline.size_bytes, 1, *(t.size_bytes or 0 for t in trials))
         if baselines:
-            axes.scatter(
-                [scale * statistics.median(baselines)], [0], s=_area(result.baseline.size_bytes, largest), marker="D",
-                facecolor=PAPER, edgecolor=INK, label="original", zorder=3,
-            )  # fmt: skip
+            _original(axes, scale * statistics.median(baselines), 0, _area(result.baseline.size_bytes, largest))
         _trial_points(axes, result, [(t, scale * (t.latency_ms or 0.0), _height(t, ceiling)) for t in trials], largest)
-        axes.set_xlabel(f"latency in the screening, {unit}", color=MUTED)
-        axes.set_ylabel("drop in quality, %", color=MUTED)
-        _legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
+        _label(axes, f"latency in the screening, {unit}", "drop in quality, %", **_BELOW)
         return finish()
 
 
@@ -117,9 +111,7 @@ def predicted_measured(result: Result) -> str | None:
         _status_points(axes, [(t, t.predicted or 0.0, t.speedup or 0.0) for t in trials])
         axes.set_xlim(low, high)
         axes.set_ylim(low, high)
-        axes.set_xlabel("bound on the gain, from the diagnosis", color=MUTED)
-        axes.set_ylabel("gain in the screening", color=MUTED)
-        _legend(axes, loc="upper left")
+        _label(axes, "bound on the gain, from the diagnosis", "gain in the screening", loc="upper left")
         return finish()
 
 
@@ -133,18 +125,13 @@ def time_memory(result: Result) -> str | None:
         for name in ("x", "y"):
             _number_axis(axes, name, _plain, logarithmic=False)
         if memory is not None:
-            axes.scatter(
-                [result.baseline.latency_ms], [memory.peak_bytes / 1e6], s=48, marker="D", facecolor=PAPER,
-                edgecolor=INK, label="original", zorder=3,
-            )  # fmt: skip
+            _original(axes, result.baseline.latency_ms, memory.peak_bytes / 1e6, 48)
         placed = [(t, t.latency_ms or 0.0, (t.peak_bytes or 0) / 1e6) for t in trials]
         _status_points(axes, placed)
         _number(axes, [(x, y, f"#{t.number}") for t, x, y in placed])
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
-        axes.set_xlabel("time of a step in the screening, ms", color=MUTED)
-        axes.set_ylabel("peak memory of a step, MB", color=MUTED)
-        _legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
+        _label(axes, "time of a step in the screening, ms", "peak memory of a step, MB", **_BELOW)
         return finish()
 
 
@@ -240,6 +227,10 @@ def _layer_points(
                 marker=marker, color=colour, alpha=0.75, linewidth=0, label=bound, zorder=3,
             )  # fmt: skip
     _number(axes, [(x, y, str(ranking.index(layer) + 1)) for layer, x, y in zip(layers, xs, ys, strict=True)])
+
+
+def _original(axes: Axes, x: float, y: float, area: float) -> None:
+    axes.scatter([x], [y], s=area, marker="D", facecolor=PAPER, edgecolor=INK, label="original", zorder=3)
 
 
 def _status_points(axes: Axes, placed: Sequence[tuple[TrialRecord, float, float]]) -> None:
@@ -338,7 +329,10 @@ def _times(value: float, _: Any) -> str:
     return f"{_plain(value, None)}×"
 
 
-def _legend(axes: Axes, **where: Any) -> None:
+def _label(axes: Axes, x: str, y: str, **where: Any) -> None:
+    """Name both axes, and draw the legend."""
+    axes.set_xlabel(x, color=MUTED)
+    axes.set_ylabel(y, color=MUTED)
     legend = axes.legend(labelcolor=MUTED, **where)
     for handle in legend.legend_handles:
         if hasattr(handle, "set_sizes"):

@@ -13,6 +13,8 @@ from whet.tuner.budget_plan import MIN_ROUNDS
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
 
+_OF_TRIAL = ("steps", "label", "number", "quality", "agreement", "training", "stream", "fixed_batch")
+
 
 def original_point(runs: Sequence[Run], num_samples: float, *, per_call: int = 1, **known: Any) -> MeasuredVariant:
     """Return the original as its runs show it.
@@ -42,16 +44,9 @@ def finalist_point(
     """Return a trial with what the final comparison measured, at least one pair. See `original_point` for the rest."""
     seconds = statistics.median(claim.new_s) / per_call
     fields: dict[str, Any] = {
-        "steps": record.steps,
-        "label": record.label,
-        "number": record.number,
         "latency_ms": seconds * 1e3,
         "throughput_per_s": num_samples / seconds,
         "peak_bytes": round(statistics.median(new.peak_bytes for _, new in claim.pairs)),
-        "size_bytes": record.size_bytes or 0,
-        "quality": record.quality,
-        "training": record.training,
-        "stream": record.stream,
         "process_latencies_ms": [one * 1e3 / per_call for one in claim.new_s],
         "speedup": claim.ratio or 1.0,
         "speedup_ci95": claim.ci95 or (1.0, 1.0),
@@ -60,7 +55,7 @@ def finalist_point(
         "verdict": str(claim.verdict),
         "load": asdict(claim.load),
     }
-    return MeasuredVariant(**fields | known)
+    return MeasuredVariant(**_of_trial(record) | fields | known)
 
 
 def screened_point(record: TrialRecord, num_samples: float, **known: Any) -> MeasuredVariant | None:
@@ -68,24 +63,21 @@ def screened_point(record: TrialRecord, num_samples: float, **known: Any) -> Mea
     if record.latency_ms is None or record.speedup is None:
         return None
     fields: dict[str, Any] = {
-        "steps": record.steps,
-        "label": record.label,
-        "number": record.number,
         "latency_ms": record.latency_ms,
         "beside_ms": record.baseline_latency_ms,
         "throughput_per_s": num_samples * 1e3 / record.latency_ms,
         "peak_bytes": record.peak_bytes or 0,
-        "size_bytes": record.size_bytes or 0,
-        "quality": record.quality,
-        "agreement": record.agreement,
         "share_of_limit": record.share_of_limit,
         "speedup": record.speedup,
         "speedup_ci95": record.speedup_ci95 or (record.speedup, record.speedup),
-        "fixed_batch": record.fixed_batch,
         "verdict": "screened",
-        "training": record.training,
     }
-    return MeasuredVariant(**fields | known)
+    return MeasuredVariant(**_of_trial(record) | fields | known)
+
+
+def _of_trial(record: TrialRecord) -> dict[str, Any]:
+    """Return the fields of a point that its trial has too."""
+    return {name: getattr(record, name) for name in _OF_TRIAL} | {"size_bytes": record.size_bytes or 0}
 
 
 def is_smaller(claim: Claim, share: float, original_bytes: float = float("inf")) -> bool:

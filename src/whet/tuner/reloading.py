@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -17,7 +16,8 @@ from whet.measure.closeness import distance_between
 from whet.measure.isolate import Failure
 from whet.tuner.budget import Runner
 from whet.tuner.known_target import read_inputs
-from whet.tuner.variant_process import load_with
+from whet.tuner.output_error import real
+from whet.tuner.variant_process import LoadRequest
 
 ANSWERS = "answers.safetensors"
 _LIMIT_S = 180.0
@@ -31,23 +31,14 @@ def write_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor],
     save_file(answers, path)
 
 
-class ReloadRequest(BaseModel, frozen=True):
+class ReloadRequest(LoadRequest, frozen=True):
     """Tell a fresh process what to load.
 
     Attributes:
-        directory: The artefact.
-        inputs: The file of flat inputs; the first batch is run. What `write_answers` wrote for it lies beside the
-            artefact's directory.
-        libraries: What registers the artefact's custom operators.
-        sys_path: Directories that are searched for modules after those of this process.
-        num_threads: The number of PyTorch's threads to set; None leaves it.
+        directory: The artefact. What `write_answers` wrote for the first batch lies beside it.
     """
 
     directory: Path
-    inputs: Path
-    libraries: tuple[str, ...] = ()
-    sys_path: tuple[str, ...] = ()
-    num_threads: int | None = None
 
 
 def reload(request: ReloadRequest) -> None:
@@ -56,16 +47,13 @@ def reload(request: ReloadRequest) -> None:
     Raises:
         ArtefactError: It does not load, or its outputs differ.
     """
-    if request.num_threads is not None:
-        torch.set_num_threads(request.num_threads)
-    artefact = load_with(request.directory, request.libraries, request.sys_path)
+    artefact = request.load(request.directory)
     check_answers(artefact.run, read_inputs(request.inputs)[0], request.directory.parent / ANSWERS)
 
 
 def _plain(tensor: Tensor) -> Tensor:
     """Return the numbers in a form that safetensors has: on the CPU, contiguous, complex numbers as pairs."""
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return tensor.detach().cpu().contiguous()
+    return real(tensor).cpu().contiguous()
 
 
 def check_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:

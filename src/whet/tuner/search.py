@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from whet.comparison.run import Run
 from whet.core.recipe import Recipe
-from whet.measure.isolate import Arguments, Function, Outcome
+from whet.measure.isolate import Outcome
 from whet.measure.machine import describe
 from whet.measure.quiet import QuietWait
-from whet.tuner.budget import BudgetEnded, run_within
+from whet.tuner.budget import BudgetEnded, bounded, run_within
 from whet.tuner.budget_plan import MIN_TRIAL_S, TIMING_S
 from whet.tuner.build import is_in_process
 from whet.tuner.goal import Goal, ranked
@@ -233,11 +232,8 @@ def reloaded(context: TrialContext, record: TrialRecord) -> TrialRecord:
 def _with_memory(context: TrialContext, goal: Goal, record: TrialRecord, time_left_s: float) -> TrialRecord:
     """Return the record with the memory of a process that serves the variant. It is rejected if that is too much."""
     folder = context.directory / f"trial-{record.number}" / "memory"
-
-    def bounded(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
-        return run_within(context.run, function, arguments, directory, limit_s=time_limit_s, left_s=time_left_s)
-
-    outcome = replace(context, run=bounded).measure(record, folder, _MEMORY_RUN_S, context.trial_limit_s)
+    within = replace(context, run=bounded(context.run, lambda: time_left_s))
+    outcome = within.measure(record, folder, _MEMORY_RUN_S, context.trial_limit_s)
     run = outcome.answer(Run)
     if run is None:
         lost = without_answer(outcome)

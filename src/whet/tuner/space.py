@@ -128,13 +128,9 @@ def applicable_techniques(
     applicable: list[ApplicableTechnique] = []
     refused = [RefusedTechnique(technique=name, reason=reason) for name, reason in FOLLOWING.items()]
     for name, technique in TABLE.items():
-        if name in exclude:
-            refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
-            continue
-        if why := graph_refusal(technique, examined) or _superseded(technique, examined, machine, exclude):
-            refused.append(RefusedTechnique(technique=name, reason=why))
-            continue
-        options, detail, reason = options_that_apply(technique, examined, machine)
+        why = "left out by --exclude" if name in exclude else graph_refusal(technique, examined)
+        why = why or _superseded(technique, examined, machine, exclude)
+        options, detail, reason = (None, "", why) if why else options_that_apply(technique, examined, machine)
         if options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
             continue

@@ -7,7 +7,6 @@ variant that raises an error has refused the inputs, and so has not answered wro
 
 import copy
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from whet.core.signature import FlatModel
 from whet.core.workload import ExaminedWorkload
 from whet.core.workload.unseen import Unseen, unseen
 from whet.errors import TargetError
+from whet.tuner.output_error import real, relative_error, rms
 
 Run = Callable[..., Sequence[Tensor]]
 
@@ -54,7 +54,7 @@ def difference(examined: ExaminedWorkload, run: Run, *, rounds: bool, in_process
         return ""
     batch, wanted = examined.flat_calibration[0], examined.outputs[0]
     with torch.no_grad():
-        seen = [_error(a, b) for a, b in zip(run(*batch), wanted, strict=False)]
+        seen = [relative_error(a, b) for a, b in zip(run(*batch), wanted, strict=False)]
     judge = _Judge(examined, seen, is_exact=not rounds)
     started = time.thread_time()
     others = unseen(examined.flat_calibration, None if in_process else examined.signature)
@@ -120,7 +120,7 @@ class _Judge:
     def _is_like(self, ours: Tensor, theirs: Tensor, seen: float, noisy: Sequence[Tensor], *, is_usual: bool) -> bool:
         is_whole = not (theirs.is_floating_point() or theirs.is_complex())
         if not is_whole:
-            ours, theirs, noisy = _plain(ours), _plain(theirs), list(map(_plain, noisy))
+            ours, theirs, *noisy = (real(y).double() for y in (ours, theirs, *noisy))
         counts = theirs.isfinite()
         for other in noisy:
             counts = counts & other.isfinite()
@@ -129,12 +129,12 @@ class _Judge:
             return False
         if not a.numel() or not (self.is_exact or is_usual):
             return True
-        noise = max((_error(other, b) for other in moved), default=0.0)
+        noise = max((relative_error(other, b) for other in moved), default=0.0)
         if not self.is_exact:
-            return _error(a, b) <= min(_BROKEN, _MARGIN * max(seen, noise) + _COARSE)
+            return relative_error(a, b) <= min(_BROKEN, _MARGIN * max(seen, noise) + _COARSE)
         if is_whole:
-            return _error(a, b) <= _MARGIN * noise
-        usual = _rms(b)
+            return relative_error(a, b) <= _MARGIN * noise
+        usual = rms(b)
         allowed = _TOLERANCE * (b.abs() + usual) + 2 * _MARGIN * noise * usual
         for other in moved:
             allowed = allowed + 2 * _MARGIN * (other - b).abs()
@@ -181,27 +181,8 @@ def _doubled(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def _plain(y: Tensor) -> Tensor:
-    return (torch.view_as_real(y.resolve_conj()) if y.is_complex() else y).detach().double()
-
-
-def _error(found: Tensor, wanted: Tensor) -> float:
-    """Return the root mean square of the difference over the usual value; of integers, the share that differs."""
-    if found.shape != wanted.shape:
-        return math.inf
-    if not (wanted.is_floating_point() or wanted.is_complex()):
-        return float((found != wanted).double().mean()) if wanted.numel() else 0.0
-    a, b = _plain(found), _plain(wanted)
-    is_finite = a.isfinite() & b.isfinite()
-    return _rms((a - b)[is_finite]) / (_rms(b[is_finite]) or 1.0)
-
-
-def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0
-
-
 def _in_words(j: int, ours: Tensor, theirs: Tensor) -> str:
-    ours, theirs = _plain(ours), _plain(theirs)
+    ours, theirs = real(ours).double(), real(theirs).double()
     counts = theirs.isfinite()
     if not ours[counts].isfinite().all():
         return f"output {j} holds NaN or infinity where the model's does not"

@@ -23,29 +23,44 @@ from whet.tuner.known_target import read_inputs
 from whet.workloads.target import open_target
 
 
-class VariantRequest(BaseModel, frozen=True):
-    """Tell a process what to time.
+class LoadRequest(BaseModel, frozen=True):
+    """Tell a process that has none of the target's code how to load an artefact, and on what to run it.
 
     Attributes:
-        inputs: The file of flat inputs, on which an artefact is timed.
-        budget_s: Seconds of timing.
-        target: The target's name or address; the original is built from it.
-        signature: The original's input and output tensors.
-        directory: The artefact; None times the original.
-        num_threads: The number of PyTorch's threads that the target's code leaves set. A process with an artefact,
-            which runs none of that code, starts with this number; None leaves the number as it is.
-        libraries: What registers an artefact's custom operators.
+        inputs: The file of flat inputs.
+        num_threads: The number of PyTorch's threads that the target's code leaves set, for the process to start with;
+            None leaves the number as it is.
+        libraries: What registers the artefact's custom operators.
         sys_path: Directories that are searched for modules after those of this process.
     """
 
     inputs: Path
+    num_threads: int | None = None
+    libraries: tuple[str, ...] = ()
+    sys_path: tuple[str, ...] = ()
+
+    def load(self, directory: Path) -> Artefact:
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+        if self.libraries:
+            sys.path.extend(place for place in self.sys_path if place not in sys.path)
+        return load(directory, libraries=self.libraries)
+
+
+class VariantRequest(LoadRequest, frozen=True):
+    """Tell a process what to time.
+
+    Attributes:
+        budget_s: Seconds of timing.
+        target: The target's name or address; the original is built from it.
+        signature: The original's input and output tensors.
+        directory: The artefact; None times the original.
+    """
+
     budget_s: float
     target: str = ""
     signature: Signature | None = None
     directory: Path | None = None
-    num_threads: int | None = None
-    libraries: tuple[str, ...] = ()
-    sys_path: tuple[str, ...] = ()
 
 
 def measure_variant(request: VariantRequest) -> Run:
@@ -59,9 +74,7 @@ def measure_variant(request: VariantRequest) -> Run:
         for tensor in batches[0][:1]:
             use_device_of(tensor)
     else:
-        if request.num_threads is not None:
-            torch.set_num_threads(request.num_threads)
-        run = load_with(request.directory, request.libraries, request.sys_path).run
+        run = request.load(request.directory).run
         batches = read_inputs(request.inputs)
     return time_alone(run, batches, request.budget_s)
 
@@ -69,10 +82,3 @@ def measure_variant(request: VariantRequest) -> Run:
 def time_alone(run: Callable[..., Any], batches: Sequence[Sequence[Tensor]], budget_s: float) -> Run:
     """Time a variant on flat batches, while nothing else runs in this process."""
     return run_alone(ModelCalls([partial(run, *batch) for batch in batches]), budget_s)
-
-
-def load_with(directory: Path, libraries: Sequence[str], sys_path: Sequence[str] = ()) -> Artefact:
-    """Load an artefact with the libraries for its custom operators, whose modules are also looked for in `sys_path`."""
-    if libraries:
-        sys.path.extend(place for place in sys_path if place not in sys.path)
-    return load(directory, libraries=libraries)

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from whet.comparison.run import Run
+from whet.comparison.run import Run, Side
 from whet.core.recipe import Recipe
 from whet.scripts.injection.command import ScriptOutcome
 from whet.scripts.injection.script_command import ScriptCommand
 from whet.techniques.proof.loss_proof import LossPair
 from whet.tuner.asked import Asked
+from whet.tuner.finals import NamedSide, side_name
 from whet.tuner.goal import SCRIPT_STEPS
 from whet.tuner.kind import Work
 from whet.tuner.kind_options import KindWord
@@ -24,7 +25,7 @@ from whet.tuner.scripts.examination import examine
 from whet.tuner.scripts.facts import ScriptFacts, facts_of
 from whet.tuner.scripts.losses import loss_pair
 from whet.tuner.scripts.proof import first_not_finite, judge
-from whet.tuner.scripts.runs import ScriptRuns, ScriptSide, timed_run
+from whet.tuner.scripts.runs import ScriptRuns, timed_run
 from whet.tuner.search import SearchTime
 from whet.tuner.training.proof import exactness_of
 from whet.tuner.training.trained_kind import TrainedKind, within_limits
@@ -123,10 +124,9 @@ class ScriptKind(TrainedKind):
         peak_bytes = timed_run(found).peak_bytes
         return within_limits(self.goal, record.model_copy(update={"peak_bytes": peak_bytes, "training": evidence}))
 
-    def side(self, record: TrialRecord | None) -> ScriptSide:
-        if record is None:
-            return ScriptSide(self.runs, "original")
-        return ScriptSide(self.runs, f"final-{record.number}", record.steps)
+    def side(self, record: TrialRecord | None) -> Side:
+        steps = () if record is None else record.steps
+        return NamedSide(side_name(record, "final"), lambda: timed_run(self.runs.timed(steps)))
 
     def prove(self, point: MeasuredVariant, baseline: MeasuredVariant) -> None:
         def run_pair(seed: int) -> LossPair | None:

@@ -87,18 +87,6 @@ class ScriptRuns:
         return VerdictCosts(self.proof_s, 2 * max(1, num_finalists) * self.timed_s, 2 * loss_s)
 
 
-@dataclass(frozen=True)
-class ScriptSide:
-    """Describe the script as it is (no steps) or with a recipe as a side of a comparison."""
-
-    runs: ScriptRuns
-    name: str
-    steps: tuple[Step, ...] = ()
-
-    def run(self) -> Run:
-        return timed_run(self.runs.timed(self.steps))
-
-
 def timed_run(outcome: ScriptOutcome) -> Run:
     record = outcome.record
     if record is None:

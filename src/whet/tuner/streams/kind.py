@@ -24,7 +24,7 @@ from whet.techniques import TABLE
 from whet.techniques.names import check_excluded
 from whet.tuner.asked import Asked
 from whet.tuner.budget import needed_for
-from whet.tuner.finals import ORIGINAL
+from whet.tuner.finals import side_name
 from whet.tuner.kind import Kind, Work
 from whet.tuner.kind_options import KindWord
 from whet.tuner.points import finalist_point, original_point
@@ -211,7 +211,7 @@ class StreamKind(Kind):
         return [record for record in found if record.status == "done"]
 
     def side(self, record: TrialRecord | None) -> Variant:
-        name = ORIGINAL if record is None else f"trial-{record.number}"
+        name = side_name(record)
         if name not in self._sides:
             place = self._scratch / f"{name}-stream"
             place.mkdir()

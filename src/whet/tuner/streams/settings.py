@@ -1,6 +1,5 @@
 """Hold one way to run a stream, and judge and time it on clips."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +25,6 @@ class Setting:
 
     options: StreamOptions
     codec_threads: int | None = None
-
-    def changed(self, **values: Any) -> "Setting":
-        return dataclasses.replace(self, options=dataclasses.replace(self.options, **values))
-
-    def with_codec_threads(self, number: int) -> "Setting":
-        return dataclasses.replace(self, codec_threads=number)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Define what can be changed of a stream, as techniques: recipes, studies and trials are those of whet.tuner."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from whet.core.recipe import Step
@@ -111,17 +111,17 @@ def step(name: str, **options: bool | int | float | str) -> Step:
 
 def setting_of(original: Setting, steps: tuple[Step, ...]) -> Setting:
     """Return the setting that a recipe makes of a stream as it was. The models are not part of it."""
-    setting = original
+    options, codec_threads = original.options, original.codec_threads
     for one in steps:
-        options = STREAM_TABLE[one.technique].options(**one.options)
-        if isinstance(options, Sampling):
-            setting = setting.changed(steps=options.steps, sampler=options.sampler or setting.options.sampler)
-        elif isinstance(options, Batching):
-            setting = setting.changed(rolling=options.rolling)
-        elif isinstance(options, StillFrames):
-            setting = setting.changed(stillness=options.similarity)
-        elif isinstance(options, Threads) and one.technique == "model_threads":
-            setting = setting.changed(threads=options.number)
-        elif isinstance(options, Threads):
-            setting = setting.with_codec_threads(options.number)
-    return setting
+        chosen = STREAM_TABLE[one.technique].options(**one.options)
+        if isinstance(chosen, Sampling):
+            options = replace(options, steps=chosen.steps, sampler=chosen.sampler or options.sampler)
+        elif isinstance(chosen, Batching):
+            options = replace(options, rolling=chosen.rolling)
+        elif isinstance(chosen, StillFrames):
+            options = replace(options, stillness=chosen.similarity)
+        elif isinstance(chosen, Threads) and one.technique == "model_threads":
+            options = replace(options, threads=chosen.number)
+        elif isinstance(chosen, Threads):
+            codec_threads = chosen.number
+    return Setting(options, codec_threads)

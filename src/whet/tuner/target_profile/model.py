@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.core.workload import Workload, examine
-from whet.errors import MachineError, ModelError, OptionError, OutputError, WhetError
+from whet.errors import MachineError, ModelError, OptionError, OutputError
 from whet.files import names_in, replace_directory, writable_parent, write_whole
 from whet.measure.isolate import QUIET
 from whet.measure.machine import Limits, describe, load_limits
@@ -23,7 +23,7 @@ from whet.profiling.model.session import PROFILE
 from whet.profiling.model.verdict import Hint
 from whet.profiling.model.workload_profile import device_of, profile_workload, run_for_nsight
 from whet.tuner.space import applicable_techniques
-from whet.tuner.target_profile.profiled_process import Seen, note, profiled
+from whet.tuner.target_profile.profiled_process import note, profiled, taken_quietly
 from whet.workloads import resolve
 from whet.workloads.target_name import check_name
 
@@ -70,10 +70,10 @@ def profile_target(
         check_out(directory)
     check_name(target)
     patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
-    patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:
         folder = Path(scratch)
-        seen = patience.measure(
+        report, failure = taken_quietly(
+            patience,
             lambda: profiled(
                 look,
                 {"target": target, "directory": str(folder.absolute()), "depth": depth},
@@ -85,9 +85,11 @@ def profile_target(
                 time_limit_s=limit_s,
                 environment=QUIET,
             ),
-            lambda seen: seen.report.busy if seen.report is not None else "",
         )
-        report, failure = _judged(seen, patience)
+        if report.busy and not patience.goes_on:
+            report = replace(report, verdict=None)  # times from a busy machine justify no verdict
+        if failure is None and report.partial:
+            failure = ModelError(f"{report.partial}; the report is partial: it shows what was measured before that")
         try:
             if directory is not None:
                 write_profile(as_json(report), folder / TRACE, directory)
@@ -97,23 +99,6 @@ def profile_target(
         ended_early(report)
         raise failure
     return report
-
-
-def _judged(seen: Seen[Report], patience: QuietWait) -> tuple[Report, WhetError | None]:
-    """Return the report, without a verdict if the machine was busy, and why it is only a part, if it is.
-
-    Raises:
-        WhetError: There is no report.
-    """
-    report, failure = seen.report, seen.failure
-    if report is None:
-        assert failure is not None
-        raise failure
-    if report.busy and not patience.goes_on:
-        report = replace(report, verdict=None)  # times from a busy machine justify no verdict
-    if failure is None and report.partial:
-        failure = ModelError(f"{report.partial}; the report is partial: it shows what was measured before that")
-    return report, failure
 
 
 def profile_nvtx(target: str) -> None:

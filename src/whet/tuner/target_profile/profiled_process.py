@@ -4,14 +4,22 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from whet.errors import ModelError, WhetError
 from whet.files import write_whole
 from whet.measure.isolate import Failure, FailureKind, run_isolated
 from whet.measure.machine import describe
+from whet.measure.quiet import QuietWait
 
-T = TypeVar("T")
+
+class _Report(Protocol):
+    @property
+    def busy(self) -> str:
+        """Return what disturbed the measurement; "" for a quiet one."""
+
+
+T = TypeVar("T", bound=_Report)
 
 _NOTES = "partial.json"
 
@@ -27,6 +35,20 @@ class Seen(Generic[T]):
 
     report: T | None
     failure: WhetError | None = None
+
+
+def taken_quietly(patience: QuietWait, take: Callable[[], Seen[T]]) -> tuple[T, WhetError | None]:
+    """Take a profile, again where the machine was busy. Return it, and why it is only a part, if it is.
+
+    Raises:
+        WhetError: There is no report.
+    """
+    patience.begin()
+    seen = patience.measure(take, lambda seen: seen.report.busy if seen.report is not None else "")
+    if seen.report is None:
+        assert seen.failure is not None
+        raise seen.failure
+    return seen.report, seen.failure
 
 
 def note(directory: Path, report: Mapping[str, Any]) -> None:

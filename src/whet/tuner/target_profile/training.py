@@ -14,7 +14,7 @@ from whet.measure.load import Observed
 from whet.measure.quiet import WAIT_S, OnBusy, QuietWait
 from whet.profiling.step.report import StepReport
 from whet.profiling.step.run import run_training
-from whet.tuner.target_profile.profiled_process import Seen, note, profiled
+from whet.tuner.target_profile.profiled_process import Seen, note, profiled, taken_quietly
 from whet.workloads.training_target import check_training_name, training_function
 from whet.workloads.user_code import what_and_where
 
@@ -58,16 +58,8 @@ def profile_step(
         raise OptionError(f"the number of steps must be 1 or more, not {num_steps}")
     check_training_name(target)
     patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
-    patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch:
-        seen = patience.measure(
-            lambda: _seen(target, num_steps, limit_s, Path(scratch), ended_early),
-            lambda seen: seen.report.busy if seen.report is not None else "",
-        )
-    report, failure = seen.report, seen.failure
-    if report is None:
-        assert failure is not None
-        raise failure
+        report, failure = taken_quietly(patience, lambda: _seen(target, num_steps, limit_s, Path(scratch), ended_early))
     if failure is None and report.is_partial:
         failure = ModelError(
             f"{target} raised {report.ended_by}; the report is partial: it shows the steps before that"

@@ -18,7 +18,7 @@ from whet.techniques.costs.layer_profile import LayerProfile, profile_training_l
 from whet.techniques.costs.memory import StepMemory, step_memory
 from whet.techniques.costs.step_profile import StepProfile, profile_steps
 from whet.tuner.target_profile.model import LIMIT_S, check_out, write_profile
-from whet.tuner.target_profile.profiled_process import profiled
+from whet.tuner.target_profile.profiled_process import profiled, taken_quietly
 from whet.tuner.training.opening import open_training
 from whet.tuner.training.words import diagnosed
 from whet.workloads.target_name import check_name
@@ -68,10 +68,10 @@ def profile_training(
         check_out(Path(out))
     check_name(target)
     patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
-    patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:
         folder = Path(scratch)
-        seen = patience.measure(
+        report, _ = taken_quietly(  # nothing is noted on the way, so that a report is a whole one
+            patience,
             lambda: profiled(
                 look,
                 {"target": target},
@@ -82,14 +82,10 @@ def profile_training(
                 time_limit_s=limit_s,
                 environment=QUIET,
             ),
-            lambda found: found.report.busy if found.report is not None else "",
         )
-        if seen.report is None:
-            assert seen.failure is not None
-            raise seen.failure
         if out is not None:
-            write_profile(seen.report.model_dump(mode="json"), folder / TRACE, Path(out))
-    return seen.report
+            write_profile(report.model_dump(mode="json"), folder / TRACE, Path(out))
+    return report
 
 
 def look(target: str) -> dict[str, Any]:

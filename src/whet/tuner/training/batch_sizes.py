@@ -4,7 +4,6 @@ A larger batch is another training, so no recipe contains it. What is found is s
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.compare import TimeLimit, compare_all
@@ -17,31 +16,11 @@ from whet.measure.quiet import QuietWait
 from whet.tuner.budget_plan import MIN_ROUNDS, ROUNDS
 from whet.tuner.result import LargerBatch
 from whet.tuner.training.context import TrainingContext
-from whet.tuner.training.finals import RUN_S, PairServers, prove_losses, timed_run
+from whet.tuner.training.finals import RUN_S, PairServers, prove_losses, steps_side
 from whet.tuner.training.steps_process import StepsRequest
 
 FACTORS = (2, 4)
 _TIMES_SHARE = 0.4  # of the time that is given; the rest is for the held-out loss
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Describe a training on its own batches or on larger ones; both make the same samples in one call."""
-
-    context: TrainingContext
-    steps: tuple[Step, ...]
-    factor: int
-    is_larger: bool
-    servers: PairServers
-
-    @property
-    def name(self) -> str:
-        return f"batch-{self.factor}-{'larger' if self.is_larger else 'own'}"
-
-    def run(self) -> Run:
-        sizes = {"batch_factor": self.factor} if self.is_larger else {"num_steps": self.factor}
-        request = StepsRequest(target=self.context.target, steps=self.steps, timing_s=RUN_S, **sizes)
-        return timed_run(self.context, self.servers, self.name, request)
 
 
 def try_batches(
@@ -65,9 +44,17 @@ def try_batches(
     ends, servers = clock() + left_s, PairServers(context.renew)
     for factor in FACTORS:
         times_end = clock() + _TIMES_SHARE * (ends - clock()) / (len(FACTORS) - len(found))
-        sides = [_Side(context, steps, factor, is_larger, servers) for is_larger in (False, True)]
+        own, larger = (  # both make the same samples in one call
+            steps_side(
+                context,
+                servers,
+                f"batch-{factor}-{name}",
+                StepsRequest(target=context.target, steps=steps, timing_s=RUN_S, **sizes),
+            )
+            for name, sizes in (("own", {"num_steps": factor}), ("larger", {"batch_factor": factor}))
+        )
         compared = compare_all(
-            [(sides[0], sides[1])],
+            [(own, larger)],
             schedule=ABBA(),
             stop=Fixed(ROUNDS, MIN_ROUNDS, noise_from="pairs"),
             patience=patience,
@@ -75,7 +62,7 @@ def try_batches(
             report=lambda done, number: None,
         )
         [claim] = compared.claims
-        one = _described(context, factor, claim, list(compared.runs.get(sides[1].name, ())))
+        one = _described(context, factor, claim, list(compared.runs.get(larger.name, ())))
         if claim.verdict is Verdict.PASS:
             one.losses = prove_losses(
                 context, steps, num_steps, allowed=allowed, left_s=lambda: ends - clock(), batch_factor=factor

@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from whet.comparison.run import Run
 from whet.comparison.variant import in_words, run_of
 from whet.core.recipe import Step
 from whet.techniques.proof.loss_proof import LossPair, LossProof
-from whet.tuner.finals import ORIGINAL
+from whet.tuner.finals import NamedSide
 from whet.tuner.loss_pairs import prove_in_pairs
-from whet.tuner.records import TrialRecord
 from whet.tuner.training.context import TrainingContext
 from whet.tuner.training.steps_process import StepsRequest, time_steps
 from whet.tuner.training.trial import LossRequest, LossRun, train_for_loss
@@ -36,28 +34,14 @@ class PairServers:
         self._served.add(name)
 
 
-@dataclass(frozen=True)
-class TrainingSide:
-    """Describe the original (no record) or a recipe as a side of the comparison."""
+def steps_side(context: TrainingContext, servers: PairServers, name: str, request: StepsRequest) -> NamedSide:
+    """Return a side that times steps, with a directory of its name. A run that fails says why."""
 
-    context: TrainingContext
-    record: TrialRecord | None
-    servers: PairServers
+    def run() -> Run:
+        servers.begin(name)
+        return run_of(context.run(time_steps, request, context.directory / name, _LIMIT_S))
 
-    @property
-    def name(self) -> str:
-        return ORIGINAL if self.record is None else f"final-{self.record.number}"
-
-    def run(self) -> Run:
-        steps = () if self.record is None else self.record.steps
-        request = StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S)
-        return timed_run(self.context, self.servers, self.name, request)
-
-
-def timed_run(context: TrainingContext, servers: PairServers, name: str, request: StepsRequest) -> Run:
-    """Time steps in a process of its own, with a directory of that name. A run that fails says why."""
-    servers.begin(name)
-    return run_of(context.run(time_steps, request, context.directory / name, _LIMIT_S))
+    return NamedSide(name, run)
 
 
 def prove_losses(

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from whet.comparison.run import Run
+from whet.comparison.run import Run, Side
 from whet.core.recipe import Recipe
 from whet.errors import ModelError, OptionError
 from whet.measure.isolate import FailureKind
 from whet.techniques.proof.loss_proof import LEAST
 from whet.tuner.asked import Asked
 from whet.tuner.budget import Budget, BudgetEnded
+from whet.tuner.finals import side_name
 from whet.tuner.kind import Work
 from whet.tuner.kind_options import KindWord
 from whet.tuner.prepared_target import Prepared
@@ -27,8 +28,9 @@ from whet.tuner.training.batch_sizes import try_batches
 from whet.tuner.training.context import InterleavedBaseline, TrainingContext, record_of
 from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
-from whet.tuner.training.finals import LEAST_STEPS, MOST_STEPS, PairServers, TrainingSide, prove_losses
+from whet.tuner.training.finals import LEAST_STEPS, MOST_STEPS, RUN_S, PairServers, prove_losses, steps_side
 from whet.tuner.training.soundness import out_of_memory
+from whet.tuner.training.steps_process import StepsRequest
 from whet.tuner.training.trained_kind import LOSSES_SHARE, TrainedKind, within_limits
 from whet.tuner.verdict_costs import VerdictCosts
 from whet.ui.figures import num_bytes
@@ -151,8 +153,10 @@ class TrainingKind(TrainedKind):
         record = record.model_copy(update={"predicted": self.space.bound(recipe.steps)})
         return within_limits(self.goal, record) if record.speedup is not None else record
 
-    def side(self, record: TrialRecord | None) -> TrainingSide:
-        return TrainingSide(self.context, record, self._servers)
+    def side(self, record: TrialRecord | None) -> Side:
+        steps = () if record is None else record.steps
+        request = StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S)
+        return steps_side(self.context, self._servers, side_name(record, "final"), request)
 
     def baseline(self, runs: Sequence[Run], records: Sequence[TrialRecord]) -> MeasuredVariant:
         found = super().baseline(runs, records)

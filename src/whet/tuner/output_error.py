@@ -1,0 +1,31 @@
+"""Measure how far a variant's outputs are from the model's, beside the usual values of these."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def real(y: Tensor) -> Tensor:
+    """Return a tensor without gradients, and complex numbers as pairs."""
+    return (torch.view_as_real(y.resolve_conj()) if y.is_complex() else y).detach()
+
+
+def relative_error(found: Tensor, wanted: Tensor, usual: float | None = None) -> float:
+    """Return the root mean square of the difference over a usual value; for integers, the share that differs.
+
+    Args:
+        usual: The usual value; that of `wanted`, if not given. Either way, only places count where both are finite.
+    """
+    a, b = real(found).double(), real(wanted).double()
+    if a.shape != b.shape:
+        return math.inf
+    if not (wanted.is_floating_point() or wanted.is_complex()):
+        return float((found != wanted).double().mean()) if wanted.numel() else 0.0
+    is_finite = a.isfinite() & b.isfinite()
+    return rms((a - b)[is_finite]) / (usual or rms(b[is_finite]) or 1.0)
+
+
+def rms(values: Tensor) -> float:
+    """Return the root mean square; 0 without values."""
+    return float(values.square().mean().sqrt()) if values.numel() else 0.0
