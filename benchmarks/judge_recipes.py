@@ -5,9 +5,10 @@
 Reads the recipes from docs/results/demo.json and docs/results/peers*.json, builds, saves and loads each on its model
 (bert-base, vit-base and resnet-50 with weights at random, as in `tune_peers.py`), and judges it as a trial is judged.
 Nothing is timed, so it may run on a busy machine. A recipe that needs bfloat16 in hardware is judged where it is
-emulated too. Recipes of trainings are proved by losses, not by outputs, and are not among them.
+emulated too, which takes hours. Recipes of trainings are proved by losses, not by outputs, and are not among them.
 
-Writes docs/results/judge_recipes.json; rows of recipes that were not judged this time stay.
+Writes docs/results/judge_recipes.json. Rows of recipes that were not judged this time stay, and a published recipe that
+never was has a row that says so.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from whet.workloads import BUILTIN, resolve
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 OUT = RESULTS / "judge_recipes.json"
+NOT_JUDGED = "not judged"
 
 
 def main() -> None:
@@ -45,6 +47,8 @@ def main() -> None:
         directories: dict[str, Path] = {}
         for (name, recipe), places in published().items():
             if (given.only and name not in given.only.split(",")) or given.recipe not in recipe:
+                unknown = {"name": name, "recipe": recipe, "published_in": places, "status": NOT_JUDGED}
+                rows.setdefault(name + recipe, unknown)
                 continue
             if name not in BUILTIN and not directories:
                 directories = make_hf_directories(Path(scratch) / "models")
@@ -52,8 +56,13 @@ def main() -> None:
             row = {"name": name, "recipe": recipe, "published_in": places, **_judged(target, recipe, Path(scratch))}
             print(f"{name}: {recipe}: {row['status']}, {row['words']}", flush=True)
             rows[name + recipe] = row
-            report = {**circumstances("python benchmarks/judge_recipes.py"), "max_drop": MAX_DROP}
-            write_whole(OUT, json.dumps({**report, "rows": list(rows.values())}, indent=1) + "\n")
+            _write(rows)
+    _write(rows)
+
+
+def _write(rows: dict[str, dict[str, Any]]) -> None:
+    report = {**circumstances("python benchmarks/judge_recipes.py"), "max_drop": MAX_DROP, "rows": list(rows.values())}
+    write_whole(OUT, json.dumps(report, indent=1) + "\n")
 
 
 def published() -> dict[tuple[str, str], list[str]]:
