@@ -120,8 +120,8 @@ def _judged(report: Report) -> list[str]:
     """The recipes that other tables show, judged anew: whole outputs, and the column that differs most."""
     lines = [
         "## Published recipes, judged anew",
-        "Recipes of other tables were built, saved, loaded, and judged as a trial is, by their worst column too. A drop "
-        f"of {report['max_drop']:.0%} is allowed. One that was not judged takes hours where bfloat16 is emulated.",
+        "Recipes of other tables were built, saved, loaded, and judged as a trial is, by their worst column too. A "
+        f"drop of {report['max_drop']:.0%} is allowed. One that was not judged takes hours where bfloat16 is emulated.",
         "",
         "| model | recipe | judged by | drop | cosine | worst column | verdict |",
         "|---" * 7 + "|",

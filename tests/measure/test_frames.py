@@ -93,6 +93,8 @@ def test_hellinger_of_known_histograms() -> None:
     black, white = np.zeros((2, 2)), np.ones((2, 2))
     half = np.array([[0.0, 0.0], [1.0, 1.0]])
     assert hellinger(black, white) == 1
+    with pytest.raises(ValueError, match="unequal shapes"):
+        hellinger(np.zeros((2, 2)), np.zeros((2, 2, 3)))
     assert hellinger(black, half) == pytest.approx(math.sqrt(1 - math.sqrt(0.5)))
 
 

@@ -35,13 +35,13 @@ def has_gpu(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("target", "found"),
     [
-        ("digits-cnn", ("digits-cnn", "")),
+        ("digits-cnn", ("digits-cnn", None)),
         ("digits-cnn?device=cpu", ("digits-cnn", "cpu")),
         ("hf:DIR?batch=8&device=cpu&seq=4", ("hf:DIR?batch=8&seq=4", "cpu")),
-        ("hf:DIR?batch=8", ("hf:DIR?batch=8", "")),
+        ("hf:DIR?batch=8", ("hf:DIR?batch=8", None)),
         ("m.py:build?device=cuda", ("m.py:build", "cuda")),
         ("m.py:build?&device=cuda&device=cpu", ("m.py:build", "cpu")),
-        ("digits-cnn?", ("digits-cnn?", "")),
+        ("digits-cnn?", ("digits-cnn?", None)),
     ],
 )
 def test_the_device_is_split_off(has_gpu, target, found) -> None:

@@ -59,6 +59,8 @@ def test_it_is_a_workload_that_can_be_compared():
 def test_commands_for_models_say_that_it_is_a_stream():
     with pytest.raises(StreamTarget, match="whet stream runs it, and whet tune makes it faster"):
         check_name("signs-stream")
+    with pytest.raises(StreamTarget, match="whet stream runs it"):
+        check_name("signs-stream?device=tpu")
     with pytest.raises(StreamTarget, match="signs-stream is a StreamWorkload; here whet takes an InferenceWorkload"):
         resolve("signs-stream")
 

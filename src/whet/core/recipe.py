@@ -71,6 +71,10 @@ class Recipe(BaseModel, extra="forbid"):
         target: The name of the target; "" where it is not known.
         model: A digest of the names, shapes and dtypes of the model's weights; "" where it is not known.
         fingerprint: The machine's fingerprint.
+        machine: The machine's facts.
+        versions: The versions of the libraries.
+        evidence: What was measured; None where nothing was.
+        steps: The techniques, in order.
     """
 
     format: int = 1

@@ -21,7 +21,10 @@ def cpu_quota(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
 
 
 def memory_limit(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
-    """Return the bytes that this process may use; None without a limit, for which version 1 writes a huge number."""
+    """Return the bytes that this process may use; None without a limit.
+
+    Control groups of version 1 write a huge number where there is no limit.
+    """
     limits = []
     for directory in _directories("memory", root, self_file):
         text = _read(directory / "memory.max") or _read(directory / "memory.limit_in_bytes")

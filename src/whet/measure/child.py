@@ -20,7 +20,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(function: str, directory: str) -> int:
-    """Call the function at "package.module:name" with the arguments in a directory, and write its result there."""
+    """Call the function at "package.module:name" with the arguments in a directory, and write its result there.
+
+    Then end the process at once, with exit code 0. It is killed when its parent ends.
+    """
     ending_with_parent(signal.SIGKILL)()
     folder = Path(directory)
     arguments = json.loads((folder / ARGUMENTS).read_text(encoding="utf-8"))

@@ -33,9 +33,9 @@ def usable_device(name: str, option: str) -> torch.device:
 
 
 def device_type_of(*tensors: Iterable[object]) -> str:
-    """Return the kind of device that the first of several tensors lies on, such as "cpu" or "cuda"; "cpu" for none.
+    """Return the kind of device, as "cpu" or "cuda", of the first tensor in the iterables, in order; "cpu" for none.
 
-    They are looked for in order: parameters, buffers, inputs. What is no tensor is passed over.
+    Give parameters first, then buffers, then inputs. What is no tensor is passed over.
     """
     found = next((x for some in tensors for x in some if isinstance(x, torch.Tensor)), None)
     return "cpu" if found is None else found.device.type

@@ -11,7 +11,7 @@ from whet.measure.isolate import RANK, RENDEZVOUS, WORLD_SIZE
 
 @contextmanager
 def joined(backend: str = "gloo") -> Iterator[int]:
-    """Join the group in PyTorch's default process group ("gloo" for CPUs, "nccl" for GPUs), and yield the rank."""
+    """Join the other processes in PyTorch's default group for the block, by "gloo" (CPUs) or "nccl"; yield the rank."""
     rank = int(os.environ[RANK])
     size = int(os.environ[WORLD_SIZE])
     distributed.init_process_group(backend, init_method=os.environ[RENDEZVOUS], rank=rank, world_size=size)

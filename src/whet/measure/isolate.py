@@ -226,7 +226,7 @@ def _run(
     asked = job.arguments
     arguments = asked.model_dump(mode="json") if isinstance(asked, BaseModel) else dict(asked)
     (directory / ARGUMENTS).write_text(json.dumps(arguments), encoding="utf-8")
-    started = time.perf_counter()
+    began = time.perf_counter()
     (directory / LOG).write_bytes(b"")
     try:
         child = start(address, directory) if start is not None else None
@@ -236,10 +236,10 @@ def _run(
         for descriptor in job.inherit:
             os.close(descriptor)
     try:
-        peak, ended_by = _watch(child, started + time_limit_s, memory_limit_bytes, failed)
+        peak, ended_by = _watch(child, began + time_limit_s, memory_limit_bytes, failed)
     finally:
         end_tree(child)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - began
     value, failure = _read_result(directory, child.wait(), ended_by, time_limit_s, memory_limit_bytes)
     return Outcome(value, failure, seconds, peak)
 

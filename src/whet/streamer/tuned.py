@@ -76,11 +76,7 @@ FIXED: Mapping[str, str] = MappingProxyType(
 def given(options: Any, names: Mapping[str, str]) -> list[str]:
     """Return which of some command-line options were given, by the attributes that they set."""
     empty = type(options)()
-    return [
-        option
-        for name, option in names.items()
-        if hasattr(options, name) and getattr(options, name) != getattr(empty, name)
-    ]
+    return [option for name, option in names.items() if getattr(options, name) != getattr(empty, name)]
 
 
 def settings_of(options: Any) -> dict[str, Any]:
@@ -145,7 +141,7 @@ def with_settings(directory: Path, tuned: TunedStream, options: Any) -> Any:
     Raises:
         OptionError: The user gave another value for one of them.
     """
-    if found := given(options, FIXED):
+    if found := given(options, {name: option for name, option in FIXED.items() if hasattr(options, name)}):
         raise OptionError(
             f"{directory} was tuned, which fixes {found[0]}; leave it out, or stream {tuned.target} itself"
         )

@@ -1,7 +1,8 @@
 """Find every optimisation that whet knows.
 
 One technique is one file in the folder of its stage; no other list names it. A file defines a frozen `Options`,
-`check` and `apply`, which technique.py describes, and ends with `TECHNIQUE = Technique(...)`.
+`check` and `apply`, which technique.py describes, and ends with `TECHNIQUE = Technique(...)`. What it predicts is a
+lambda there, where one expression says it.
 """
 
 import pkgutil
@@ -31,7 +32,7 @@ def __getattr__(name: str) -> Any:
     """Make TABLE when it is first asked for: it imports torch, and whoever wants names alone does not (names.py)."""
     if name != "TABLE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault("TABLE", techniques_in(*FOLDERS[:-1]))  # without training
+    return globals().setdefault("TABLE", techniques_in(*(one for one in FOLDERS if one != "training")))
 
 
 # Techniques that pay on other machines and are not in the table yet: name -> why, for the report.

@@ -88,6 +88,7 @@ class RunData:
         tokenizer: What the text was split with; None for files of tokens without a tokenizer.
         store: The tokens to learn from.
         held: The tokens that are scored.
+        mapped: The files of tokens that are mapped, each with what `file_identity` returned then.
     """
 
     config: TrainConfig

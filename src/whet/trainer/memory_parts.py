@@ -22,7 +22,7 @@ _LOGITS, _KEPT = "logits with their gradients", "activations that are kept for b
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Hold the bytes of a step by part, as far as they follow from sizes. It computes `rows` rows at once."""
+    """Hold the bytes of a step by part, as far as they follow from sizes. A step computes `rows` rows at once."""
 
     rows: int
     parts: dict[str, int]

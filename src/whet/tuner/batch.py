@@ -5,10 +5,10 @@ other batch sizes as the model does. Otherwise it is built again, fixed to the b
 why.
 """
 
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +21,6 @@ from whet.core.recipe import Step
 from whet.core.signature import output_tensors, read_output
 from whet.core.workload import ExaminedWorkload, samples_of
 from whet.errors import MissingExtra, TargetError, reason
-from whet.measure.closeness import finite_entries
 from whet.tuner.build import build
 from whet.tuner.known_target import BatchDimension
 from whet.tuner.output_error import real, relative_error, rms
@@ -29,6 +28,7 @@ from whet.tuner.output_error import real, relative_error, rms
 _TOLERANCE = 1e-3  # times a usual value: another batch size may add in another order, which changes results this much
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
 _BROKEN = 0.5  # times a usual value: a larger error at the tuned size is no rounding, and hides errors at other sizes
+_error = partial(relative_error, same_finite=True)
 _MARGIN = 5.0  # an error of more than this many times the error at the tuned size is no rounding
 
 
@@ -208,12 +208,6 @@ def _with_batch(examined: ExaminedWorkload, positions: Sequence[int], size: int 
         for i, argument in enumerate(examined.signature.inputs)
     )
     return replace(examined, signature=replace(examined.signature, inputs=inputs))
-
-
-def _error(found: Tensor, wanted: Tensor, usual: float) -> float:
-    """Return the error; infinity where the two are not finite at the same places."""
-    a, b = real(found).double(), real(wanted).double()
-    return math.inf if a.shape != b.shape or finite_entries(a, b) is None else relative_error(found, wanted, usual)
 
 
 def _usual(wanted: Tensor) -> float:

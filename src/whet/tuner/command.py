@@ -34,17 +34,17 @@ def command_line(
         "--objective": objective if objective != Goal.objective else None,
         "--max-drop": max_drop,
         "--max-slowdown": f"{max_slowdown:g}" if max_slowdown != MAX_SLOWDOWN else None,
-        "--allow-batch": allow_batch,
+        "--allow-batch": bool(allow_batch),
         "--budget": f"{budget_s:.12g}s" if budget_s != BUDGET_S else None,
         "--max-memory": max_memory_bytes,
         "--storage": storage,
         "--exclude": ",".join(exclude) if exclude else None,
         "--on-busy": on_busy if on_busy != OnBusy.WAIT else None,
         "--busy-wait": f"{busy_wait_s:.12g}s" if busy_wait_s != WAIT_S else None,
-        "--json": as_json,
+        "--json": bool(as_json),
         **(more or {}),
         "--out": out,
-        "--resume": resume,
+        "--resume": bool(resume),
     }
     words = ["whet", "tune", target] if isinstance(target, str) else ["whet", "tune"]
     for name, value in options.items():

@@ -35,7 +35,10 @@ def gain_sentence(
     *,
     is_fair: bool = True,
 ) -> str:
-    """Return what was gained, in a sentence; `is_fair` where the original's memory is that of the model alone."""
+    """Return what was gained, in a sentence.
+
+    `is_fair` says whether the original's memory is that of the model alone.
+    """
     low, high = best.speedup_ci95
     text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95% interval {low:.2f} to {high:.2f})"
     if goal.objective == "memory":

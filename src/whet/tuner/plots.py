@@ -43,7 +43,7 @@ _DTYPES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16":
 
 Axes = Any
 _MAX_LAYERS = 12  # layers in the plot, with the numbers that they have in the table beside it
-_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}  # the axes: the legend
+_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}  # the place of a legend
 _ONE_LABEL = 0.05  # two lines that are closer than this share of the axis share a label
 
 

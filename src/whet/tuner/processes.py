@@ -84,5 +84,8 @@ def training_processes(memory_limit_bytes: int | None) -> Iterator[TrainingProce
 
 
 def _may_fork() -> bool:
-    """Return whether forks are safe: on Linux, with no GPU, whose driver fails once a module asked it for devices."""
+    """Return whether forks are safe: on Linux, but not beside a GPU.
+
+    After a fork, a GPU's driver fails if an imported module has asked it for devices.
+    """
     return sys.platform == "linux" and not describe().gpu

@@ -169,12 +169,36 @@ class Result(Shown, BaseModel, extra="ignore"):
 
     Attributes:
         kind: What was tuned: calls of a model, steps of a training, or those of a script.
+        target: The name of the target.
         unit: For training: what the throughput counts, "tokens" or "samples".
         model_directory: The directory of hf:DIR, from the root; "" for other targets.
         model_type: The type that its config.json names.
         model: A digest of the names, shapes and dtypes of the model's weights.
+        objective: What was to improve.
+        max_drop: How much quality may be lost, as a fraction of the original's.
+        max_memory_bytes: The most memory of the process, or of a step; None for any.
+        budget_s: The seconds that the search was given.
         needed_s: About the budget that a verdict takes, where this one was too small for it.
         outlook: What was expected to fit into the budget.
+        verdict: Whether the best variant was proved to be better than the original.
+        sentence: The verdict, in words for the user.
+        quality_name: What the quality is called, such as "accuracy".
+        higher_is_better: Whether a larger quality is a better one.
+        baseline: The original.
+        compile_only: torch.compile alone; None where it was not measured.
+        best: The best variant; the original, where none was better.
+        finalists: The variants of the final comparison.
+        trials: Every recipe that was tried, in order.
+        refused: The techniques that do not apply, with their reasons.
+        untried: The techniques for which there was no time.
+        diagnosis: What bounds the original; None where it was not profiled.
+        machine: The machine's facts.
+        fingerprint: The machine's fingerprint.
+        versions: The versions of the libraries.
+        command: What to type for the same search.
+        started_at: When the search began.
+        seconds: How long it took, with waiting for quiet.
+        out: The output directory.
         busy: What else ran on the machine, where that disturbed the measurements for good.
         source: For a stream: the frames that it was measured on.
         within_s: For a stream: the seconds that a frame may take, where the best quality was looked for.

@@ -106,7 +106,7 @@ class ApplicableTechnique(BaseModel, frozen=True):
         return any(variant.shrink > 1 for variant in self.variants)
 
     def bound(self, step: Step) -> float:
-        """Return the highest speedup that a step can reach; that of any variant where several options were changed."""
+        """Return the highest speedup that a step can reach; the highest of any, if several options were changed."""
         return next((variant.bound for variant in self.variants if variant.step == step), self.most)
 
     def shrink(self, step: Step) -> float:
@@ -276,8 +276,8 @@ class Space:
     def choice(self, name: str, now_bytes: int | None = None, max_bytes: int | None = None) -> Step:
         """Return the step that a technique is tried with: its default, or what is enough for a limit of memory.
 
-        Where a recipe needs more than the limit, the choice that saves least is taken, of those with which it should
-        fit: to save memory costs time. `now_bytes` are what the recipe needs without it.
+        Where a recipe needs more (`now_bytes`) than the limit (`max_bytes`), the choice that saves least is taken, of
+        those with which it should fit: to save memory costs time. None for either takes the default.
         """
         entry = self.techniques[name]
         if not now_bytes or max_bytes is None or now_bytes <= max_bytes:

@@ -48,7 +48,7 @@ class LoadRequest(BaseModel, frozen=True):
 
 
 class VariantRequest(LoadRequest, frozen=True):
-    """Tell a process what to time.
+    """Tell a process what to time: an artefact, or the original, for which it runs the target's code.
 
     Attributes:
         budget_s: Seconds of timing.

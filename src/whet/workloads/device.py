@@ -12,15 +12,18 @@ from whet.core.workload.measurables import AnyWorkload
 from whet.core.workload.training import Loss
 from whet.errors import OptionError, TargetError
 from whet.measure.device import check_usable
+from whet.workloads.target_name import TargetName, check_device
 
 
-def check_here(device: str) -> None:
-    """Raise TargetError where this machine does not have the device that a target's name asks for."""
-    if device == "cuda":
+def device_here(named: TargetName) -> str:
+    """Return the device that a target's name asks for, "" for none; raise TargetError where it cannot be had here."""
+    check_device(named.device)
+    if named.device == "cuda":
         try:
-            check_usable(device, "device")
+            check_usable(named.device, "device")
         except OptionError as error:
             raise TargetError(str(error)) from error
+    return named.device or ""
 
 
 def placed(workload: AnyWorkload, device: str) -> AnyWorkload:

@@ -22,7 +22,7 @@ from whet.core.workload.measurables import AnyWorkload
 from whet.core.workload.training import kept_generators
 from whet.errors import StreamTarget, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
 from whet.workloads import huggingface, huggingface_training
-from whet.workloads.device import check_here, placed, training_on_device
+from whet.workloads.device import device_here, placed, training_on_device
 from whet.workloads.handover import PICKLED, taken_over
 from whet.workloads.sizes import checked_sizes, resized
 from whet.workloads.target_name import NAMES, TargetName, asks_for_training, split_function
@@ -52,11 +52,11 @@ def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) ->
     """Return the workload that `target` names, of whatever kind; see resolve."""
     sizes = checked_sizes(sizes)
     named = TargetName.read(target)
-    check_here(named.device)
-    workload = _resolved(named.address, sizes, named.device)
+    device = device_here(named)
+    workload = _resolved(named.address, sizes, device)
     if named.training:
-        workload = trained_by(inference_only(workload, named.address), named.training, named.device)
-    return placed(workload, named.device)
+        workload = trained_by(inference_only(workload, named.address), named.training, device)
+    return placed(workload, device)
 
 
 def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:

@@ -30,33 +30,25 @@ class TargetName:
 
     Attributes:
         address: With its other options, such as hf:DIR?batch=8.
-        device: "" for where the target puts its model.
+        device: As it is given, not checked yet; None for where the target puts its model.
         training: The name of the training that the model came from; "" where none is named.
     """
 
     address: str
-    device: str = ""
+    device: str | None = None
     training: str = ""
 
     @classmethod
     def read(cls, target: str) -> "TargetName":
-        """Return the parts of a name. Of an option that is given twice the last one counts.
-
-        Raises:
-            TargetError: whet does not measure on this device.
-        """
+        """Return the parts of a name. Of an option that is given twice, the last one counts."""
         address, _, query = target.partition("?")
         given = query.split("&")
         others = [one for one in given if not one.startswith((_DEVICE, _TRAINING))]
         if len(others) == len(given):
             return cls(target)
         own = dict(one.split("=", 1) for one in given if one not in others)
-        device = own.get("device")
-        if device is not None and device not in DEVICES:
-            hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
-            raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device!r}{hint}")
         rest = "&".join(others)
-        return cls(f"{address}?{rest}" if rest else address, device or "", unquote(own.get("training", "")))
+        return cls(f"{address}?{rest}" if rest else address, own.get("device"), unquote(own.get("training", "")))
 
 
 def with_training(target: str, training: str) -> str:
@@ -64,6 +56,13 @@ def with_training(target: str, training: str) -> str:
     if TargetName.read(target).training:
         raise OptionError(f"{target} names its training already; leave --training out")
     return f"{target}{'&' if '?' in target else '?'}{_TRAINING}{quote(training, safe='/:.')}"
+
+
+def check_device(device: str | None) -> None:
+    """Raise TargetError for a device on which whet does not measure."""
+    if device is not None and device not in DEVICES:
+        hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
+        raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device!r}{hint}")
 
 
 def split_function(target: str) -> tuple[str, str]:
@@ -92,6 +91,7 @@ def check_name(target: str) -> None:
     name = target.partition("?")[0]
     if name in BUILTIN_STREAMS:
         raise StreamTarget(f"{name} is a stream of frames; whet stream runs it, and whet tune makes it faster")
+    check_device(named.device)
     if target in NAMES:
         _check_extra(target)
     elif target.startswith("hf:"):

@@ -110,7 +110,10 @@ def _load_file(name: str) -> ModuleType:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Load source: Python takes old bytecode for current if a file is rewritten within a second at the same size."""
+    """Load source without bytecode.
+
+    Python would take old bytecode for current if the file is rewritten within a second at the same size.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)

@@ -159,6 +159,15 @@ def test_a_copy_to_another_device_is_a_transfer_and_none_is_said_to_be_none(monk
     monkeypatch.undo()
 
 
+def test_the_recent_steps_come_one_by_one() -> None:
+    model, optimizer, loader = parts(5)
+    steps = watch(model, optimizer, loader)
+    run(train(model, optimizer, steps))
+    recent = steps.recent()
+    assert len(recent) == steps.report().num_steps == 5
+    assert [step.number for step in recent] == [0, 1, 2, 3, 4]
+
+
 def test_gradient_accumulation_counts_as_one_step() -> None:
     model, optimizer, loader = parts(40, forward_s=0.001)
     steps = watch(model, optimizer, loader)

@@ -13,7 +13,7 @@ class NvmlError(Exception):
     pass
 
 
-def nvml(num_gpus: int, *, fails: bool = False, has_utilisation: bool = True) -> ModuleType:
+def nvml(num_gpus: int, *, fails: bool = False, has_utilisation: bool = True, tells_memory_of: int = 9) -> ModuleType:
     """A stand-in with the calls of nvidia-ml-py that are used."""
     module = ModuleType("pynvml")
 
@@ -26,6 +26,11 @@ def nvml(num_gpus: int, *, fails: bool = False, has_utilisation: bool = True) ->
             raise NvmlError("Not Supported")
         return SimpleNamespace(gpu=40 + handle)
 
+    def memory(handle: int) -> SimpleNamespace:
+        if handle >= tells_memory_of:
+            raise NvmlError("Not Supported")
+        return SimpleNamespace(used=(handle + 1) << 30)
+
     calls = {
         "NVMLError": NvmlError,
         "nvmlInit": init,
@@ -34,7 +39,7 @@ def nvml(num_gpus: int, *, fails: bool = False, has_utilisation: bool = True) ->
         "nvmlDeviceGetHandleByIndex": lambda number: number,
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}{handle}ab".encode(),
         "nvmlDeviceGetName": lambda handle: f"Card {handle}",
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=8 << 30, used=(handle + 1) << 30),
+        "nvmlDeviceGetMemoryInfo": memory,
         "nvmlDeviceGetUtilizationRates": rates,
     }
     vars(module).update(calls)
@@ -72,6 +77,14 @@ def test_what_a_gpu_cannot_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     collector = GpuCollector()
     assert set(collector.collect()) == {"gpu_memory_bytes:0"}
     assert collector.unavailable == {"GPU 0 utilisation": "Not Supported"}
+
+
+def test_a_gpu_that_does_not_tell_its_memory_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(2, tells_memory_of=0))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    collector = GpuCollector()
+    assert set(collector.collect()) == {"gpu_utilisation:0", "gpu_utilisation:1"}
+    assert set(collector.unavailable) == {"GPU 0 memory", "GPU 1 memory"}
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planted_faults import FAULTS, Fault
-from tiny_training import VOCAB, changed_trainer, image_workload, tiny_workload
+from tiny_training import VOCAB, TinyLM, changed_trainer, image_workload, tiny_workload
 from torch import Tensor, nn
 
+from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload
 from whet.techniques.proof.gradients import GradientProof, gradients_of, judged, reference_gradients
 from whet.techniques.proof.sensitivity import sensitivity
@@ -17,7 +18,7 @@ from whet.techniques.training_technique import Exactness
 from whet.tuner.training.examination import write_gradients
 from whet.tuner.training.facts import KnownTraining
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches
-from whet.tuner.training.proof import disproved
+from whet.tuner.training.proof import TrialProof, disproved
 from whet.workloads.shuffled import Shuffled
 
 
@@ -35,6 +36,26 @@ def verdict(fault: Fault, exactness: Exactness, directory: Path) -> str:
     workload = shuffled_workload()
     workload = replace(workload, loss=fault.loss(workload.loss))
     return disproved(workload, changed_trainer(workload, fault.change), exactness, known)[0]
+
+
+def dropping_workload() -> TrainingWorkload:
+    torch.manual_seed(0)
+    return tiny_workload(model=TinyLM(dropout=0.3), clip_norm=None)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.0, 0.1])
+def test_a_recipe_that_changes_dropout_is_found(rate: float, tmp_path: Path) -> None:
+    original = dropping_workload()
+    first, later = (digests(first_batches(original, NUM_DIGESTS, later=later)) for later in (0, 1))
+    write_gradients(original, tmp_path)
+    known = KnownTraining(target="", directory=tmp_path, batches=first, next_batches=later)
+    workload = dropping_workload()
+    proof = TrialProof(workload, [Step(technique="checkpointing")], known)
+    for module in workload.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+    why = proof.judge(changed_trainer(workload, lambda parts: parts))[0]
+    assert why == "" if rate == 0.3 else "drop" in why
 
 
 @pytest.mark.parametrize("exactness", [Exactness.EXACT, Exactness.ROUNDED])

@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 class Point(BaseModel):
-    """Hold the figures of one target at one size: medians over `processes`. Samples are those of the first process.
+    """Hold the figures of one target at one size, each the median over its processes; samples are those of the first.
 
     Attributes:
         p99_ms: The 99th percentile of single calls; None below 500 calls. If every process made fewer than 500, the

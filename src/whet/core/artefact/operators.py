@@ -79,7 +79,11 @@ def sources_of(operators: Sequence[str]) -> list[OperatorSource]:
 
 
 def libraries_of(sources: Sequence[OperatorSource]) -> list[str]:
-    """Return what another process must hand to `load_libraries`, with full paths; raise TargetError if unknown."""
+    """Return what another process must hand to `load_libraries`, with full paths.
+
+    Raises:
+        TargetError: Neither a module nor a library is known that registers one of the operators.
+    """
     operators = [name for source in sources for name in source.operators if not _is_own(name)]
     providers = _providers(operators)
     if unknown := providers.get(_Provider("unknown")):

@@ -69,7 +69,10 @@ class InferenceWorkload:
 
     @property
     def samples_per_batch(self) -> float:
-        """Return the mean samples in a batch, of which the last may be smaller: latency is a mean over batches too."""
+        """Return the mean number of samples in a batch, since latency is a mean over batches too.
+
+        The last batch may be smaller than the others.
+        """
         sizes = [samples_of(batch) for batch in self.inputs]
         is_counted = self.num_samples == sizes[0]  # otherwise the user has given the number of samples
         return sum(sizes) / len(sizes) if is_counted else self.num_samples

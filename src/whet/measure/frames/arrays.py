@@ -12,10 +12,10 @@ _SLACK = 1e-3  # how far a floating-point frame may leave [0, 1]: half-precision
 
 
 def as_float(frame: Frame) -> Array:
-    """Return a frame as float64 [H, W, C] in [0, 1]; the frame itself, where it is that already.
+    """Return a frame, uint8 or floating point in [0, 1], as float64 [H, W, C] in [0, 1]; itself where it is that.
 
     Raises:
-        ValueError: It is of another type or shape, is empty, or has values outside [0, 1] or NaN.
+        ValueError: It is of another type, neither [H, W, C] nor [H, W], empty, or has values outside [0, 1] or NaN.
     """
     array = np.asarray(frame)
     if array.ndim not in (2, 3) or array.size == 0:

@@ -18,6 +18,11 @@ def distance(a: Array, b: Array) -> float:
     """Return the Hellinger distance of two histograms [C, 32]: 0 if they are equal, 1 if they share no bin.
 
     The squares of the channels' distances are averaged: √(1 - mean over channels of Σ √(a b)).
+
+    Raises:
+        ValueError: They are of different numbers of channels.
     """
+    if a.shape != b.shape:
+        raise ValueError(f"the histograms have unequal shapes, {a.shape} and {b.shape}")
     overlap = np.sqrt(a * b).sum(axis=-1).mean()
     return float(np.sqrt(max(0.0, 1 - overlap)))

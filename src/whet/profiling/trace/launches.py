@@ -124,9 +124,9 @@ def _quantile(values_ns: npt.NDArray[np.int64], fraction: float) -> int | None:
 
 def _by_name(trace: Trace, runtime: Events) -> tuple[RuntimeCall, ...]:
     durations_ns = runtime.duration_ns
-    found = [
-        RuntimeCall(trace.names[name], len(took), int(took.sum()), round(float(np.median(took))), int(took.max()))
-        for name, mine in runtime.by_name()
-        for took in [durations_ns[mine]]
-    ]
+    found = []
+    for name, mine in runtime.by_name():
+        took_ns = durations_ns[mine]
+        median_ns = round(float(np.median(took_ns)))
+        found.append(RuntimeCall(trace.names[name], len(mine), int(took_ns.sum()), median_ns, int(took_ns.max())))
     return tuple(sorted(found, key=lambda call: (-call.total_ns, call.name)))

@@ -35,9 +35,10 @@ _OTHER = "it is another optimiser, and a script's own training loss cannot show 
 
 
 def applicable(found: FoundLoop, machine: Machine) -> tuple[list[Step], dict[str, str]]:
-    """Return each choice of techniques that can be applied to a script's loop; by name, why the others cannot.
+    """Return the steps that can be applied to a script's loop, one for each choice of options; and why others cannot.
 
-    One that needs a process that is started otherwise can be applied too, since whet starts the script itself.
+    The reasons are by technique. One that needs a process that is started otherwise can be applied too, since whet
+    starts the script itself.
     """
     steps, reasons = list[Step](), dict[str, str]()
     for technique in TRAINING_TABLE.values():

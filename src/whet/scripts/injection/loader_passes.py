@@ -65,7 +65,10 @@ class LoaderPasses:
 
 
 class _Pass:
-    """Give the batches of one pass, first from the loader, later perhaps from another; call `note` with each one."""
+    """Give the batches of one pass, first from the loader, later perhaps from another.
+
+    `note` is called with this pass after each batch.
+    """
 
     def __init__(
         self, loader: AnyLoader, begin: Callable[[AnyLoader], Iterator[Any]], note: "Callable[[_Pass], None]"

@@ -16,7 +16,7 @@ _CLOSE = (b"connection", b"close")
 
 
 class Bodies:
-    """Count the bytes of all bodies being received. Above a limit, the largest unfinished one is refused.
+    """Count the bytes of all bodies being received. Above `most_bytes`, the largest unfinished one is refused.
 
     So many large bodies that never end cannot keep out a small one.
     """

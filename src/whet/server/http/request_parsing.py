@@ -91,7 +91,7 @@ def _too_deep() -> ApiError:
 
 
 class Readers:
-    """Reads requests' bodies for several language models. Every method raises ApiError where one cannot be served."""
+    """Read the bodies of requests to several models. Methods raise ApiError where a request cannot be served."""
 
     def __init__(self, models: Sequence[tuple[Tokenizer, Served]], artefacts: Sequence[str] = ()) -> None:
         """Make the readers; `artefacts` are the names of other models, which make no text."""
@@ -115,7 +115,7 @@ class Readers:
 
 
 class Reader:
-    """Reads the prompts for one model. Every method raises ApiError where the request cannot be served."""
+    """Read the prompts for one model. Every method raises ApiError where the request cannot be served."""
 
     def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
         self._tokenizer, self._served = tokenizer, served

@@ -204,7 +204,10 @@ def appearance(made: Array, shown: Array, colours: tuple[Array, Array]) -> dict[
 
 
 def fitted(frame: Array, shape: tuple[int, ...]) -> Array:
-    """Return a frame, float64 [H, W, C], resized linearly with antialiasing; other channels are the mean of its own."""
+    """Return a frame, float64 [H, W, C], with the size and the channels of `shape`.
+
+    The size is changed linearly with antialiasing. Where the number of channels differs, each is their mean.
+    """
     height, width, channels = shape
     if frame.shape[2] != channels:
         frame = np.repeat(frame.mean(axis=2, keepdims=True), channels, axis=2)

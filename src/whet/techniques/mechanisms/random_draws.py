@@ -43,8 +43,8 @@ _READ: "weakref.WeakKeyDictionary[DataLoader[Any], Sample]" = weakref.WeakKeyDic
 def first_sample(loader: DataLoader[Any]) -> Sample:
     """Read and collate the first sample of a loader a few times, from several seeds, and say what that showed.
 
-    Its data set's samples have numbers. The generators go on where they were. The samplers are not touched. A loader is
-    read once only.
+    The loader must be over a data set whose samples have numbers. A loader is read once only. The generators go on
+    where they were. The samplers are not touched.
     """
     if loader not in _READ:
         try:

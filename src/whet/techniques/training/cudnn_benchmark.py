@@ -5,7 +5,7 @@ What            torch.backends.cudnn.benchmark: the first call with a shape trie
 When it helps   Convolutions on a GPU over batches of one size.
 When it hurts   Batches of ever-changing sizes: each new one is timed first. Each run may choose another algorithm.
 Numerics        Sums in another order: 1e-6 relative in float32.
-Composes        With everything.
+Composes        With everything. It holds for the whole process.
 Source          PyTorch documentation, torch.backends.cudnn.benchmark; PyTorch "Performance Tuning Guide".
 """
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import TargetError, WhetError, named_reason
+from whet.measure.isolate import signal_name
 
 Batch = dict[str, Tensor]
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -95,7 +96,7 @@ class WorkerBatches:
         process.join(1)
         code = process.exitcode
         if code is not None and code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
+            return f"was ended by {signal_name(-code)}"
         return "has ended" if code is None else f"has ended with exit code {code}"
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ _CLIP_FRAMES = 48
 class StreamKind(Kind):
     """Make a stream answer more frames of the same quality, or better ones within `within_s` seconds of a frame.
 
-    The other arguments are those of `tune_stream`.
+    `asked` holds the goal and the budget; the other arguments are those of `tune_stream`.
     """
 
     word: ClassVar[KindWord] = "stream"

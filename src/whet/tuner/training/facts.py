@@ -41,6 +41,8 @@ class KnownTraining(BaseModel, frozen=True):
     Attributes:
         target: The target's name or address.
         directory: Where the files of the examination lie.
+        batches: A digest of each of the first batches.
+        next_batches: The same of a second pass.
     """
 
     target: str

@@ -28,17 +28,18 @@ class TrialProof:
         self._known = known
         self._exactness = exactness_of(steps)
         keeps_dropout = steps and all(TRAINING_TABLE[step.technique].keeps_dropout for step in steps)
-        drops = keeps_dropout and gradients.drops_something(workload.model)
-        self._dropped = self._with_dropout() if drops else {}
+        self._dropped = self._with_dropout() if keeps_dropout else {}
 
-    def disproved(self, trainer: Trainer) -> tuple[str, TrainingEvidence]:
-        """Return what `disproved` does for the recipe's trainer, before its first step, or that other numbers drop."""
+    def judge(self, trainer: Trainer) -> tuple[str, TrainingEvidence]:
+        """Return what `disproved` returns for the recipe's trainer, or that its dropout drops other numbers."""
         dropped = self._with_dropout() if self._dropped else {}
         why, evidence = disproved(self._workload, trainer, self._exactness, self._known)
-        return why or (gradients.other_dropout(dropped, self._dropped) if dropped else ""), evidence
+        return why or (gradients.other_dropout(dropped, self._dropped) if self._dropped else ""), evidence
 
     def _with_dropout(self) -> dict[str, Tensor]:
-        """Return gradients of one batch with dropout on, as the model is now."""
+        """Return gradients of one batch with dropout on, as the model is now; empty where it drops nothing."""
+        if not gradients.drops_something(self._workload.model):
+            return {}
         model, batches, seed = self._workload.model.train(), first_batches(self._workload, 1), self._workload.seed
         return gradients.gradients_of(model, self._workload.loss, batches, seed=seed, drops=True)
 

@@ -79,7 +79,7 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     began = time.perf_counter()
     prepared = PreparedTrainer(workload, request.steps)
     applied_s = time.perf_counter() - began
-    why, evidence = proof.disproved(prepared.trainer)
+    why, evidence = proof.judge(prepared.trainer)
     if why:
         return _rejected(why, evidence, prepared.notes)
     first_s = time.perf_counter() - began

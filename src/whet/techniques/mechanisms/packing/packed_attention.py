@@ -85,7 +85,7 @@ class Documents:
         return found
 
     def block_mask(self, block_size: int = FLEX_BLOCK) -> Any:
-        """Return the mask as FlexAttention's, without the blocks of so many queries and keys between documents."""
+        """Return FlexAttention's mask, which skips blocks of `block_size` queries and keys that share no document."""
         if block_size not in self._block_masks:
             self._block_masks[block_size] = self._made_block_mask(block_size)
         return self._block_masks[block_size]
