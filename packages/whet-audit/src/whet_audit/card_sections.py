@@ -7,14 +7,11 @@ _INDENT = 12  # columns that a section's text is indented by, where the section'
 
 
 def read_sections(text: str) -> tuple[str, dict[str, str]]:
-    """Split a card into its title and its sections.
+    """Split a card into its title, as one line, and its sections.
 
     Args:
         text: A title, then sections. A section begins with its name at the start of a line. Two spaces or a colon
             separate the name from its text, and the lines that follow are indented as the text is.
-
-    Returns:
-        The title as one line, and the text of each section.
     """
     title: list[str] = []
     sections: dict[str, list[str]] = {}

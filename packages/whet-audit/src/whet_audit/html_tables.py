@@ -14,11 +14,7 @@ _STYLE = """
 
 
 def block(*parts: str) -> str:
-    """Return what a notebook shows for one result.
-
-    Args:
-        parts: Tables and paragraphs, as `table` and `paragraph` return them. Empty ones are left out.
-    """
+    """Return what a notebook shows for one result: tables and paragraphs, of which empty ones are left out."""
     return f'<div class="whet"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
@@ -38,7 +34,6 @@ def table(
     Args:
         columns: The titles of the columns; an empty sequence for a table without titles.
         rows: The cells of each row, as text. Line breaks in them are kept.
-        caption: A title above the table.
         numbers: The columns, counted from 0, that hold figures and are aligned on the right.
     """
     right = frozenset(numbers)

@@ -12,14 +12,12 @@ def workflow_command(level: str, properties: Mapping[str, object], message: str)
     Args:
         level: "error", "warning" or "notice".
         properties: Where it is shown and under which title: file, line, endLine, col, endColumn, title.
-        message: The message.
     """
     named = ",".join(f"{name}={_escaped(str(value), is_property=True)}" for name, value in properties.items())
     return f"::{level} {named}::{_escaped(message)}"
 
 
 def _escaped(text: str, *, is_property: bool = False) -> str:
-    """Return a text as a workflow command carries it."""
     pairs = [("%", "%25"), ("\r", "%0D"), ("\n", "%0A")]
     if is_property:
         pairs += [(":", "%3A"), (",", "%2C")]
