@@ -109,7 +109,7 @@ KINDS = ("null", "boolean", "boolean", "number", "string", "array", "object")  #
 
 
 class Intersecting:
-    """Compute what forms share, and give up after too much work. `matches` returns whether a pattern of names matches a name."""
+    """Compute what forms share, and give up after too much work. `matches` returns whether a pattern matches a name."""
 
     def __init__(self, matches: Callable[[str, str], bool]) -> None:
         self._matches = matches
