@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
         hint = f"did you mean {meant}?" if near else "help(whet) lists what there is"
         raise AttributeError(f"No whet attribute {name}; {hint}", name=name) from error
     if isinstance(found, FunctionType):
-        from whet.signature_lines import show_by_line
+        from whet.ui.signature_lines import show_by_line
 
         show_by_line(found)
     return found

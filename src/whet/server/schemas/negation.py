@@ -6,13 +6,22 @@ What is found is never too much. A schema whose opposite cannot be said at all i
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from whet.server.schemas.forms import ANY, KINDS, Array, Constant, Form, Number, Object, SchemaRefused, Text
+from whet.server.schemas.forms import (
+    ANY,
+    KINDS,
+    Array,
+    Child,
+    Constant,
+    Form,
+    Intersecting,
+    Number,
+    Object,
+    SchemaRefused,
+    Text,
+)
 from whet.server.schemas.keywords import NOT_ENFORCED, REFERENCES, TYPES, count, exact, members, names, subschemas
-
-if TYPE_CHECKING:
-    from whet.server.schemas.reading import Reader
 
 _DEEPEST = 30  # schemas within each other
 _LEFT_OUT = frozenset(  # a value that differs in these alone is left out
@@ -23,7 +32,19 @@ _UNKNOWN = frozenset(
 )
 
 
-def negated(reader: "Reader", schema: Any, keyword: str, depth: int = 0) -> tuple[Form, ...]:
+class Reads(Protocol):
+    """Say what of a schema's reader is needed here; see reading.Reader."""
+
+    meeting: Intersecting
+
+    def child(self, schema: Any) -> Child | None: ...
+
+    def of(self, schema: Any) -> tuple[Form, ...]: ...
+
+    def target(self, reference: Any) -> Any: ...
+
+
+def negated(reader: Reads, schema: Any, keyword: str, depth: int = 0) -> tuple[Form, ...]:
     """Return forms of values that a schema does not allow.
 
     `keyword` is what asks for it, for messages; `depth` counts the schemas around this one.
@@ -123,7 +144,7 @@ def _sizes(schema: Mapping[str, Any]) -> list[Form]:
     return found
 
 
-def _properties(schema: Mapping[str, Any], reader: "Reader") -> list[Form]:
+def _properties(schema: Mapping[str, Any], reader: Reads) -> list[Form]:
     found: list[Form] = [Object(named={name: None}) for name in names(schema)]
     for name, one in subschemas(schema, "properties").items():
         if (other := reader.child({"not": one})) is not None and one not in (True, {}):
@@ -131,7 +152,7 @@ def _properties(schema: Mapping[str, Any], reader: "Reader") -> list[Form]:
     return found
 
 
-def _applicators(schema: Mapping[str, Any], reader: "Reader", keyword: str, depth: int) -> list[Form]:
+def _applicators(schema: Mapping[str, Any], reader: Reads, keyword: str, depth: int) -> list[Form]:
     def opposite(one: Any) -> tuple[Form, ...]:
         return negated(reader, one, keyword, depth)
 

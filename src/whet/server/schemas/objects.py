@@ -1,22 +1,18 @@
 """Write the form of a JSON object as rules of a grammar. No name can come twice, however it is written."""
 
-from typing import TYPE_CHECKING
-
 from whet.server.schemas.forms import Child, Object, SchemaRefused, Text
 from whet.server.schemas.patterns import matches, whole
+from whet.server.schemas.rules import Rules
 from whet.server.schemas.text_rules import literal, plain_text, quoted
-
-if TYPE_CHECKING:
-    from whet.server.schemas.writing import Writer
 
 _RAW = r'/[^"\\\x00-\x1f\x7f]*/'  # names that follow a pattern have no character that JSON would escape
 _MOST_COUNTED = 60_000
 
 
 class ObjectWriter:
-    """Writes one object. Its properties come in the order of the schema, and others after them."""
+    """Write one object. Its properties come in the order of the schema, and others after them."""
 
-    def __init__(self, writer: "Writer", form: Object) -> None:
+    def __init__(self, writer: Rules, form: Object) -> None:
         self._writer, self._form = writer, form
         names = [*form.named, *sorted(form.required - form.named.keys())]
         children = {name: writer.reader.meeting.property(form, name) for name in names}

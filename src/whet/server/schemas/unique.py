@@ -6,7 +6,6 @@ the same character, and no two numbers have the same sign, the same last digit b
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from whet.server.schemas.forms import (
     Array,
@@ -21,10 +20,8 @@ from whet.server.schemas.forms import (
     together,
 )
 from whet.server.schemas.numbers import expression
+from whet.server.schemas.rules import Rules
 from whet.server.schemas.text_rules import literal, plain_text, quoted
-
-if TYPE_CHECKING:
-    from whet.server.schemas.writing import Writer
 
 _MOST_KINDS = 64  # bits of a parameter
 _BEGINNINGS = [*"abcdefghijklmnopqrstuvwxyz", "A-H", "I-P", "Q-Z", "0-1", "2-3", "4-6", "7-9"]
@@ -33,7 +30,7 @@ _SIZES = ("", "[1-9]", "[1-9][0-9]{1,97}")  # what stands before the last digit 
 _CANNOT = "uniqueItems cannot be enforced for {}: leave it out, set maxItems to 1, or give the items {}"
 
 
-def unique_items(writer: "Writer", form: Array, first: Sequence[Child], others: Child | None, most: int | None) -> str:
+def unique_items(writer: Rules, form: Array, first: Sequence[Child], others: Child | None, most: int | None) -> str:
     """Return the body of the items of a list, none of which equals another.
 
     Raises:
@@ -64,7 +61,7 @@ def unique_items(writer: "Writer", form: Array, first: Sequence[Child], others: 
     return f"{name}::0x0"
 
 
-def _check_apart(writer: "Writer", children: Sequence[Child]) -> None:
+def _check_apart(writer: Rules, children: Sequence[Child]) -> None:
     for place, one in enumerate(children):
         for other in children[place + 1 :]:
             if not writer.reader.are_apart(writer.reader.forms(one), writer.reader.forms(other)):
@@ -95,7 +92,7 @@ def _constants(forms: Sequence[Form]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _kinds(writer: "Writer", forms: Sequence[Form]) -> Iterator[str]:
+def _kinds(writer: Rules, forms: Sequence[Form]) -> Iterator[str]:
     """Yield the bodies of parts of the values, no two of which have a value in common."""
     for form in forms:
         if isinstance(form, Constant):
@@ -119,7 +116,7 @@ def _refuse(what: str, instead: str) -> str:
     raise SchemaRefused(_CANNOT.format(what, instead))
 
 
-def _texts(writer: "Writer", texts: Sequence[Text]) -> Iterator[str]:
+def _texts(writer: Rules, texts: Sequence[Text]) -> Iterator[str]:
     is_plain = not any(text.patterns or text.formats for text in texts)
     if any(text.values is not None or text.most == 0 for text in texts):
         _refuse("texts of which some are constants", "an enum")
@@ -130,7 +127,7 @@ def _texts(writer: "Writer", texts: Sequence[Text]) -> Iterator[str]:
             yield f"({writer.texts([replace(text, patterns=text.patterns | {f'^[{beginning}]'}) for text in texts])})"
 
 
-def _numbers(writer: "Writer", numbers: Sequence[Number]) -> Iterator[str]:
+def _numbers(writer: Rules, numbers: Sequence[Number]) -> Iterator[str]:
     for sign in ("", "-"):
         for size in _SIZES:
             for digit in range(10):
@@ -152,7 +149,7 @@ def _has(number: Number, sign: str, size: int, digit: int) -> bool:
     return any(value % 10 == digit for value in range(low, min(high, low + 9) + 1))
 
 
-def _objects(writer: "Writer", forms: Sequence[Array | Object]) -> Iterator[str]:
+def _objects(writer: Rules, forms: Sequence[Array | Object]) -> Iterator[str]:
     if len(forms) == 1 and isinstance(form := forms[0], Object):
         for name in form.named:
             child = writer.reader.meeting.property(form, name)
@@ -164,7 +161,7 @@ def _objects(writer: "Writer", forms: Sequence[Array | Object]) -> Iterator[str]
     _refuse("lists and objects", "a required text that differs")
 
 
-def _by_property(writer: "Writer", form: Object, name: str) -> Iterator[str]:
+def _by_property(writer: Rules, form: Object, name: str) -> Iterator[str]:
     for beginning in _LETTERS:
         kind = writer.reader.child({"pattern": f"^[{beginning}]"})
         child = together(writer.reader.meeting.property(form, name), kind)

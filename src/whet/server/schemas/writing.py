@@ -12,11 +12,11 @@ from whet.server.schemas.forms import Array, Child, Constant, Form, Number, Obje
 from whet.server.schemas.numbers import as_schema, expression
 from whet.server.schemas.objects import ObjectWriter
 from whet.server.schemas.reading import Reader
+from whet.server.schemas.rules import Rules
 from whet.server.schemas.text_rules import literal, plain_text
 from whet.server.schemas.unique import unique_items
 
 _ESCAPES = 'nrbtf\\"'
-_MOST_RULES = 20_000
 _MOST_CHILDREN = 10_000
 
 
@@ -40,18 +40,15 @@ def grammar(schema: Any, whitespace: str) -> str:
     return text
 
 
-class Writer:
-    """Writes the rules of one schema."""
+class Writer(Rules):
+    """Write the rules of one schema."""
 
     def __init__(self, reader: Reader, whitespace: str) -> None:
-        self.reader = reader
+        super().__init__(reader)
         self._whitespace = whitespace
-        self._rules = list[str]()
-        self._terminals = dict[str, str]()
         self._names = dict[Child, str]()
         self._waiting = list[Child]()
         self._possible = set[Child]()
-        self._num_fresh = 0
 
     def text(self, root: Child | None) -> str:
         """Return the grammar of a child.
@@ -74,40 +71,20 @@ class Writer:
         return "\n".join([*head, start, *self._rules, *terminals])
 
     def value(self, child: Child) -> str:
-        """Return the name of the rule of a child."""
         if child not in self._names:
             self._names[child] = f"v{len(self._names)}"
             self._waiting.append(child)
         return self._names[child]
 
-    def rule(self, name: str, *alternatives: str) -> str:
-        """Add a rule, and return its name."""
-        self._rules.append(f"{name}: {' | '.join(alternatives)}")
-        if len(self._rules) > _MOST_RULES:
-            raise SchemaRefused(f"its grammar has more than {_MOST_RULES} rules: write a smaller schema")
-        return name
-
-    def fresh(self, kind: str) -> str:
-        """Return a name for a rule that no other rule has."""
-        self._num_fresh += 1
-        return f"{kind}{self._num_fresh}"
-
-    def terminal(self, body: str) -> str:
-        """Return the name of a terminal with this body."""
-        return self._terminals.setdefault(body, f"T{len(self._terminals)}")
-
     def can_be(self, child: Child | None) -> bool:
-        """Return whether a child has any value."""
         return child is not None and child in self._possible
 
     def allow(self, child: Child | None) -> bool:
-        """Return whether a child that was made up has any value. What is inside it is known already."""
         if child is not None and any(self._is_possible(form, self._possible) for form in self.reader.forms(child)):
             self._possible.add(child)
         return self.can_be(child)
 
     def alternative(self, form: Form) -> str:
-        """Return the body of a rule of a form; "" where it has no value."""
         if isinstance(form, Constant):
             return literal(form.text)
         if isinstance(form, Number):
@@ -120,7 +97,6 @@ class Writer:
         return self._array(form)
 
     def texts(self, forms: Sequence[Text]) -> str:
-        """Return the body of texts of several forms."""
         bodies, others = list[str](), list[dict[str, object]]()
         for form in forms:
             patterns = sorted(one for one in form.patterns if one)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import whet
-from whet.signature_lines import show_by_line
+from whet.ui.signature_lines import show_by_line
 
 
 class How(StrEnum):
