@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -132,14 +133,20 @@ def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
     found = []
     for use_index, use in enumerate(Use):
         some = events[uses == use_index]
-        durations_ns = some.duration_ns
-        for name, mine in some.by_name():
-            took_ns, sizes = durations_ns[mine], some.num_bytes[mine]
-            num_bytes = sum(sizes.tolist()) if use is Use.COPY and (sizes != NONE).all() else None
-            found.append(
-                DeviceTime(trace.names[name], use, len(mine), int(took_ns.sum()), int(took_ns.max()), num_bytes)
-            )
+        by_name, took_ns = some.by_name(), some.duration_ns
+        sizes = map(_copied, by_name.each(some.num_bytes)) if use is Use.COPY else repeat(None, len(by_name.names))
+        figures = (by_name.names, by_name.counts, by_name.sums(took_ns), by_name.largest(took_ns))
+        rows = zip(*(column.tolist() for column in figures), sizes, strict=True)
+        found += [
+            DeviceTime(trace.names[name], use, calls, total_ns, longest_ns, num_bytes)
+            for name, calls, total_ns, longest_ns, num_bytes in rows
+        ]
     return tuple(sorted(found, key=lambda time: (-time.total_ns, time.name)))
+
+
+def _copied(sizes: npt.NDArray[np.int64]) -> int | None:
+    """Return the bytes of some copies; None where one does not say them."""
+    return sum(sizes.tolist()) if (sizes != NONE).all() else None
 
 
 def total_of(used: list[DeviceIntervals]) -> Intervals:

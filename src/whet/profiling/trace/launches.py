@@ -123,10 +123,11 @@ def _quantile(values_ns: npt.NDArray[np.int64], fraction: float) -> int | None:
 
 
 def _by_name(trace: Trace, runtime: Events) -> tuple[RuntimeCall, ...]:
-    durations_ns = runtime.duration_ns
-    found = []
-    for name, mine in runtime.by_name():
-        took_ns = durations_ns[mine]
-        median_ns = round(float(np.median(took_ns)))
-        found.append(RuntimeCall(trace.names[name], len(mine), int(took_ns.sum()), median_ns, int(took_ns.max())))
+    by_name, took_ns = runtime.by_name(), runtime.duration_ns
+    figures = (by_name.names, by_name.counts, by_name.sums(took_ns), by_name.largest(took_ns))
+    rows = zip(*(column.tolist() for column in figures), map(np.median, by_name.each(took_ns)), strict=True)
+    found = [
+        RuntimeCall(trace.names[name], calls, total_ns, round(float(median_ns)), longest_ns)
+        for name, calls, total_ns, longest_ns, median_ns in rows
+    ]
     return tuple(sorted(found, key=lambda call: (-call.total_ns, call.name)))

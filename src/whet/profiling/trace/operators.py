@@ -89,11 +89,11 @@ def operator_times(trace: Trace, kind: Kind = Kind.OPERATOR) -> tuple[OperatorTi
     if kind is Kind.ANNOTATION:
         gpu_self_ns = np.zeros_like(gpu_self_ns)
         gpu_total_ns = _with_inner(_gpu_by_call(trace, events), tree.parent)
-    columns = [column[mine] for column in (self_ns, events.duration_ns, gpu_self_ns, gpu_total_ns)]
-    found = [
-        OperatorTime(trace.names[name], len(calls), *(int(column[calls].sum()) for column in columns))
-        for name, calls in events[mine].by_name()
-    ]
+    by_name = events[mine].by_name()
+    columns = [self_ns, events.duration_ns, gpu_self_ns, gpu_total_ns]
+    sums = [by_name.sums(column[mine]).tolist() for column in columns]
+    rows = zip(by_name.names.tolist(), by_name.counts.tolist(), *sums, strict=True)
+    found = [OperatorTime(trace.names[name], *figures) for name, *figures in rows]
     return tuple(sorted(found, key=lambda time: (-time.self_ns, -time.total_ns, time.name)))
 
 

@@ -6,7 +6,7 @@ KINDS has those of PyTorch 1.8 to 2.13 on CUDA, ROCm, Intel and out-of-tree devi
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
@@ -97,11 +97,31 @@ class Events:
     def of(self, *kinds: Kind) -> "Events":
         return self[np.isin(self.kind, kinds)]
 
-    def by_name(self) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-        """Yield each name that occurs, as an index into Trace.names, with the indices of its events here."""
-        names, counts = np.unique(self.name, return_counts=True)
-        places = np.split(np.argsort(self.name, kind="stable"), np.cumsum(counts))  # and an empty rest
-        return zip(names.tolist(), places[:-1], strict=True)
+    def by_name(self) -> "ByName":
+        return ByName(self.name)
+
+
+class ByName:
+    """Group events by their names, which are indices into Trace.names, and take columns of theirs by name.
+
+    `names` holds each name that occurs, and `counts` its events.
+    """
+
+    def __init__(self, name: npt.NDArray[np.int32]) -> None:
+        self._order = np.argsort(name, kind="stable")
+        ordered = name[self._order]
+        self._starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # a name is an index, from 0 on
+        self.names, self.counts = ordered[self._starts], np.diff(self._starts, append=len(name))
+
+    def sums(self, column: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.add.reduceat(column[self._order], self._starts)
+
+    def largest(self, column: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.maximum.reduceat(column[self._order], self._starts)
+
+    def each(self, column: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """Return the column's values of each name."""
+        return np.split(column[self._order], self._starts[1:]) if len(self.names) else []
 
 
 @dataclass(frozen=True)
