@@ -5,7 +5,8 @@
 Reads the recipes from docs/results/demo.json and docs/results/peers*.json, builds, saves and loads each on its model
 (bert-base, vit-base and resnet-50 with weights at random, as in `tune_peers.py`), and judges it as a trial is judged.
 Nothing is timed, so it may run on a busy machine. A recipe that needs bfloat16 in hardware is judged where it is
-emulated too, which takes hours. Recipes of trainings are proved by losses, not by outputs, and are not among them.
+emulated too, which may take more than half an hour. Recipes of trainings are proved by losses, not by outputs, and are
+not among them.
 
 Writes docs/results/judge_recipes.json. Rows of recipes that were not judged this time stay, and a published recipe that
 never was has a row that says so.

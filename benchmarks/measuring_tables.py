@@ -121,7 +121,7 @@ def _judged(report: Report) -> list[str]:
     lines = [
         "## Published recipes, judged anew",
         "Recipes of other tables were built, saved, loaded, and judged as a trial is, by their worst column too. A "
-        f"drop of {report['max_drop']:.0%} is allowed. One that was not judged takes hours where bfloat16 is emulated.",
+        f"drop of {report['max_drop']:.0%} is allowed. One that was not judged takes long where bfloat16 is emulated.",
         "",
         "| model | recipe | judged by | drop | cosine | worst column | verdict |",
         "|---" * 7 + "|",

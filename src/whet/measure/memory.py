@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from whet.measure.cgroup import memory_limit
+from whet.measure.malloc import give_back
 
 _STATUS = Path("/proc/self/status")
 _STATM = Path("/proc/self/statm")
@@ -96,6 +97,13 @@ def free_bytes(*, with_swap: bool = False) -> int:
 def bare_process() -> dict[str, int]:
     """Return the peak memory of a process that has imported torch and done nothing, for run_isolated."""
     return {"peak_bytes": peak_rss_bytes()}
+
+
+def begin_peak() -> None:
+    """Collect garbage and return freed memory to the system, so that the peak is that of what comes now."""
+    gc.collect()
+    give_back()
+    reset_peak_rss()
 
 
 def reset_peak_rss() -> bool:

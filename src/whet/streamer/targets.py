@@ -78,6 +78,10 @@ class ModelOptions:
         graphs = {"graphs": "--no-graphs"} if self.graphs is False else {}
         return given(self, {**prompts, **OF_MODEL, **graphs})
 
+    def placement(self) -> Placement:
+        """Return where the model runs, or raise OptionError where this computer cannot."""
+        return Placement.of(device=self.device, dtype=self.dtype, graphs=self.graphs, backend=self.backend)
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -179,7 +183,7 @@ def _of_frame_unet(directory: Path, options: ModelOptions) -> Opened:
     name = directory.resolve().name
     if options.strength is not None or options.negative or options.prompt_embeds is not None:
         raise OptionError(f"{name} draws each frame from noise, and takes no strength, negative prompt or embeddings")
-    placement = Placement.of(device=options.device, dtype=options.dtype, graphs=options.graphs, backend=options.backend)
+    placement = options.placement()
     unet = load_unet(directory)
     side = unet.config.frame_size
     if options.size not in (None, (side, side)):
@@ -232,7 +236,7 @@ def _prepare_guidance(step: DiffusionStep, guidance: Guidance) -> Change:
 
 
 def _of_diffusers(directory: Path, options: ModelOptions) -> Opened:
-    placement = Placement.of(device=options.device, dtype=options.dtype, graphs=options.graphs, backend=options.backend)
+    placement = options.placement()
     parts = placement.move_parts(read_parts(directory))
     size = options.size or _size_of(parts)
     prompts = _Prompts(parts, options)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FOLDERS", "FOLLOWING", "TABLE", "techniques_in"]
 
-FOLDERS = ("structure", "precision", "layout", "backend", "runtime", "training")
+_STAGES = ("structure", "precision", "layout", "backend", "runtime")
+FOLDERS = (*_STAGES, "training")
 """The folders whose files are techniques: one for each stage, and one for those of a training loop."""
 
 
@@ -32,7 +33,7 @@ def __getattr__(name: str) -> Any:
     """Make TABLE when it is first asked for: it imports torch, and whoever wants names alone does not (names.py)."""
     if name != "TABLE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault("TABLE", techniques_in(*(one for one in FOLDERS if one != "training")))
+    return globals().setdefault("TABLE", techniques_in(*_STAGES))
 
 
 # Techniques that pay on other machines and are not in the table yet: name -> why, for the report.

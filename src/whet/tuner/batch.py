@@ -28,8 +28,9 @@ from whet.tuner.output_error import real, relative_error, rms
 _TOLERANCE = 1e-3  # times a usual value: another batch size may add in another order, which changes results this much
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
 _BROKEN = 0.5  # times a usual value: a larger error at the tuned size is no rounding, and hides errors at other sizes
-_error = partial(relative_error, same_finite=True)
 _MARGIN = 5.0  # an error of more than this many times the error at the tuned size is no rounding
+
+_error = partial(relative_error, same_finite=True)
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,15 @@ def relative_error(found: Tensor, wanted: Tensor, usual: float | None = None, *,
     if not (wanted.is_floating_point() or wanted.is_complex()):
         return float((found != wanted).double().mean()) if wanted.numel() else 0.0
     a, b = real(found).double(), real(wanted).double()
-    if same_finite and finite_entries(a, b) is None:
-        return math.inf
-    is_finite = a.isfinite() & b.isfinite()
-    return rms((a - b)[is_finite]) / (usual or rms(b[is_finite]) or 1.0)
+    if same_finite:
+        finite = finite_entries(a, b)
+        if finite is None:
+            return math.inf
+        a, b = finite
+    else:
+        is_finite = a.isfinite() & b.isfinite()
+        a, b = a[is_finite], b[is_finite]
+    return rms(a - b) / (usual or rms(b) or 1.0)
 
 
 def rms(values: Tensor) -> float:

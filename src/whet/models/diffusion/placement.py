@@ -56,11 +56,12 @@ class Placement:
             OptionError: This computer has no such device, or it would emulate the format, or the CPU shall have graphs.
         """
         place = usable_device(device or "cpu", "--device")
-        found = _dtype(dtype or "float32", place)
+        number_format = _dtype(dtype or "float32", place)
         if graphs and place.type != "cuda":
             raise OptionError("--graphs needs a GPU: give --device cuda too, or leave --graphs out")
         check_backend(backend, place)
-        return cls(place, found, place.type == "cuda" if graphs is None else graphs, backend, dtype == "fp8")
+        has_graphs = place.type == "cuda" if graphs is None else graphs
+        return cls(place, number_format, has_graphs, backend, dtype == "fp8")
 
     def move(self, *modules: nn.Module | None) -> None:
         """Move models to the device, in the format.

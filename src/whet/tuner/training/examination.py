@@ -1,6 +1,5 @@
 """Examine a training run once, in a child process: does it train reproducibly, what bounds it, what applies."""
 
-import gc
 import hashlib
 import time
 from collections.abc import Collection
@@ -17,8 +16,7 @@ from whet.core.workload.training import Trainer, num_samples_of
 from whet.errors import ModelError, TargetError
 from whet.measure.machine import Limits, Machine, describe
 from whet.measure.machine.limits import load_limits
-from whet.measure.malloc import give_back
-from whet.measure.memory import TakenMemory, reset_peak_rss
+from whet.measure.memory import TakenMemory, begin_peak
 from whet.measure.quiet import undisturbed
 from whet.techniques.applicability import options_that_apply
 from whet.techniques.costs.layer_profile import profile_training_layers
@@ -88,14 +86,13 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     model = digest_of(workload.model.named_parameters())
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
     write_gradients(workload, request.directory, may_round=_may_round(parts, machine, request.exclude))
-    gc.collect()
-    give_back()
-    reset_peak_rss()
+    begin_peak()
     trainer = Trainer(workload)
     note_stage(request.directory, STEPPING)
     losses = first_losses(trainer, batches)
     memory = step_memory(trainer.model, trainer.optimizer, taken.peak_bytes())
-    check_reproducible(request.target, sums, digests(batches), losses)
+    seen = digests(batches)
+    check_reproducible(request.target, sums, seen, losses)
     limits, limits_s = _limits(machine, parts)
     profile, _ = undisturbed(lambda: profile_steps(trainer))
     layers = _layers(workload, trainer, profile, limits, request.budget_s)
@@ -103,7 +100,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     applicable, refused = applicable_techniques(
         parts, machine, limits, profile, memory, request.exclude, updates_plainly=updates_plainly(workload)
     )
-    tokens, loop = _tokens(batches[0]), _loop_digest(workload, parts, digests(batches))
+    tokens, loop = _tokens(batches[0]), _loop_digest(workload, parts, seen)
     return TrainingFacts(
         name=workload.name,
         machine=machine,
@@ -117,7 +114,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         diagnosis=diagnosed(profile.total_s, profile.shares, share_of_limit=0.0).model_copy(update={"layers": layers}),
         memory=memory,
         losses=losses,
-        batches=digests(batches),
+        batches=seen,
         next_batches=next_batches,
         examined_s=time.perf_counter() - began - limits_s,
         limits_s=limits_s,

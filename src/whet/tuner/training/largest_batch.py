@@ -3,7 +3,6 @@
 Each size is tried in a process of its own, since a process that ran out of memory is no longer what it was.
 """
 
-import gc
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,7 @@ from whet.core.workload.larger_batch import Rule, learning_rate_factor, learning
 from whet.core.workload.training import Trainer, num_samples_of, seed_everything
 from whet.errors import OptionError, TargetError
 from whet.measure.isolate import QUIET, FailureKind, run_isolated
-from whet.measure.malloc import give_back
-from whet.measure.memory import TakenMemory, cuda_peak_bytes, free_bytes, reset_peak_rss
+from whet.measure.memory import TakenMemory, begin_peak, cuda_peak_bytes, free_bytes
 from whet.ui.figures import num_bytes
 from whet.workloads.target import open_any
 
@@ -177,9 +175,7 @@ def probe_batch(probe: BatchProbe) -> ProbedBatch:
         if probe.batch is None:
             on_gpu = next(workload.model.parameters()).is_cuda
             return ProbedBatch(num_samples=num_samples, free_bytes=free if on_gpu else None)
-        gc.collect()
-        give_back()
-        reset_peak_rss()
+        begin_peak()
         for _ in range(_NUM_STEPS):
             trainer.step()
     except (MemoryError, torch.OutOfMemoryError) as error:

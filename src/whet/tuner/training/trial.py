@@ -3,7 +3,6 @@
 The process first holds gradients and updates against float64, then makes the steps that are timed.
 """
 
-import gc
 import math
 import time
 
@@ -17,8 +16,7 @@ from whet.core.workload.measurables import TrainingSteps
 from whet.core.workload.training import Trainer
 from whet.measure.machine import describe
 from whet.measure.machine.power import EnergyMeter
-from whet.measure.malloc import give_back
-from whet.measure.memory import TakenMemory, cuda_peak_bytes, reset_peak_rss
+from whet.measure.memory import TakenMemory, begin_peak, cuda_peak_bytes
 from whet.techniques.costs.compile_time import compile_s
 from whet.techniques.costs.memory import StepMemory, step_memory
 from whet.techniques.mechanisms.evaluating import evaluating
@@ -126,9 +124,7 @@ def _timed(workload: TrainingWorkload, trainer: Trainer, timing_s: float) -> tup
 
 def _memory(trainer: Trainer, taken: TakenMemory) -> StepMemory:
     """Return the memory of a step once the first ones have been made."""
-    gc.collect()
-    give_back()
-    reset_peak_rss()
+    begin_peak()
     for _ in range(_MEMORY_STEPS):
         trainer.step()
     on_gpu = cuda_peak_bytes()
