@@ -45,7 +45,7 @@ from .techniques.catalogue import list_techniques as list_techniques
 from .techniques.mechanisms.buffer_pool import BufferPool as BufferPool
 from .techniques.prepare import prepare as prepare
 from .techniques.prepare_trainer import prepare_trainer as prepare_trainer
-from .trainer.loop import TrainResult as TrainResult
+from .trainer.result import TrainResult as TrainResult
 from .trainer.train import train as train
 from .tuner.apply import apply as apply
 from .tuner.apply import apply_recipe as apply_recipe

@@ -9,6 +9,7 @@ WhetError                     exit code 2
 ├── OptionError               an option's value is out of its range
 ├── OperatorError             a custom operator does not do what its reference does
 ├── MissingExtra              an optional package is not installed
+├── RanksError                one of the processes that train together failed, or does not answer
 ├── OutputError               the output directory cannot be written, or would be overwritten
 ├── RecipeError               a recipe is damaged or does not fit
 │   └── RecipeRefused         a recipe is for another model, or costs too much quality; exit code 3
@@ -81,6 +82,18 @@ class ArtefactError(WhetError):
 
 class CheckpointError(WhetError):
     """A training's checkpoint is damaged, is of a newer format, or does not fit the training that loads it."""
+
+
+class RanksError(WhetError):
+    """One of the processes that train together failed, or does not answer.
+
+    Attributes:
+        is_told: Whether another process tells people about it, so that this one need not.
+    """
+
+    def __init__(self, message: str, *, is_told: bool = False) -> None:
+        super().__init__(message)
+        self.is_told = is_told
 
 
 class StudyError(WhetError):

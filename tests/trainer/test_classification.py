@@ -18,7 +18,7 @@ from whet.errors import OptionError, TargetError
 from whet.trainer.classification import macro_f1
 from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.labelled import LabelledOrder
-from whet.trainer.loop import TrainResult
+from whet.trainer.result import TrainResult
 from whet.trainer.setup import SetUp, set_up
 from whet.trainer.tokens.tokenizer import load_tokenizer, save_tokenizer
 

@@ -23,7 +23,8 @@ from whet.core.recipe import Recipe, Step
 from whet.errors import ModelError, OptionError, TargetError
 from whet.models.decoder import load_decoder
 from whet.trainer.config import checked_config
-from whet.trainer.loop import TrainResult, run
+from whet.trainer.loop import run
+from whet.trainer.result import TrainResult
 from whet.trainer.setup import set_up
 from whet.trainer.stops import stopping
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whet.errors import MissingExtra, OptionError
 from whet.models.decoder import load_decoder
-from whet.trainer.loop import TrainResult
+from whet.trainer.result import TrainResult
 from whet.trainer.lora import merged
 from whet.trainer.setup import set_up
 

@@ -11,7 +11,7 @@ from tiny_run import config
 
 from whet.errors import OptionError
 from whet.models.decoder import load_decoder
-from whet.trainer.loop import TrainResult
+from whet.trainer.result import TrainResult
 from whet.trainer.setup import set_up
 
 GRADUAL = {"kind": "unstructured", "amount": 0.6, "begin_step": 2, "end_step": 9, "interval": 3}

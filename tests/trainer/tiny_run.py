@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.trainer.config import TrainConfig, checked_config
-from whet.trainer.loop import TrainResult, run
+from whet.trainer.loop import run
+from whet.trainer.result import TrainResult
 from whet.trainer.setup import set_up
 from whet.trainer.tokens.tokenizer import load_tokenizer
 

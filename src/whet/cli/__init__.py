@@ -62,7 +62,8 @@ def _run(arguments: Sequence[str] | None) -> None:
         function = getattr(command, given[0].replace("-", "_"))
         importlib.import_module("whet.cli.typed").run(function, given[0], text, given[1:])
     except WhetError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if not getattr(error, "is_told", False):  # of several processes, the first one tells
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -17,7 +17,7 @@ from whet.ui.figures import duration
 from whet.ui.units import seconds
 
 if TYPE_CHECKING:
-    from whet.trainer.loop import TrainResult
+    from whet.trainer.result import TrainResult
 
 _Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="a TOML file; docs/train.md lists its keys")]
 _Changes = Annotated[
@@ -59,6 +59,7 @@ def train(
         from rich.console import Console
 
         from whet.cli.tuning_progress import TuningProgress
+        from whet.parallel.ranks import speaks
         from whet.trainer.train import train as train_model
     console = Console(stderr=as_json)
 
@@ -83,6 +84,8 @@ def train(
         sys.exit(INTERRUPTED)
     if result.exit_code:  # everything is saved, and another Ctrl-C would only interrupt the interpreter's end
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not speaks():
+        sys.exit(result.exit_code)
     say(_sentence(result, config))
     if as_json:
         print(json.dumps(dataclasses.asdict(result), default=str))

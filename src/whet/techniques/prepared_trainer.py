@@ -1,6 +1,6 @@
 """Make a trainer whose parts a recipe has changed: what whet train, the tuner and its proofs run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -19,10 +19,13 @@ NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at
 
 
 class PreparedTrainer:
-    def __init__(self, workload: TrainingWorkload, steps: Sequence[Step] = ()) -> None:
+    def __init__(
+        self, workload: TrainingWorkload, steps: Sequence[Step] = (), kind: Callable[..., Trainer] = Trainer
+    ) -> None:
+        """Make a trainer; `kind` is what makes it, called as kind(workload, change=...)."""
         self._steps = steps
         self._parts: Parts | None = None
-        self.trainer = Trainer(workload, change=self._changed)
+        self.trainer = kind(workload, change=self._changed)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from whet.trainer.labelled import (
 )
 from whet.trainer.model import Batch, TrainedModel
 from whet.trainer.sections import DataSection
+from whet.trainer.share import WHOLE, Share
 from whet.trainer.tokens.order import Order
 from whet.trainer.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
 from whet.workloads.huggingface_classifier import OpenedClassifier, load_classifier
@@ -50,29 +51,33 @@ class ClassifierModel(TrainedModel):
         # are as many texts as classes.
         return counted(lambda: F.cross_entropy(logits_BC, batch["targets"]), len(logits_BC))
 
-    def scores(self, module: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
-        """Return the mean cross-entropy of held-out batches in nats a text, the accuracy, and the macro F1."""
-        total, found, wanted = 0.0, [], []
-        for batch in batches:
-            logits_BC = self.logits(module, batch["ids"], batch.get("types"), batch["mask"]).float()
-            total += float(F.cross_entropy(logits_BC, batch["targets"], reduction="sum"))
-            found.append(logits_BC.argmax(-1).cpu())
-            wanted.append(batch["targets"].cpu())
-        classes, right = torch.cat(found).numpy(), torch.cat(wanted).numpy()
+    def num_targets(self, batch: Batch) -> int:
+        return len(batch["targets"])
+
+    def tally(self, module: nn.Module, batch: Batch) -> list[float]:
+        """Return the cross-entropy in nats, then of each class the hits, the texts of it, and the answers of it."""
+        logits_BC = self.logits(module, batch["ids"], batch.get("types"), batch["mask"]).float()
+        right_B, found_B = batch["targets"], logits_BC.argmax(-1)
+        loss = float(F.cross_entropy(logits_BC, right_B, reduction="sum"))
+        counts = [
+            torch.bincount(of, minlength=len(self.labels)) for of in (right_B[right_B == found_B], right_B, found_B)
+        ]
+        return [loss, *torch.cat(counts).double().tolist()]
+
+    def scored(self, sums: Sequence[float]) -> dict[str, float]:
+        """Return the mean cross-entropy in nats a text, the accuracy, and the macro F1."""
+        hits, right, found = np.array(sums[1:]).reshape(3, -1)
         return {
-            "held_out_loss": total / len(right),
-            "accuracy": float((classes == right).mean()),
-            "macro_f1": macro_f1(right, classes),
+            "held_out_loss": sums[0] / right.sum(),
+            "accuracy": float(hits.sum() / right.sum()),
+            "macro_f1": macro_f1(hits, right, found),
         }
 
 
-def macro_f1(right: Any, found: Any) -> float:
-    """Return the mean over classes of F1, 2 TP / (2 TP + FP + FN), for the classes that occur in either array, [n]."""
-    values = []
-    for one in np.union1d(right, found):
-        hits = ((right == one) & (found == one)).sum()
-        values.append(2 * hits / ((right == one).sum() + (found == one).sum()))
-    return float(np.mean(values))
+def macro_f1(hits: Any, right: Any, found: Any) -> float:
+    """Return the mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that occur, from counts of each class, [C]."""
+    occurs = right + found > 0
+    return float(np.mean(2 * hits[occurs] / (right + found)[occurs]))
 
 
 @dataclass(frozen=True)
@@ -113,8 +118,8 @@ class ClassificationData:
         size = config.batch.global_batch_size
         return LabelledOrder(self.learnt.lengths, size, config.seed, section.shuffle, section.group_by_length)
 
-    def batches(self, begin: int) -> "LabelledBatches":
-        return LabelledBatches(self, begin)
+    def batches(self, begin: int, share: Share = WHOLE) -> "LabelledBatches":
+        return LabelledBatches(self, begin, share)
 
     def rows_of(self, step: int) -> list[int]:
         return [int(row) for row in self.order.rows_of(step)]
@@ -163,11 +168,13 @@ class LabelledBatches:
 
     data: ClassificationData
     begin: int
+    share: Share = WHOLE
 
     def __iter__(self) -> Iterator[Batch]:
         step = self.begin
         while True:
-            yield self.data.learnt.batch(self.data.order.rows_of(step))
+            rows = self.data.order.rows_of(step)
+            yield self.data.learnt.batch(rows[self.share.of(len(rows))])
             step += 1
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from whet.errors import OptionError
+from whet.measure.device_names import check_device_name
+from whet.parallel.plan import ParallelPlan
 from whet.trainer import sections
 from whet.trainer.sections import Count, Rate, Section
 from whet.trainer.toml_file import read_toml
@@ -25,6 +27,7 @@ class TrainConfig(Section):
         seed: Decides the weights of a new model, the order of the data and dropout.
         recipe: What whet tune found: recipe.toml, or its directory.
         threads: PyTorch's threads; None for its own choice.
+        device: What is trained on: "cpu", "cuda" or "cuda:1". Of several processes, each takes the GPU of its number.
     """
 
     task: Literal["language", "classification"] = "language"
@@ -34,6 +37,7 @@ class TrainConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     recipe: Path | None = None
     threads: Count | None = None
+    device: str = "cpu"
     model: sections.ModelSection
     data: sections.DataSection
     batch: sections.BatchSection = sections.BatchSection()
@@ -43,9 +47,18 @@ class TrainConfig(Section):
     checkpoints: sections.CheckpointSection = sections.CheckpointSection()
     divergence: sections.DivergenceSection = sections.DivergenceSection()
     log: sections.LogSection = sections.LogSection()
+    parallel: ParallelPlan = ParallelPlan()
     distill: sections.DistillSection | None = None
     lora: sections.LoraSection | None = None
     prune: sections.PruneSection | None = None
+
+    @model_validator(mode="after")
+    def _names_device(self) -> "TrainConfig":
+        try:
+            check_device_name(self.device, "device")
+        except OptionError as error:
+            raise ValueError(str(error)) from error
+        return self
 
     @model_validator(mode="after")
     def _warms_up(self) -> "TrainConfig":

@@ -15,6 +15,7 @@ from whet.techniques.mechanisms.packing.packing import IGNORED, TokenBatch
 from whet.trainer.config import TrainConfig
 from whet.trainer.model import Batch
 from whet.trainer.sections import DataSection
+from whet.trainer.share import WHOLE, Share
 from whet.trainer.tokens.batches import PackedRows, Rows, TokenBatches, Windows, split
 from whet.trainer.tokens.file_digests import check_untouched, file_identity
 from whet.trainer.tokens.store import TokenStore, open_raw
@@ -33,6 +34,7 @@ class StepBatches:
         begin: The steps that are made already.
         num_workers: The processes that read them ahead; 0 for none.
         mapped: The files of tokens that are mapped while they are read, each with its identity.
+        share: Which rows of each batch are this process's.
     """
 
     rows: TokenBatches
@@ -40,6 +42,7 @@ class StepBatches:
     is_packed: bool
     num_workers: int = 0
     mapped: tuple[tuple[Path, dict[str, int]], ...] = ()
+    share: Share = WHOLE
     _open: list[WorkerBatches] = field(default_factory=list, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -64,7 +67,7 @@ class StepBatches:
         for path, identity in self.mapped:
             check_untouched(path, identity)
         with foreign(TargetError, f"the batch of step {step + 1} cannot be read"):
-            return batch_of(self.rows.batch_at(step), is_packed=self.is_packed)
+            return batch_of(self.rows.batch_at(step, self.share), is_packed=self.is_packed)
 
     def close(self) -> None:
         """End all processes that read batches."""
@@ -131,10 +134,10 @@ class RunData:
         size = config.batch.global_batch_size
         return TokenBatches(self.learnt, size, config.seed, shuffle=config.data.shuffle)
 
-    def batches(self, begin: int) -> StepBatches:
-        """Return the batches of the steps after `begin` steps."""
+    def batches(self, begin: int, share: Share = WHOLE) -> StepBatches:
+        """Return the batches of the steps after `begin` steps, or a process's share of each."""
         section = self.config.data
-        found = StepBatches(self._batches, begin, section.pack, section.num_workers, self.mapped)
+        found = StepBatches(self._batches, begin, section.pack, section.num_workers, self.mapped, share)
         self._given.append(found)
         return found
 

@@ -3,10 +3,11 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor
 
 from whet.errors import OutputError, reason
 from whet.files import replace_directory
@@ -14,11 +15,11 @@ from whet.techniques.mechanisms.distillation import MAPS
 from whet.trainer.setup import SetUp
 
 
-def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
+def write_model(setup: SetUp, weights: Mapping[str, Tensor], directory: Path) -> Path:
     """Write a model, its tokenizer and what made it; the directory appears whole, in the place of an older one.
 
     Args:
-        module: The model, with whatever a recipe has made of it.
+        weights: The model's, by their names, with whatever a recipe has made of them.
 
     Raises:
         OutputError: It cannot be written.
@@ -30,7 +31,7 @@ def write_model(setup: SetUp, module: nn.Module, directory: Path) -> Path:
     except OSError as error:
         raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
     try:
-        kept = {name: value for name, value in module.state_dict().items() if not name.startswith(f"{MAPS}.")}
+        kept = {name: value for name, value in weights.items() if not name.startswith(f"{MAPS}.")}
         setup.model.write(partial, kept, setup.data.special_tokens)
         setup.data.write_tokenizer(partial)
         made = {"config": json.loads(setup.config.model_dump_json()), "recipe": [str(step) for step in setup.steps]}

@@ -62,7 +62,7 @@ def memory_parts(setup: SetUp, optimizer: Optimizer | None = None) -> MemoryPart
     weights = sum(x.nbytes for x in [*model.module.parameters(), *model.module.buffers()])
     gradients = sum(p.nbytes for p in model.module.parameters() if p.requires_grad)
     moments = _MOMENTS[config.optimizer.name] if config.optimizer.name != "sgd" or config.optimizer.momentum else 0
-    rows = _rows_at_once(setup)
+    rows = setup.rows_at_once
     found = {
         _WEIGHTS: weights,
         _GRADIENTS: gradients,
@@ -73,11 +73,6 @@ def memory_parts(setup: SetUp, optimizer: Optimizer | None = None) -> MemoryPart
         # The loss keeps the logarithms of the probabilities, and backward makes a gradient of the same size.
         found[_LOGITS] = 2 * rows * config.data.sequence_length * model.vocab_size * _FLOAT_BYTES
     return MemoryParts(rows, found)
-
-
-def _rows_at_once(setup: SetUp) -> int:
-    number = next((step.options.get("num_parts", 2) for step in setup.steps if step.technique == ACCUMULATION), 1)
-    return -(-setup.config.batch.global_batch_size // int(number))
 
 
 def check_memory(setup: SetUp) -> None:

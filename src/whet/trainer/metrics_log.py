@@ -69,15 +69,18 @@ class MetricsLog:
     """Write the lines of a run. What an earlier start wrote after the step that is gone on from is taken back."""
 
     def __init__(
-        self, directory: Path, *, steps: int, begin: int, tensorboard: bool, say: Callable[[str], None]
+        self, directory: Path | None, *, steps: int, begin: int, tensorboard: bool, say: Callable[[str], None]
     ) -> None:
-        """Open the journal of a run, which goes on from the step `begin`.
+        """Open the journal of a run, which goes on from the step `begin`; without a directory, it keeps nothing.
 
         Raises:
             OutputError: The file cannot be written.
             MissingExtra: TensorBoard is not installed.
         """
-        self._path, self._steps, self._say = directory / FILE, steps, say
+        self._steps, self._say, self._file = steps, say, None
+        if directory is None:
+            return
+        self._path = directory / FILE
         self._board = _board(directory / TENSORBOARD, begin) if tensorboard else None
         kept = [line for line in _lines(self._path) if line.get("step", 0) <= begin] if begin else []
         write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -95,6 +98,8 @@ class MetricsLog:
         self._say(line.words(self._steps))
         if line.sample is not None:
             self._say(f"    {line.sample!r}")
+        if self._file is None:
+            return
         try:
             self._file.write(line.model_dump_json(exclude_none=True) + "\n")
             self._file.flush()
@@ -109,6 +114,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the files. Where the disk is full, `write` has said so."""
+        if self._file is None:
+            return
         with contextlib.suppress(OSError):
             os.fsync(self._file.fileno())
         with contextlib.suppress(OSError):

@@ -68,14 +68,23 @@ class TrainedModel:
         logits_BTV = self.logits(module, batch["ids"], batch.get("positions"), documents)
         return F.cross_entropy(logits_BTV.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
 
+    def num_targets(self, batch: Batch) -> int:
+        """Return how many targets a batch has: what its loss is the mean of."""
+        return int((batch["targets"] != IGNORED).sum())
+
     def scores(self, module: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
-        """Return the mean cross-entropy of held-out batches, in nats a token; `module` may stand for the model."""
-        total, count = 0.0, 0
-        for batch in batches:
-            num = int((batch["targets"] >= 0).sum())
-            total += num * float(self.loss(module, batch))
-            count += num
-        return {"held_out_loss": total / max(1, count)}
+        """Return the scores of held-out batches; `module` may stand for the model."""
+        return self.scored([sum(sums) for sums in zip(*(self.tally(module, one) for one in batches), strict=True)])
+
+    def tally(self, module: nn.Module, batch: Batch) -> list[float]:
+        """Return what is summed over held-out batches: the cross-entropy in nats, and the targets."""
+        num = self.num_targets(batch)
+        return [num * float(self.loss(module, batch)) if num else 0.0, float(num)]
+
+    def scored(self, sums: Sequence[float]) -> dict[str, float]:
+        """Return the scores of sums of tallies: the mean cross-entropy, in nats a token."""
+        total, count = sums
+        return {"held_out_loss": total / max(1.0, count)}
 
     @torch.no_grad()
     def go_on(self, module: nn.Module, ids: list[int], *, num_tokens: int, temperature: float, seed: int) -> list[int]:

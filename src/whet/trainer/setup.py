@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -16,12 +16,15 @@ from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
 from whet.trainer.lora import with_lora
 from whet.trainer.model import Batch, TrainedModel, add_dropout, new_model, open_model
+from whet.trainer.placing import on_device
 from whet.trainer.pruning import check_structured, cut_to_size
+from whet.trainer.share import WHOLE, Share
 from whet.trainer.teacher import Teacher, open_teacher
 from whet.trainer.tokens.file_digests import tokens_cache, weights_digest
 from whet.trainer.workload import workload_of
 
 ACCUMULATION = "accumulation"
+_CPU = torch.device("cpu")
 # What must not change between two starts of a run: it would be another training.
 _FIXED = ("seed", "model", "batch", "optimizer")  # besides the recipe and the data
 _FIXED_IF_THERE = ("distill", "lora", "prune")
@@ -35,6 +38,8 @@ class SetUp:
         steps: The techniques that are applied.
         notes: What people should know before it begins.
         files: Digests of other models that the run depends on, by their names in messages.
+        share: Which rows of a batch this process sees.
+        device: What is trained on.
     """
 
     config: TrainConfig
@@ -44,13 +49,15 @@ class SetUp:
     notes: tuple[str, ...] = ()
     teacher: Teacher | None = None
     files: dict[str, str] = field(default_factory=dict)
+    share: Share = WHOLE
+    device: torch.device = _CPU
 
     def workload(self, begin: int = 0) -> TrainingWorkload:
         """Return the training run whose first step is the one after `begin` steps."""
         found = workload_of(
             self.config,
             self.model,
-            self.data.batches(begin),
+            on_device(self.data.batches(begin, self.share), self.device),
             self.held_out,
             self.config.out.name or "training",
         )
@@ -59,7 +66,24 @@ class SetUp:
     @cached_property
     def held_out(self) -> list[Batch]:
         """Return the batches that are scored, the same ones each time."""
-        return self.data.held_out(self.config.evaluation.num_rows)
+        return list(on_device(self.data.held_out(self.config.evaluation.num_rows), self.device))
+
+    @property
+    def rows_at_once(self) -> int:
+        """Return the most rows that a process computes at once."""
+        number = next((step.options.get("num_parts", 2) for step in self.steps if step.technique == ACCUMULATION), 1)
+        size = self.config.batch.global_batch_size
+        return min(-(-size // int(number)), self.share.most(size))
+
+    def divided(self, share: Share, device: torch.device) -> "SetUp":
+        """Return the set-up of one of several processes, whose model lies on its device.
+
+        Raises:
+            OptionError: There are fewer rows in a batch than processes that share it.
+        """
+        share.check(self.config.batch.global_batch_size)
+        self.model.module.to(device)
+        return replace(self, share=share, device=device)
 
     @property
     def identity(self) -> dict[str, str]:

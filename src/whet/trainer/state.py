@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from whet.core.workload.training import Trainer
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from whet.core.workload.training import Trainer, seed_everything
+from whet.parallel.division import Division, inner_optimizer
+from whet.parallel.pieces import Piece, is_first_copy, piece_of
+from whet.parallel.rank_trainer import seed_of
 from whet.trainer.checkpoints import (
     TrainingState,
     generator_state,
@@ -12,28 +18,32 @@ from whet.trainer.checkpoints import (
     model_tensors,
     optimizer_tensors,
 )
+from whet.trainer.checkpoints.generators import RANDOM
+from whet.trainer.checkpoints.optimizer_state import OPTIMIZER
 from whet.trainer.checkpoints.state import MODEL
 from whet.trainer.gradual_pruning import GradualPruning
 
 RUN = "run"  # the part of a checkpoint that the loop itself keeps
 _SCHEDULE = "schedule"
 _OF_SCHEDULE = ("last_epoch", "base_lrs", "_last_lr", "_step_count")
+_DEGREES = "degrees"
 
 
 def state_of(
     trainer: Trainer,
     values: dict[str, Any],
+    division: Division,
     pruning: GradualPruning | None = None,
     *,
     saves_frozen: bool = True,
 ) -> TrainingState:
-    """Return the state of a training between two steps. Tensors are not copied.
+    """Return the state of a training between two steps, of several processes this one's part. Tensors are not copied.
 
     Args:
         values: What the loop keeps: numbers, texts, and lists and dicts of these.
         saves_frozen: Whether parameters are saved that are not trained. `restore` needs none of them.
     """
-    kept: dict[str, Any] = {RUN: values}
+    kept: dict[str, Any] = {RUN: values, _DEGREES: division.degrees.sizes}
     if trainer.scheduler is not None:
         known = trainer.scheduler.state_dict()
         kept[_SCHEDULE] = {name: known[name] for name in _OF_SCHEDULE}
@@ -42,8 +52,37 @@ def state_of(
         frozen = _frozen(trainer)
         model = TrainingState({name: x for name, x in model.tensors.items() if name not in frozen})
     found = TrainingState(values=kept) | model
-    found = found | optimizer_tensors(trainer.model, trainer.optimizer) | generator_state()
-    return found if pruning is None else found | pruning.state()
+    found = found | optimizer_tensors(trainer.model, inner_optimizer(trainer.optimizer))
+    found = found if pruning is None else found | pruning.state()
+    return _own_part(found, division) | _of_rank(generator_state(), division.ranks.rank)
+
+
+def _own_part(state: TrainingState, division: Division) -> TrainingState:
+    """Return what this process saves of a state: its parts of tensors, and whole ones that no other process saves."""
+    if division.is_alone:
+        return state
+    tensors: dict[str, Tensor] = {}
+    pieces: dict[str, Piece] = {}
+    for name, tensor in state.tensors.items():
+        if isinstance(tensor, DTensor):
+            if is_first_copy(tensor):
+                tensors[name], pieces[name] = piece_of(tensor)
+        elif not division.holds_copies or (division.divides_state and name.startswith(f"{OPTIMIZER}.")):
+            tensors[name] = tensor
+    has_more = division.divides_state and not division.ranks.is_first
+    values = {OPTIMIZER: state.values[OPTIMIZER]} if has_more else {}
+    return TrainingState(tensors, state.values if division.ranks.is_first else values, pieces)
+
+
+def _of_rank(generators: TrainingState, rank: int) -> TrainingState:
+    """Return the states of a process's generators under names of its own; those of the first one keep theirs."""
+    part = _random(rank)
+    tensors = {f"{part}.{name.partition('.')[2]}": x for name, x in generators.tensors.items()}
+    return TrainingState(tensors, {part: generators.values[RANDOM]})
+
+
+def _random(rank: int) -> str:
+    return f"{RANDOM}_{rank}" if rank else RANDOM
 
 
 def _frozen(trainer: Trainer) -> set[str]:
@@ -52,11 +91,13 @@ def _frozen(trainer: Trainer) -> set[str]:
     return {f"{MODEL}.{name}" for name, p in parameters if not p.requires_grad}
 
 
-def restore(trainer: Trainer, state: TrainingState, pruning: GradualPruning | None = None) -> None:
-    """Put the state of a training back.
+def restore(
+    trainer: Trainer, state: TrainingState, division: Division, pruning: GradualPruning | None = None
+) -> tuple[str, ...]:
+    """Put the state of a training back, and return what should be known.
 
     Args:
-        trainer: The training, made of the same model, optimiser and recipe.
+        trainer: The training, made of the same model, optimiser and recipe; processes may be divided otherwise.
 
     Raises:
         CheckpointError: The state is another training's.
@@ -64,12 +105,44 @@ def restore(trainer: Trainer, state: TrainingState, pruning: GradualPruning | No
     # A checkpoint without the parameters that are not trained is completed with the model's own.
     own = model_tensors(trainer.model).tensors
     frozen = {name: own[name] for name in _frozen(trainer) if name not in state.tensors}
-    load_model(trainer.model, TrainingState({**state.tensors, **frozen}, state.values))
+    load_model(trainer.model, TrainingState({**state.tensors, **frozen}, state.values) if frozen else state)
     if pruning is not None:
         pruning.restore(state)
-    load_optimizer(trainer.model, trainer.optimizer, state)
+    load_optimizer(trainer.model, inner_optimizer(trainer.optimizer), state, is_part=division.divides_state)
     if trainer.scheduler is not None:
         # The functions of the schedule are those of the configuration.
         functions = [None] * len(trainer.optimizer.param_groups)
         trainer.scheduler.load_state_dict({**state.values[_SCHEDULE], "lr_lambdas": functions})
-    load_generators(state)
+        _set_rates(trainer)
+    return _restore_generators(state, division)
+
+
+def _set_rates(trainer: Trainer) -> None:
+    """Give the optimiser of all processes the rates of its part, which the checkpoint has."""
+    inner = inner_optimizer(trainer.optimizer)
+    if inner is not trainer.optimizer:
+        for group, saved in zip(trainer.optimizer.param_groups, inner.param_groups, strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
+
+
+def _restore_generators(state: TrainingState, division: Division) -> tuple[str, ...]:
+    rank = division.ranks.rank
+    same = state.values.get(_DEGREES, {}) in ({}, division.degrees.sizes)
+    part = _random(rank)
+    if rank and (not same or part not in state.values):
+        seed_everything(seed_of(trainer_seed(state), division.data_rank, state.values[RUN]["step"]))
+        return ()
+    tensors = {f"{RANDOM}.{name.partition('.')[2]}": x for name, x in _part(state, part).items()}
+    notes = load_generators(TrainingState(tensors, {RANDOM: state.values[part]}))
+    if same:
+        return notes
+    return (*notes, "the processes are divided otherwise than when this was saved: dropout draws other numbers now")
+
+
+def _part(state: TrainingState, part: str) -> dict[str, Tensor]:
+    return {name: state.tensors[name] for name in state.tensors if name.startswith(f"{part}.")}
+
+
+def trainer_seed(state: TrainingState) -> int:
+    """Return the seed of the run that a state is of."""
+    return int(state.values[RUN].get("seed", 0))

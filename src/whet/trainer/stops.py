@@ -11,6 +11,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Stop:
     """Remember the number of the signal that has asked a run to end; None so far."""
 
+    SIGNALS = _SIGNALS
+
     def __init__(self) -> None:
         self.number: int | None = None
 

@@ -7,14 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from whet.errors import OptionError
+from whet.errors import OptionError, RanksError
+from whet.measure.device import usable_device
+from whet.parallel.division import division_of
+from whet.parallel.ranks import Ranks, joined, restart_count, started_together
 from whet.trainer.checkpoints import step_directories
 from whet.trainer.config import TrainConfig, read_config
-from whet.trainer.loop import CHECKPOINTS, TrainResult, run
-from whet.trainer.setup import set_up
+from whet.trainer.loop import CHECKPOINTS, run
+from whet.trainer.result import TrainResult
+from whet.trainer.setup import SetUp, set_up
 from whet.trainer.tuned import TUNED, Progress, is_tuned, tuned_recipe
 from whet.ui.units import duration_s
 
+_SET_UP_S = 24 * 3600.0  # to split a large text into tokens may take long
 Objective = Literal["throughput", "memory"]
 
 
@@ -51,6 +56,11 @@ def train(
     say = say or partial(print, file=sys.stderr, flush=True)
     tune_budget_s = duration_s("tune_budget_s", tune_budget_s)
     read = read_config(Path(config), changes)
+    if started_together():
+        if tune is not None:
+            raise OptionError("--tune looks for a recipe in one process; find it without torchrun, then start all")
+        return _train_together(read, resume=resume, say=say)
+    division = division_of(read.parallel, Ranks(), usable_device(read.device, "device"))
     found = read.out / TUNED
     if tune is not None:
         _check_tuning(read, found, resume=resume)
@@ -62,10 +72,49 @@ def train(
         read = _with_recipe(read, found)
         setup = set_up(read, say)
         resume = False  # only the search went on
+    _introduce(setup, say)
+    return run(setup, resume=resume, say=say, division=division)
+
+
+def _train_together(config: TrainConfig, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
+    """Train on the processes that torchrun started, of which this is one."""
+    kind = config.device.partition(":")[0]
+    with joined(kind, config.parallel.timeout_s) as ranks:
+        if not ranks.is_first:
+            say = _say_nothing
+        name = kind if kind == "cpu" else f"{kind}:{ranks.local_rank}"
+        device = ranks.all_succeed("the devices", lambda: usable_device(name, "device"))
+        division = ranks.all_succeed("the plan", lambda: division_of(config.parallel, ranks, device))
+        recipe = config.out / TUNED
+        if resume and is_tuned(recipe):
+            config = _with_recipe(config, recipe)
+        # The first process splits the text into tokens, and the others on its machine find them.
+        setup = ranks.all_succeed("the set-up", lambda: set_up(config, say) if ranks.is_first else None, _SET_UP_S)
+        setup = ranks.all_succeed("the others' set-up", lambda: setup or set_up(config, say), _SET_UP_S)
+        told = ranks.gather("what is trained", setup.identity)
+        for rank, identity in enumerate(told):
+            if differs := [name for name in identity if identity[name] != told[0].get(name)]:
+                raise RanksError(
+                    f"rank {rank} has another {differs[0]} than rank 0; give all machines the same files and "
+                    "configuration",
+                    is_told=not ranks.is_first,
+                )
+        _introduce(setup, say)
+        sizes = {name: degree for name, degree in division.degrees.sizes.items() if degree > 1}
+        say(f"{ranks.world_size} processes: {', '.join(f'{name} {degree}' for name, degree in sizes.items())}")
+        has_begun = bool(step_directories(config.out / CHECKPOINTS))
+        resume = resume or ranks.of_first("whether to resume", restart_count() > 0 and has_begun)
+        return run(setup, resume=resume, say=say, division=division)
+
+
+def _say_nothing(text: str) -> None:
+    """Say nothing: the first process tells people."""
+
+
+def _introduce(setup: SetUp, say: Callable[[str], None]) -> None:
     say(f"{setup.model.name}; {setup.data.name}")
     if setup.steps:
         say(f"recipe: {' + '.join(map(str, setup.steps))}")
-    return run(setup, resume=resume, say=say)
 
 
 def _check_tuning(config: TrainConfig, directory: Path, *, resume: bool) -> None:

@@ -37,6 +37,15 @@ def parts_of(batch: Any, number: int) -> list[Any]:
     return [_sliced(batch, size, slice(a, b)) for a, b in pairwise(ends)]
 
 
+def rows_of_batch(batch: Any, rows: slice) -> Any:
+    """Return some samples of a batch, as a batch that shares its memory.
+
+    Raises:
+        RecipeError: Something in the batch has no first dimension of samples.
+    """
+    return _sliced(batch, num_samples_of(batch), rows)
+
+
 def joined(batches: Sequence[Any]) -> Any:
     """Return batches as one, with the samples of all of them in their order.
 

@@ -279,7 +279,10 @@ class Trainer:
         return loss
 
     def _loss(self, batch: Any) -> Tensor:
-        loss = self._workload.loss(self.model, batch)
+        return self._checked(self._workload.loss(self.model, batch))
+
+    @staticmethod
+    def _checked(loss: object) -> Tensor:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise TargetError(f"loss(model, batch) must return a tensor of one element, not {type_name(loss)}")
         return loss

@@ -26,16 +26,20 @@ unpickled.
 """
 
 import contextlib
+import json
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from whet.errors import CheckpointError, OptionError, OutputError, named_reason
+from whet.errors import CheckpointError, OptionError, OutputError, RanksError, named_reason
 from whet.files import usable_directory
+from whet.parallel.pieces import Piece
+from whet.parallel.ranks import Ranks
 from whet.trainer.checkpoints.encoding import json_text
 from whet.trainer.checkpoints.host_copy import HostCopy
 from whet.trainer.checkpoints.manifest import (
@@ -111,6 +115,7 @@ class Checkpoints:
         keep_every: Checkpoints of steps that are multiples of it are kept for ever; None for no such step.
         when_busy: What a save does while the checkpoint of before is still being written: "wait" for it, or "skip".
         shard_bytes: The tensors of a part are divided into files of about this size at most.
+        ranks: The processes that train together, each of which writes its part; all make the same calls.
 
     Attributes:
         last_written: The checkpoint that was written last; None before the first.
@@ -127,6 +132,7 @@ class Checkpoints:
         keep_every: int | None = None,
         when_busy: Literal["wait", "skip"] = "wait",
         shard_bytes: int = _SHARD_BYTES,
+        ranks: Ranks | None = None,
     ) -> None:
         for name, value in (("keep", keep), ("keep_every", keep_every), ("shard_bytes", shard_bytes)):
             if value is not None and value < 1:
@@ -136,7 +142,10 @@ class Checkpoints:
         self.directory = Path(directory)
         self.last_written: Written | None = None
         self._keep, self._keep_every, self._when_busy = keep, keep_every, when_busy
-        self._copy = HostCopy(shard_bytes)
+        self._ranks = ranks or Ranks()
+        if when_busy == "skip" and not self._ranks.is_alone:
+            raise OptionError("several processes skip no checkpoint, since some might; leave when_busy out")
+        self._copy = HostCopy(shard_bytes, "" if self._ranks.is_alone else f"-rank{self._ranks.rank:05d}")
         self._writer: ThreadPoolExecutor | None = None
         self._pending: Future[Written] | None = None
 
@@ -180,24 +189,29 @@ class Checkpoints:
         copied_s = time.perf_counter() - began
         if self._writer is None:  # the interpreter ends after the last checkpoint is written
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="whet-checkpoint")
-        self._pending = self._writer.submit(self._write, step, values)
+        self._pending = self._writer.submit(self._write, step, values, state.pieces)
         if wait:
             self.wait()
         return Saving(step, waited_s=waited_s, copied_s=copied_s, num_bytes=self._copy.num_bytes)
 
-    def _write(self, step: int, values: bytes) -> Written:
+    def _write(self, step: int, values: bytes, pieces: Mapping[str, Piece]) -> Written:
         """Write what was copied, and remove what is kept no longer. This runs in the thread."""
         began = time.perf_counter()
-        remove_left_overs(self.directory)
-        path = write_checkpoint(self.directory, step, self._copy, values)
+        if self._ranks.is_first:
+            remove_left_overs(self.directory)
+        path = write_checkpoint(self.directory, step, self._copy, json.loads(values), pieces, self._ranks)
         written = Written(path, step, time.perf_counter() - began, self._copy.num_bytes)
         self.last_written = written
+        if self._ranks.is_first:
+            self._remove_old()
+        return written
+
+    def _remove_old(self) -> None:
         for old in superseded(sized_steps(self.directory), keep=self._keep, keep_every=self._keep_every):
             try:
                 remove_checkpoint(old)
             except OSError as error:  # another process may have removed it
                 _LOG.warning("%s cannot be removed, and stays: %s", old, error.strerror or error)
-        return written
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk.
@@ -210,7 +224,7 @@ class Checkpoints:
             return
         try:
             pending.result()
-        except OutputError:
+        except (OutputError, RanksError):
             raise
         except Exception as error:
             raise OutputError(

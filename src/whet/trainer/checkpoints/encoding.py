@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from whet.errors import CheckpointError, OptionError, foreign, type_name
 
@@ -26,8 +27,8 @@ _SUBCLASSES = {
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is no subclass, or one that differs in nothing but its name."""
-    return type(tensor) in (Tensor, nn.Parameter)
+    """Return whether a tensor is no subclass, or one that differs in its name alone, or in where its parts lie."""
+    return type(tensor) in (Tensor, nn.Parameter, DTensor)
 
 
 def encoded(value: Any, tensors: dict[str, Tensor], name: str) -> Any:

@@ -68,14 +68,15 @@ class HostCopy:
 
     Args:
         shard_bytes: The tensors of a part are divided into files of about this size at most.
+        of_rank: What the names of this process's files end with, where several processes write.
 
     Attributes:
         files: The files' contents, as of the last copy.
         aliases: Names of tensors that share their memory with another one, and that one's name.
     """
 
-    def __init__(self, shard_bytes: int) -> None:
-        self._shard_bytes = shard_bytes
+    def __init__(self, shard_bytes: int, of_rank: str = "") -> None:
+        self._shard_bytes, self._of_rank = shard_bytes, of_rank
         self._places: list[Place] = []
         self._is_pinned = False
         self.files: list[StagedFile] = []
@@ -98,7 +99,7 @@ class HostCopy:
             return
         self.files, self.aliases, self._places = [], {}, []  # the old memory goes first
         try:
-            self.files = _laid_out(places, self._shard_bytes, is_pinned=is_pinned)
+            self.files = _laid_out(places, self._shard_bytes, self._of_rank, is_pinned=is_pinned)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -161,7 +162,7 @@ def _kind(tensor: Tensor) -> str:
     return f"a tensor of {tensor.dtype}, {tensor.layout}"
 
 
-def _laid_out(places: list[Place], shard_bytes: int, *, is_pinned: bool) -> list[StagedFile]:
+def _laid_out(places: list[Place], shard_bytes: int, of_rank: str, *, is_pinned: bool) -> list[StagedFile]:
     """Return files with room for tensors: one for each part, or several where it is large."""
     files = []
     for part in dict.fromkeys(name.partition(".")[0] for name, *_ in places):
@@ -173,7 +174,7 @@ def _laid_out(places: list[Place], shard_bytes: int, *, is_pinned: bool) -> list
         shards = _shards(mine, shard_bytes)
         for number, shard in enumerate(shards, 1):
             of_many = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
-            files.append(_file(f"{part}{of_many}.safetensors", part, shard, is_pinned=is_pinned))
+            files.append(_file(f"{part}{of_rank}{of_many}.safetensors", part, shard, is_pinned=is_pinned))
     return files
 
 

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from whet.errors import CheckpointError, reason
 from whet.files import names_in
+from whet.parallel.pieces import Piece
 
-VERSION = 1  # of the layout
+VERSION, VERSION_OF_WHOLE_TENSORS = 2, 1  # of the layout: from 2 on, files may hold parts of tensors
 MANIFEST, COMPLETE, VALUES, PINNED = "manifest.json", "complete", "state.json", "pinned"
 _NAME = re.compile(r"step-(\d{8,})(?:-\d+)?")
 _FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"  # no path: a checkpoint may come from outside
@@ -31,6 +32,7 @@ class SavedFile(BaseModel):
         name: Its name, without a directory.
         part: The first word of the names of its tensors, which the file itself leaves out; None of the values.
         sha256: The digest of its content, in hexadecimal digits.
+        pieces: Where the tensors of which it holds a part lie in the whole ones, by their names in the file.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,6 +41,7 @@ class SavedFile(BaseModel):
     part: str | None
     size_bytes: int
     sha256: str
+    pieces: dict[str, Piece] = {}
 
 
 class Manifest(BaseModel):

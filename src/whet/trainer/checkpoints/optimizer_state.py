@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from whet.errors import CheckpointError, OptionError, foreign
+from whet.parallel.pieces import part_for
 from whet.trainer.checkpoints.encoding import decoded, encoded, is_plain
 from whet.trainer.checkpoints.state import TrainingState, saved_part
 
@@ -62,7 +63,16 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> TrainingState:
     return TrainingState(tensors, {OPTIMIZER: value})
 
 
-def load_optimizer(model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
+def joined_optimizers(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return the value "optimizer" of two processes, each of which holds the state of some parameters, as one."""
+    groups = []
+    for mine, theirs in zip(first["groups"], other["groups"], strict=True):
+        known = set(mine["names"])
+        groups.append({**mine, "names": [*mine["names"], *(name for name in theirs["names"] if name not in known)]})
+    return {**first, "groups": groups, "state": {**first["state"], **other["state"]}}
+
+
+def load_optimizer(model: nn.Module, optimizer: Optimizer, state: TrainingState, *, is_part: bool = False) -> None:
     """Give an optimiser the state that `optimizer_tensors` took, bit for bit.
 
     Each tensor keeps its dtype and lies on the device where the optimiser itself would have put it. The tensors of the
@@ -71,6 +81,7 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, state: TrainingState)
     Args:
         model: The model whose parameters it updates.
         optimizer: An optimiser of the same class, whose groups hold the same parameters, in any order.
+        is_part: Whether its groups hold some of the parameters, and other processes the others.
 
     Raises:
         CheckpointError: The state is another optimiser's, or of other groups of parameters.
@@ -88,8 +99,10 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, state: TrainingState)
         for name, p in zip(group_names, group["params"], strict=True)
     }
     with foreign(CheckpointError, "the checkpoint's part 'optimizer' is damaged"):
-        states = {name: _entry(name, entry, state.tensors, parameters[name]) for name, entry in saved["state"].items()}
-        groups = _groups(saved["groups"], names, optimizer.param_groups, state.tensors)
+        mine = [name for name in saved["state"] if name in parameters or not is_part]
+        states = {name: _entry(name, saved["state"][name], state.tensors, parameters[name]) for name in mine}
+        known = _of_names(saved["groups"], names) if is_part else saved["groups"]
+        groups = _groups(known, names, optimizer.param_groups, state.tensors)
         extra = _copied(decoded(saved["extra"], state.tensors))
     index_of = {name: index for index, name in enumerate(parameters)}
     state_dict = {
@@ -132,11 +145,11 @@ def _groups(
     Raises:
         CheckpointError: The groups hold other parameters.
     """
-    saved_of = {frozenset(group["names"]): group for group in saved}
+    saved_of = {(frozenset(group["names"]), 0 if group["names"] else n): group for n, group in enumerate(saved)}
     groups: list[dict[str, Any]] = []
     start = 0
-    for group_names, group in zip(names, own, strict=True):
-        found = saved_of.pop(frozenset(group_names), None)
+    for number, (group_names, group) in enumerate(zip(names, own, strict=True)):
+        found = saved_of.pop((frozenset(group_names), 0 if group_names else number), None)
         if found is None:
             raise CheckpointError(_other_groups(saved, names))
         settings = _copied(decoded(found["settings"], tensors))
@@ -148,6 +161,13 @@ def _groups(
     if saved_of:
         raise CheckpointError(_other_groups(saved, names))
     return groups
+
+
+def _of_names(saved: list[dict[str, Any]], names: list[list[str]]) -> list[dict[str, Any]]:
+    """Return saved groups with those of their parameters alone that a part of the optimiser holds."""
+    if len(saved) != len(names) or any(set(own) - set(group["names"]) for group, own in zip(saved, names, strict=True)):
+        raise CheckpointError(_other_groups(saved, names))
+    return [{**group, "names": own} for group, own in zip(saved, names, strict=True)]
 
 
 def _other_groups(saved: list[dict[str, Any]], names: list[list[str]]) -> str:
@@ -169,7 +189,7 @@ def _prefix(name: str) -> str:
 
 def _encoded_entry(entry: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> Any:
     """Return a parameter's state for JSON. Where it is tensors alone, as usual, their keys say everything."""
-    is_usual = all(type(key) is str and type(value) is Tensor for key, value in entry.items())
+    is_usual = all(type(key) is str and isinstance(value, Tensor) and is_plain(value) for key, value in entry.items())
     if not is_usual or any(f"{prefix}.{key}" in tensors for key in entry):
         return encoded(dict(entry), tensors, prefix)
     tensors.update((f"{prefix}.{key}", value) for key, value in entry.items())
@@ -182,11 +202,15 @@ def _entry(name: str, value: Any, tensors: Mapping[str, Tensor], p: nn.Parameter
         value = {key: {"$tensor": f"{_prefix(name)}.{key}"} for key in value}
     entry: dict[str, Any] = decoded(value, tensors)
     return {
-        key: torch.empty_like(p, dtype=x.dtype, device=x.device, requires_grad=False).copy_(x)
-        if isinstance(x, Tensor) and is_plain(x) and x.shape == p.shape
-        else _copied(x)
+        key: _placed(x, p) if isinstance(x, Tensor) and is_plain(x) and x.shape == p.shape else _copied(x)
         for key, x in entry.items()
     }
+
+
+def _placed(x: Tensor, p: nn.Parameter) -> Tensor:
+    """Return a copy with a parameter's strides; of one that is divided among processes, this one's part."""
+    part = part_for(x, p)
+    return part if part is not x else torch.empty_like(p, dtype=x.dtype, device=x.device, requires_grad=False).copy_(x)
 
 
 def _copied(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Hold what a checkpoint saves, and take it from a model and from everything with a state_dict."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import CheckpointError, OptionError, foreign, type_name
+from whet.parallel.pieces import Piece, part_for
 from whet.trainer.checkpoints.encoding import decoded, encoded
 
 MODEL = "model"
@@ -22,10 +23,12 @@ class TrainingState:
         tensors: Tensors by name. The first word of a name is the part that the tensor belongs to: "model.head.weight",
             "optimizer.state.head.weight.exp_avg", "random.torch".
         values: What JSON can hold: the step, the position in the data, settings, the states of schedules.
+        pieces: Where tensors that are parts lie in the whole ones, by their names.
     """
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
 
     def __or__(self, other: "TrainingState") -> "TrainingState":
         """Return both states as one.
@@ -36,7 +39,9 @@ class TrainingState:
         both = sorted((self.tensors.keys() & other.tensors.keys()) | (self.values.keys() & other.values.keys()))
         if both:
             raise OptionError(f"two parts of a checkpoint are named {both[0]!r}; give each a name of its own")
-        return TrainingState({**self.tensors, **other.tensors}, {**self.values, **other.values})
+        return TrainingState(
+            {**self.tensors, **other.tensors}, {**self.values, **other.values}, {**self.pieces, **other.pieces}
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -72,13 +77,23 @@ def model_tensors(model: nn.Module) -> TrainingState:
 
 
 def load_model(model: nn.Module, state: TrainingState) -> None:
-    """Load a model's parameters and buffers. Nothing is changed where they do not fit.
+    """Load a model's parameters and buffers; of those that are divided among processes, this one's part.
+
+    Nothing is changed where they do not fit.
 
     Raises:
         CheckpointError: A tensor is missing or unexpected, or has another shape or dtype.
     """
-    saved = {name.removeprefix(f"{MODEL}."): x for name, x in state.tensors.items() if name.startswith(f"{MODEL}.")}
-    faults = list(_faults(saved, model_tensors(model).tensors))
+    own = {name.removeprefix(f"{MODEL}."): x for name, x in model_tensors(model).tensors.items()}
+    names = {name.removeprefix(f"{MODEL}.") for name in state.tensors if name.startswith(f"{MODEL}.")}
+    saved, faults = {}, []
+    for name in sorted(own.keys() | names):
+        whole = state.tensors[f"{MODEL}.{name}"] if name in names else None
+        fault = _fault(name, whole, own.get(name))
+        if fault:
+            faults.append(fault)
+        elif whole is not None and not faults:
+            saved[name] = part_for(whole, own[name])
     if faults:
         more = f" and {len(faults) - _MOST_NAMES} more" if len(faults) > _MOST_NAMES else ""
         raise CheckpointError(
@@ -89,18 +104,17 @@ def load_model(model: nn.Module, state: TrainingState) -> None:
         model.load_state_dict(saved)
 
 
-def _faults(saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield what differs between the saved tensors and a model's own."""
-    own = {name.removeprefix(f"{MODEL}."): x for name, x in tensors.items()}
-    for name in sorted(own.keys() | saved.keys()):
-        if name not in saved:
-            yield f"it lacks {name}"
-        elif name not in own:
-            yield f"the model has no {name}"
-        elif saved[name].shape != own[name].shape:
-            yield f"{name} has the shape {list(saved[name].shape)}, and the model's {list(own[name].shape)}"
-        elif saved[name].dtype != own[name].dtype:
-            yield f"{name} is {saved[name].dtype}, and the model's is {own[name].dtype}"
+def _fault(name: str, saved: Tensor | None, own: Tensor | None) -> str:
+    """Return what differs between a saved tensor and the model's own; "" for nothing."""
+    if saved is None:
+        return f"it lacks {name}"
+    if own is None:
+        return f"the model has no {name}"
+    if saved.shape != own.shape:
+        return f"{name} has the shape {list(saved.shape)}, and the model's {list(own.shape)}"
+    if saved.dtype != own.dtype:
+        return f"{name} is {saved.dtype}, and the model's is {own.dtype}"
+    return ""
 
 
 def state_of(name: str, thing: HasState) -> TrainingState:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from whet.errors import OptionError, TargetError
 from whet.techniques.mechanisms.packing.packing import IGNORED, TokenBatch, token_batch
+from whet.trainer.share import WHOLE, Share
 from whet.trainer.tokens.order import Order
 from whet.trainer.tokens.row_plan import row_plan
 from whet.trainer.tokens.store import TokenStore
@@ -173,13 +174,13 @@ class TokenBatches(Dataset[TokenBatch]):
         self.rows, self.batch_size, self.start = rows, batch_size, _checked_start(start)
         self.order = Order(len(rows), seed, shuffle=shuffle)
 
-    def batch_at(self, step: int) -> TokenBatch:
-        """Return the batch of a step, from 0.
+    def batch_at(self, step: int, share: Share = WHOLE) -> TokenBatch:
+        """Return the batch of a step, from 0, or a process's share of it.
 
         Raises:
             OptionError: The step is negative.
         """
-        return self.rows.batch(self.order.items(step * self.batch_size, self.batch_size))
+        return self.rows.batch(self.order.items(step * self.batch_size, self.batch_size)[share.of(self.batch_size)])
 
     def epoch_at(self, step: int) -> float:
         """Return how many times the rows were gone over when a step begins."""

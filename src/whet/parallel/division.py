@@ -1,0 +1,201 @@
+"""Divide a model among processes as a plan says: meshes, shards, wrappers, and the optimiser of a part."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from whet.errors import OptionError
+from whet.parallel.clipping import clip_gradients
+from whet.parallel.plan import Degrees, ParallelPlan, degrees_of
+from whet.parallel.ranks import Ranks
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Division:
+    """Divide the work of a training among processes.
+
+    Attributes:
+        plan: What was asked for.
+        degrees: How many processes share what; their product is the world size.
+        device: The device of this process.
+    """
+
+    plan: ParallelPlan
+    ranks: Ranks
+    degrees: Degrees
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @classmethod
+    def alone(cls) -> "Division":
+        """Return the division of one process that does all."""
+        return cls(ParallelPlan(), Ranks(), Degrees())
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """Return the processes by their places in each dimension of the plan."""
+        sizes = self.degrees.sizes
+        return init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    @property
+    def is_alone(self) -> bool:
+        return self.ranks.is_alone
+
+    @cached_property
+    def data_rank(self) -> int:
+        """Return which share of the rows this process sees."""
+        if self.is_alone:
+            return 0
+        places = [self.mesh.get_local_rank(name) for name in ("replicate", "shard")]
+        return places[0] * self.degrees.shard + places[1]
+
+    @cached_property
+    def data_group(self) -> Any:
+        """Return the group of the processes that see other rows, and hold the same part of the model."""
+        number = self.degrees.data
+        ranks = self.mesh.mesh.permute(0, 3, 4, 1, 2).reshape(-1, number)
+        group, _ = distributed.new_subgroups_by_enumeration(ranks.tolist())
+        return group
+
+    def share(self, model: nn.Module) -> None:
+        """Divide a model's parameters in place. The optimiser is made afterwards, of the parameters that there are now.
+
+        Raises:
+            OptionError: The plan does not fit the model.
+        """
+        if self.is_alone or self.plan.stage < 2:
+            return
+        options: dict[str, Any] = {
+            "mesh": self.mesh["replicate", "shard"] if self.degrees.replicate > 1 else self.mesh["shard"],
+            "reshard_after_forward": self.plan.stage == 3,
+            "mp_policy": self._precision(),
+            "offload_policy": CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+            if self.plan.offload == "parameters"
+            else OffloadPolicy(),
+        }
+        for block in blocks_of(model):
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+
+    def _precision(self) -> MixedPrecisionPolicy:
+        name, reduce = self.plan.param_dtype, self.plan.reduce_dtype
+        return MixedPrecisionPolicy(
+            param_dtype=None if name is None else _DTYPES[name],
+            reduce_dtype=None if reduce is None else _DTYPES[reduce],
+        )
+
+    def called(self, model: nn.Module) -> nn.Module:
+        """Return what is called in the place of a model, so that its gradients are summed over processes."""
+        if self.is_alone or self.plan.stage >= 2 or self.degrees.data == 1:
+            return model
+        return DistributedDataParallel(
+            model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            process_group=self.data_group,
+            bucket_cap_mb=self.plan.bucket_cap_mb,
+            static_graph=self.plan.static_graph,
+            gradient_as_bucket_view=self.plan.gradient_as_bucket_view,
+            find_unused_parameters=self.plan.find_unused_parameters,
+        )
+
+    def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Any], Optimizer]:
+        """Return what makes the optimiser of this process's part, given what makes the whole one."""
+        if self.is_alone or self.plan.stage != 1:
+            return make
+        return lambda parameters: _divided(make(parameters), self.data_group)
+
+    def summed_later(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Keep the gradients of the block on their process; those of the next backward without it are summed too."""
+        if isinstance(model, DistributedDataParallel):
+            return model.no_sync()
+        return contextlib.nullcontext()
+
+    def set_last(self, model: nn.Module, is_last: bool) -> None:
+        """Say whether the next backward is the last one before a step."""
+        if isinstance(model, FSDPModule):
+            model.set_is_last_backward(is_last)
+
+    def total_of_all(self, numbers: Iterable[float]) -> list[float]:
+        """Return the sums of numbers over all processes."""
+        given = torch.tensor([float(one) for one in numbers], dtype=torch.float64)
+        if not self.is_alone:
+            distributed.all_reduce(given)
+        found: list[float] = given.tolist()
+        return found
+
+    def total(self, numbers: Iterable[float]) -> list[float]:
+        """Return the sums of numbers over the processes that see other rows."""
+        given = torch.tensor(list(numbers), dtype=torch.float64)
+        if self.degrees.data > 1:
+            distributed.all_reduce(given, group=self.data_group)
+        found: list[float] = given.tolist()
+        return found
+
+    @property
+    def divides_state(self) -> bool:
+        """Return whether processes hold the optimiser's state of different parameters."""
+        return self.plan.stage == 1 or self.degrees.pipeline > 1
+
+    @cached_property
+    def holds_copies(self) -> bool:
+        """Return whether another process, which comes first, holds a copy of what this one has undivided."""
+        return not self.is_alone and (self.data_rank > 0 or self.mesh.get_local_rank("tensor") > 0)
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+        """Clip gradients by the norm over all processes, and return it."""
+        return clip_gradients(parameters, max_norm)
+
+
+def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Division:
+    """Return how a plan divides the work among the processes that were started.
+
+    Raises:
+        OptionError: The degrees do not multiply to their number.
+    """
+    degrees = degrees_of(plan, ranks.world_size)
+    if plan.stage == 1 and degrees.data == 1:
+        raise OptionError(
+            "parallel.zero_stage 1 divides the optimiser among processes, and one was started; leave it out"
+        )
+    return Division(plan, ranks, degrees, device)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that a model consists of: the members of its longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    return list(max(lists, key=lambda one: sum(p.numel() for p in one.parameters()))) if lists else []
+
+
+def inner_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimiser that holds this process's part of the state."""
+    found: Optimizer = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    return found
+
+
+def _divided(optimizer: Optimizer, group: Any) -> Optimizer:
+    """Return an optimiser of the same kind and settings, of which each process updates a part and sends it to all."""
+    groups = [dict(one) for one in optimizer.param_groups]
+    taken = inspect.signature(type(optimizer)).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in taken}
+    return ZeroRedundancyOptimizer(groups, type(optimizer), process_group=group, **settings)
+
+
+@contextlib.contextmanager
+def accumulating(division: Division, model: nn.Module, *, is_last: bool) -> Iterator[None]:
+    """Run one of several backwards of a step: gradients are summed over processes in the last one."""
+    division.set_last(model, is_last)
+    with contextlib.nullcontext() if is_last else division.summed_later(model):
+        yield
