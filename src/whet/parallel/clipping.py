@@ -20,7 +20,7 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, st
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = gradient_norm(gradients, stages)
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch's clip_grad_norm_ does
     local = [local_of(gradient) for gradient in gradients]
     for device in {one.device for one in local}:
         torch._foreach_mul_([one for one in local if one.device == device], factor.to(device))
@@ -29,7 +29,7 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, st
 
 @torch.no_grad()
 def gradient_norm(gradients: Iterable[Tensor], stages: Any = None) -> Tensor:
-    """Return the norm of all gradients together, a float32 tensor of one element; see clip_gradients."""
+    """Return the norm of all gradients together, in float32 or more, a tensor of one element; see clip_gradients."""
     by_groups: defaultdict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     device = torch.device("cpu")
     for gradient in gradients:
@@ -38,11 +38,13 @@ def gradient_norm(gradients: Iterable[Tensor], stages: Any = None) -> Tensor:
         by_groups[_sharing(gradient)].append(local)
     total = torch.zeros((), dtype=torch.float32, device=device)
     for groups, local in by_groups.items():
-        norms = torch.stack([n.float() for n in torch._foreach_norm(local)])
+        norms = torch.stack(
+            [norm.to(torch.promote_types(norm.dtype, total.dtype)) for norm in torch._foreach_norm(local)]
+        )
         squares = norms.square().sum()
         for group in groups:
             distributed.all_reduce(squares, group=group)
-        total += squares
+        total = total + squares
     if stages is not None:
         distributed.all_reduce(total, group=stages)
     return total.sqrt()

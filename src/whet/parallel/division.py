@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -181,12 +181,15 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 def inner_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimiser that holds this process's part of the state."""
-    found: Optimizer = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
-    return found
+    inner = getattr(optimizer, "optim", None)  # of ZeroRedundancyOptimizer
+    return inner if isinstance(inner, Optimizer) else optimizer
 
 
 def _divided(optimizer: Optimizer, group: Any) -> Optimizer:
     """Return an optimiser of the same kind and settings, of which each process updates a part and sends it to all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit.script, as torch imports its own optimisers
+        from torch.distributed.optim import ZeroRedundancyOptimizer
     groups = [dict(one) for one in optimizer.param_groups]
     taken = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in taken}

@@ -1,4 +1,4 @@
-"""Say how a training is divided among processes: the table [parallel] of `whet train`, and what whet.parallelize takes."""
+"""Say how a training is divided among processes: the table [parallel] of `whet train`."""
 
 from typing import Annotated, Literal
 

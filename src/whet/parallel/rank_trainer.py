@@ -9,6 +9,7 @@ from torch import Tensor
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.batch_parts import parts_of
 from whet.core.workload.training import Change, Trainer, seed_everything
+from whet.errors import OptionError
 from whet.parallel.division import Division, accumulating
 
 CountsTargets = Callable[[Any], int]
@@ -31,7 +32,16 @@ class RankTrainer(Trainer):
         num_parts: int = 1,
         change: Change | None = None,
     ) -> None:
-        """Begin a training run; `num_parts` is the micro-batches of each process."""
+        """Begin a training run; `num_parts` is the micro-batches of each process.
+
+        Raises:
+            OptionError: The plan's engine cannot accumulate them.
+        """
+        if num_parts > 1 and division.plan.static_graph:
+            raise OptionError(
+                f"parallel.static_graph needs gradients to be summed in each backward, and a step has {num_parts} "
+                "micro-batches; leave it out, or leave out batch.micro_batch_size"
+            )
         super().__init__(workload, keeps_losses=False, change=change)
         self.division, self._count, self._num_parts = division, count, num_parts
         self.called = division.called(self.model)

@@ -7,6 +7,7 @@ needed, and a thread may do it while the training's collectives go on.
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch import distributed
 
 from whet import __version__
 from whet.errors import OptionError, RanksError, WhetError, named_reason, reason
+from whet.measure.isolate import RANK, RENDEZVOUS, WORLD_SIZE
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _POLL_S = 1e-4, 1e-2  # between two looks for an answer, at first and at most
@@ -33,13 +36,14 @@ _FAILED = 2  # the exit code of a process that cannot end by itself
 
 
 def started_together() -> bool:
-    """Return whether torchrun, or something like it, started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and all(name in os.environ for name in _VARIABLES)
+    """Return whether this process is one of several: of torchrun's or something like it, or of whet's own."""
+    by_torchrun = int(os.environ.get("WORLD_SIZE", "1")) > 1 and all(name in os.environ for name in _VARIABLES)
+    return by_torchrun or int(os.environ.get(WORLD_SIZE, "1")) > 1
 
 
 def speaks() -> bool:
     """Return whether this process tells people what comes of all."""
-    return not started_together() or os.environ["RANK"] == "0"
+    return not started_together() or _place()[0] == 0
 
 
 def restart_count() -> int:
@@ -205,7 +209,7 @@ def joined(device: str = "cpu", timeout_s: float = 600.0) -> Iterator[Ranks]:
         yield Ranks(timeout_s=timeout_s)
         return
     ranks = _met(device, timeout_s)
-    with _watched(ranks):
+    with _ending_soon(), _watched(ranks):
         try:
             yield ranks
             ranks.gather("the end", None)  # where the first process holds the store, it leaves last
@@ -233,7 +237,7 @@ def _passed_on(ranks: Ranks, error: WhetError) -> WhetError:
 
 
 def _broken(ranks: Ranks, error: RuntimeError) -> Exception:
-    """Return the error to raise where a collective broke off: what the process said that failed, or which are silent."""
+    """Return the error to raise where a collective broke off: what another process said, or which ones are silent."""
     first = ranks.beats()
     began = time.monotonic()
     while time.monotonic() - began < _SILENT_S:
@@ -283,17 +287,46 @@ def _watch(ranks: Ranks, ended: threading.Event) -> None:
             failed_at = failed_at or time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > _GRACE_S and not ended.is_set():
             if ranks.is_first:
-                print(f"error: {failure}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"error: {failure}\n")
+                sys.stderr.flush()
             os._exit(_FAILED)
 
 
-def _met(device: str, timeout_s: float) -> Ranks:
+@contextlib.contextmanager
+def _ending_soon() -> Iterator[None]:
+    """Have SIGTERM, which torchrun sends where a process has failed, leave this one time to say what it knows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(_GRACE_S, os._exit, [128 + number])
+        timer.daemon = True
+        timer.start()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _place() -> tuple[int, int, int, str]:
+    """Return the rank, the world size, the rank on this machine, and where the processes meet, as init methods say."""
+    if RENDEZVOUS in os.environ:
+        rank = int(os.environ[RANK])
+        return rank, int(os.environ[WORLD_SIZE]), rank, os.environ[RENDEZVOUS]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return rank, size, int(os.environ.get("LOCAL_RANK", "0")), "env://"
+
+
+def _met(device: str, timeout_s: float) -> Ranks:
+    rank, size, local_rank, method = _place()
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if method == "env://" else method
     limit = timedelta(seconds=min(timeout_s, _JOIN_S))
     try:
         # Two connections: torch's groups may wait in one of them, and signs of life go on in the other.
-        stores = [next(distributed.rendezvous("env://", timeout=limit))[0] for _ in range(2)]
+        stores = [next(distributed.rendezvous(method, rank, size, timeout=limit))[0] for _ in range(2)]
     except (RuntimeError, ValueError) as error:
         raise OptionError(
             f"the {size} processes cannot meet at {place}: {reason(error)}; choose a free port with torchrun "
@@ -304,7 +337,7 @@ def _met(device: str, timeout_s: float) -> Ranks:
     torch_store, own = (
         distributed.PrefixStore(f"{prefix}/{name}", store) for name, store in zip(("torch", "own"), stores, strict=True)
     )
-    ranks = Ranks(rank, size, int(os.environ.get("LOCAL_RANK", "0")), timeout_s, own)
+    ranks = Ranks(rank, size, local_rank, timeout_s, own)
     ranks.beat()
     told = ranks.gather("the start", [__version__, torch.__version__, device], min(timeout_s, _JOIN_S))
     if any(one != told[0] for one in told):

@@ -136,7 +136,10 @@ def _restore_generators(state: TrainingState, division: Division) -> tuple[str, 
     notes = load_generators(TrainingState(tensors, {RANDOM: state.values[part]}))
     if same:
         return notes
-    return (*notes, "the processes are divided otherwise than when this was saved: dropout draws other numbers now")
+    return (
+        *notes,
+        "the processes are divided otherwise than when this was saved: dropout, if any, draws other numbers",
+    )
 
 
 def _part(state: TrainingState, part: str) -> dict[str, Tensor]:
