@@ -8,7 +8,8 @@
     measure and compare       bench, compare, Claim, compare_with, read_baseline, against_baseline
     what bounds a program     profile_target, profile, profile_step, profile_trace, profile_nvtx, watch, audit
     train                     train, TrainResult, prepare, prepare_trainer, tune_script, run_script, measure_fixes,
-                              largest_batch, LargestBatch, micro_batches, BufferPool, monitor_command, Monitor
+                              largest_batch, LargestBatch, micro_batches, BufferPool, monitor_command, Monitor,
+                              parallelize, ParallelPlan
     serve                     serve, Engine, EngineOptions, SamplingParams, OutputConstraint, chat, bench_serve,
                               DynamicBatcher
     streams of frames         Stream, StreamOptions, tune_stream, StreamGoal

@@ -22,6 +22,8 @@ from .kernels.register import register_kernel as register_kernel
 from .measure.machine import Machine as Machine
 from .measure.machine import describe as describe
 from .measure.machine.measured_limits import limits as limits
+from .parallel.parallelize import parallelize as parallelize
+from .parallel.plan import ParallelPlan as ParallelPlan
 from .profiling.model.session import profile as profile
 from .profiling.step.watch import watch as watch
 from .profiling.trace.profile_trace import profile_trace as profile_trace

@@ -4,7 +4,7 @@ A tuning run has a large budget and does not wait for quiet, so that a busy mach
 what is saved, loaded and replayed; what becomes of techniques is in test_tune.py.
 
 A ```python block is a program, and a block with a title, as ```python title="model.py", is a file of that name. In a
-```sh block each line that begins with `whet` or `python` runs; `make` and `pip` lines are what continuous integration
+```sh block each line that begins with `whet`, `torchrun` or `python` runs; `make` and `pip` lines are what continuous integration
 itself runs. The blocks of one document run in order, in one directory, so that a later one may use what an earlier one
 wrote.
 """
@@ -66,6 +66,8 @@ def _parts(document: Path) -> list[list[str] | File]:
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["whet"]:
                     commands.append(["-m", *words])
+                elif words[:1] == ["torchrun"]:
+                    commands.append(["-m", "torch.distributed.run", *words[1:]])
                 elif words[:1] == ["python"] and "benchmarks/" not in line:
                     commands.append(words[1:])
                 elif words and words[0] not in ("make", "python", "pip", "git", "cd"):

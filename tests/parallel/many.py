@@ -11,7 +11,7 @@ from typing import Any
 
 from whet.measure.isolate import RANK, RENDEZVOUS, WORLD_SIZE
 
-_PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "whet.parallel.rank_trainer", "hypothesis"]
+_PRELOADED = ["torch", "whet.parallel.rank_trainer", "whet.trainer.train", "tokenizers"]
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(_PRELOADED)
 _MOST_S = 150.0
@@ -26,48 +26,65 @@ def on_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_
     Raises:
         AssertionError: One of them raised; its traceback is the message.
     """
-    with tempfile.TemporaryDirectory() as place:
-        pipes, processes = [], []
+    with Group(function, world_size, *args, timeout_s=timeout_s) as group:
+        answers = group.answers()
+    faults = [f"rank {rank}: {fault}" for rank, (fault, _) in enumerate(answers) if fault]
+    assert not faults, "\n".join(faults)
+    return [found for _, found in answers]
+
+
+class Group:
+    """Processes that call a function together. A context manager, which ends those that are left.
+
+    Without `timeout_s`, the function joins the others itself, and is called without ranks.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float | None = None
+    ) -> None:
+        self._place = tempfile.TemporaryDirectory()
+        self._pipes: list[Connection] = []
+        self.processes: list[Any] = []
         for rank in range(world_size):
             mine, theirs = _FORKS.Pipe(duplex=False)
             variables = {
                 RANK: str(rank),
                 WORLD_SIZE: str(world_size),
-                RENDEZVOUS: f"file://{Path(place) / 'meeting'}",
+                RENDEZVOUS: f"file://{Path(self._place.name) / 'meeting'}",
                 "GOMP_SPINCOUNT": "0",
             }
             process = _FORKS.Process(target=_called, args=(theirs, variables, timeout_s, function, args), daemon=True)
             process.start()
             theirs.close()
-            pipes.append(mine)
-            processes.append(process)
-        try:
-            return _answers(pipes)
-        finally:
-            for process in processes:
-                process.join(10)
-                process.kill()
-                process.join()
+            self._pipes.append(mine)  # type: ignore[arg-type]
+            self.processes.append(process)
+
+    def answers(self) -> list[tuple[str, Any]]:
+        """Return each process's traceback, or "" and what it returned."""
+        answers: dict[int, tuple[str, Any]] = {}
+        while len(answers) < len(self._pipes):
+            ready = wait([pipe for rank, pipe in enumerate(self._pipes) if rank not in answers], _MOST_S)
+            assert ready, f"only ranks {sorted(answers)} gave an answer"
+            for pipe in ready:
+                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                try:
+                    answers[rank] = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    answers[rank] = (f"rank {rank} ended without an answer", None)
+        return [answers[rank] for rank in sorted(answers)]
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.join(10)
+            process.kill()
+            process.join()
+        self._place.cleanup()
 
 
-def _answers(pipes: list[Connection]) -> list[Any]:
-    answers: dict[int, Any] = {}
-    while len(answers) < len(pipes):
-        left = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
-        ready = wait(left, _MOST_S)
-        assert ready, f"ranks {[rank for rank in range(len(pipes)) if rank not in answers]} gave no answer"
-        for pipe in ready:
-            rank = pipes.index(pipe)  # type: ignore[arg-type]
-            try:
-                answers[rank] = pipe.recv()  # type: ignore[union-attr]
-            except EOFError:
-                answers[rank] = (f"rank {rank} ended without an answer", None)
-    faults = [f"rank {rank}: {answers[rank][0]}" for rank in sorted(answers) if answers[rank][0]]
-    assert not faults, "\n".join(faults)
-    return [answers[rank][1] for rank in sorted(answers)]
-
-
-def _called(pipe: Connection, variables: dict[str, str], timeout_s: float, function: Any, args: Any) -> None:
+def _called(pipe: Connection, variables: dict[str, str], timeout_s: float | None, function: Any, args: Any) -> None:
     os.environ.update(variables)
     import torch
 
@@ -75,8 +92,11 @@ def _called(pipe: Connection, variables: dict[str, str], timeout_s: float, funct
 
     torch.set_num_threads(1)
     try:
-        with joined(timeout_s=timeout_s) as ranks:
-            found = function(ranks, *args)
+        if timeout_s is None:
+            found = function(*args)
+        else:
+            with joined(timeout_s=timeout_s) as ranks:
+                found = function(ranks, *args)
         pipe.send(("", found))
     except BaseException:  # noqa: BLE001 - the test shows it
         pipe.send((traceback.format_exc(), None))

@@ -1,4 +1,4 @@
-"""What processes do in the tests of parallel/: train a small decoder, and return what must not depend on their number."""
+"""What processes do in the tests of parallel/: train a small model, and return what must not depend on their number."""
 
 from typing import Any
 

@@ -33,15 +33,13 @@ def gradient_norm(gradients: Iterable[Tensor], stages: Any = None) -> Tensor:
     by_groups: defaultdict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     device = torch.device("cpu")
     for gradient in gradients:
-        local = local_of(gradient)
-        device = local.device
-        by_groups[_sharing(gradient)].append(local)
+        part = local_of(gradient)
+        device = part.device
+        by_groups[_sharing(gradient)].append(part)
     total = torch.zeros((), dtype=torch.float32, device=device)
     for groups, local in by_groups.items():
-        norms = torch.stack(
-            [norm.to(torch.promote_types(norm.dtype, total.dtype)) for norm in torch._foreach_norm(local)]
-        )
-        squares = norms.square().sum()
+        norms = [norm.to(torch.promote_types(norm.dtype, total.dtype)) for norm in torch._foreach_norm(local)]
+        squares = torch.stack(norms).square().sum()
         for group in groups:
             distributed.all_reduce(squares, group=group)
         total = total + squares

@@ -176,7 +176,8 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that a model consists of: the members of its longest list of modules."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    return list(max(lists, key=lambda one: sum(p.numel() for p in one.parameters()))) if lists else []
+    sizes = [sum(p.numel() for p in one.parameters()) for one in lists]
+    return list(lists[sizes.index(max(sizes))]) if lists else []
 
 
 def inner_optimizer(optimizer: Optimizer) -> Optimizer:

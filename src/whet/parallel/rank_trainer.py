@@ -1,19 +1,15 @@
 """Run the steps of a training on each of several processes, so that they are those of one process."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.core.workload import TrainingWorkload
-from whet.core.workload.batch_parts import parts_of
 from whet.core.workload.training import Change, Trainer, seed_everything
 from whet.errors import OptionError
-from whet.parallel.division import Division, accumulating
-
-CountsTargets = Callable[[Any], int]
-"""Return how many targets a batch has: what its loss is the mean of."""
+from whet.parallel.division import Division
+from whet.parallel.summed_step import CountsTargets, SummedStep
 
 
 class RankTrainer(Trainer):
@@ -50,23 +46,14 @@ class RankTrainer(Trainer):
     def compute(self, batches: list[Any], *, updates: bool = True) -> Tensor:
         """Sum the gradients of one step over all processes, update if asked, and return the loss of all rows."""
         self.optimizer.zero_grad()
-        parts = [part for batch in batches for part in parts_of(batch, self._num_parts)]
-        counts = [self._count(part) for part in parts]
-        missing = self._num_parts * len(batches) - len(parts)  # all processes must call the model equally often
-        parts, counts = parts + parts[:1] * missing, counts + [0] * missing
-        [total] = self.division.total([sum(counts)])
-        loss = torch.zeros((), dtype=torch.float64)
-        for number, (part, count) in enumerate(zip(parts, counts, strict=True), 1):
-            with accumulating(self.division, self.called, is_last=number == len(parts)):
-                found = self._loss(part)
-                # Processes average their gradients, hence their number.
-                (found * (count * self.division.degrees.data / total)).backward()
-            if count:
-                loss += found.detach().double().cpu() * (count / total)
-        [whole] = self.division.total([float(loss)])
+        [batch] = batches
+        step = SummedStep(self.division, self.called, batch, self._num_parts, self._count)
+        for part in step:
+            step.backward(self._loss(part))
+        loss = step.loss()
         if updates:
             self.update()
-        return torch.tensor(whole, dtype=torch.float64)
+        return torch.tensor(loss, dtype=torch.float64)
 
     def update(self) -> None:
         if self._workload.clip_norm is not None:

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from whet import __version__
 from whet.errors import OptionError, RanksError, WhetError, named_reason, reason
@@ -188,8 +190,8 @@ def _doing(beat: dict[str, Any] | None) -> str:
     if beat is None:
         return "never answered"
     silent = time.time() - beat["at"]
-    gone = f", and has been silent for {silent:.0f} s" if silent > _SILENT_S else ""
-    return f"on {beat['host']} was {beat['now']}{gone}"
+    gone = f" {silent:.0f} s ago" if silent > _SILENT_S else ""
+    return f"on {beat['host']} was last heard of {beat['now']}{gone}"
 
 
 @contextlib.contextmanager
@@ -248,7 +250,7 @@ def _broken(ranks: Ranks, error: RuntimeError) -> Exception:
     silent = [r for r in range(ranks.world_size) if r not in last or last[r]["at"] == first.get(r, {}).get("at")]
     if silent:
         told = "; ".join(f"rank {rank} {_doing(last.get(rank))}" for rank in silent)
-        ranks.fail(f"{told}: it was killed, or the machine has no more memory; go on with --resume")
+        ranks.fail(f"{told}: it was killed, or memory ran out; go on with --resume")
     elif "timed out" in str(error).lower() or "timeout" in str(error).lower():
         behind = min(beat["progress"] for beat in last.values())
         late = [rank for rank, beat in last.items() if beat["progress"] == behind]
@@ -326,7 +328,7 @@ def _met(device: str, timeout_s: float) -> Ranks:
     limit = timedelta(seconds=min(timeout_s, _JOIN_S))
     try:
         # Two connections: torch's groups may wait in one of them, and signs of life go on in the other.
-        stores = [next(distributed.rendezvous(method, rank, size, timeout=limit))[0] for _ in range(2)]
+        stores = [next(rendezvous(method, rank, size, timeout=limit))[0] for _ in range(2)]
     except (RuntimeError, ValueError) as error:
         raise OptionError(
             f"the {size} processes cannot meet at {place}: {reason(error)}; choose a free port with torchrun "
@@ -335,7 +337,7 @@ def _met(device: str, timeout_s: float) -> Ranks:
     # torchrun restarts processes with the same store, which still holds the keys of those before.
     prefix = f"whet/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{restart_count()}"
     torch_store, own = (
-        distributed.PrefixStore(f"{prefix}/{name}", store) for name, store in zip(("torch", "own"), stores, strict=True)
+        PrefixStore(f"{prefix}/{name}", store) for name, store in zip(("torch", "own"), stores, strict=True)
     )
     ranks = Ranks(rank, size, local_rank, timeout_s, own)
     ranks.beat()

@@ -68,7 +68,7 @@ class ClassifierModel(TrainedModel):
         """Return the mean cross-entropy in nats a text, the accuracy, and the macro F1."""
         hits, right, found = np.array(sums[1:]).reshape(3, -1)
         return {
-            "held_out_loss": sums[0] / right.sum(),
+            "held_out_loss": float(sums[0] / right.sum()),
             "accuracy": float(hits.sum() / right.sum()),
             "macro_f1": macro_f1(hits, right, found),
         }

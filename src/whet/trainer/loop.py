@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ class _Run:
                 rate = line_tokens / max(now - line_began, 1e-9)
                 line = self._line(rate, scores=is_scored)
                 with self._saving():
-                    self._division.ranks.first_does("the log", lambda line=line: self._journal.write(line))
+                    self._division.ranks.first_does("the log", partial(self._journal.write, line))
                 line_began, line_tokens = time.monotonic(), 0
             ends = self._ends()
             is_due = self._step % config.checkpoints.save_interval == 0 and not self._watch.is_far

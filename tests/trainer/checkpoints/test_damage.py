@@ -131,11 +131,11 @@ def rewritten(path: Path, **changes: Any) -> None:
 
 
 def test_a_newer_format_is_refused(directory: Path) -> None:
-    rewritten(directory / "step-00000002", version=2, files="elsewhere")
+    rewritten(directory / "step-00000002", version=3, files="elsewhere")
     checkpoints = Checkpoints(directory)
-    with pytest.raises(CheckpointError, match="is a checkpoint of format 2, and this whet reads formats up to 1"):
+    with pytest.raises(CheckpointError, match="is a checkpoint of format 3, and this whet reads formats up to 2"):
         checkpoints.newest()
-    with pytest.raises(CheckpointError, match="format 2"):
+    with pytest.raises(CheckpointError, match="format 3"):
         checkpoints.load(directory / "step-00000002")
     check_step(checkpoints.load(directory / "step-00000001"), 1)
 

@@ -62,14 +62,19 @@ def write_checkpoint(
         RanksError: It cannot be written by another process.
     """
     ranks = ranks or Ranks()
-    with _partial(directory, step_name(step)) if ranks.is_first else contextlib.nullcontext() as made:
-        partial = directory / ranks.of_first("the place of a checkpoint", made and made.name)
-        told = ranks.all_succeed(
-            "the files of a checkpoint", lambda: _own_files(directory, partial, step, copy, pieces)
-        )
-        all_told = ranks.gather("what is in a checkpoint", [*told, values])
-        name = ranks.first_does("a checkpoint's end", lambda: _completed(directory, partial, step, all_told))
-        return directory / ranks.of_first("a checkpoint's name", name)
+    with contextlib.ExitStack() as made:
+        place = ranks.first_does("the place of a checkpoint", lambda: _begun(made, directory, step))
+        partial: Path = directory / ranks.of_first("the name of that place", place)
+        own = ranks.all_succeed("the files of a checkpoint", lambda: _own_files(directory, partial, step, copy, pieces))
+        told = ranks.gather("what is in a checkpoint", [*own, values])
+        name = ranks.first_does("a checkpoint's end", lambda: _completed(directory, partial, step, told))
+        written: Path = directory / ranks.of_first("a checkpoint's name", name)
+        return written
+
+
+def _begun(made: contextlib.ExitStack, directory: Path, step: int) -> str:
+    with _told(directory, step):
+        return made.enter_context(_partial(directory, step_name(step))).name
 
 
 def _own_files(
