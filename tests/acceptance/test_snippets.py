@@ -4,9 +4,9 @@ A tuning run has a large budget and does not wait for quiet, so that a busy mach
 what is saved, loaded and replayed; what becomes of techniques is in test_tune.py.
 
 A ```python block is a program, and a block with a title, as ```python title="model.py", is a file of that name. In a
-```sh block each line that begins with `whet`, `torchrun` or `python` runs; `make` and `pip` lines are what continuous integration
-itself runs. The blocks of one document run in order, in one directory, so that a later one may use what an earlier one
-wrote.
+```sh block each line that begins with `whet`, `torchrun` or `python` runs; `make` and `pip` lines are what continuous
+integration itself runs. The blocks of one document run in order, in one directory, so that a later one may use what an
+earlier one wrote.
 """
 
 import re

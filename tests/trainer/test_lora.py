@@ -14,8 +14,8 @@ from torch import Tensor
 
 from whet.errors import MissingExtra, OptionError
 from whet.models.decoder import load_decoder
-from whet.trainer.result import TrainResult
 from whet.trainer.lora import merged
+from whet.trainer.result import TrainResult
 from whet.trainer.setup import set_up
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's

@@ -48,6 +48,12 @@ def speaks() -> bool:
     return not started_together() or _place()[0] == 0
 
 
+def neighbours() -> int:
+    """Return how many of the processes share this one's machine, itself included."""
+    by_torchrun = os.environ.get("LOCAL_WORLD_SIZE")
+    return int(by_torchrun) if by_torchrun is not None else int(os.environ.get(WORLD_SIZE, "1"))
+
+
 def restart_count() -> int:
     """Return how many times torchrun has restarted the processes after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

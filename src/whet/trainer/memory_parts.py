@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import torch
 from torch.optim import Optimizer
 
 from whet.errors import TargetError, WhetError, is_out_of_memory, memory_shortage, reason
@@ -79,7 +80,9 @@ def check_memory(setup: SetUp) -> None:
     """Raise TargetError where a step surely exceeds the free memory. A recipe may need less, and is not checked."""
     if any(step.technique != ACCUMULATION for step in setup.steps):
         return
-    found, free = memory_parts(setup), free_bytes(with_swap=True)
+    found = memory_parts(setup)
+    on_gpu = setup.device.type == "cuda"
+    free = torch.cuda.mem_get_info(setup.device)[0] if on_gpu else free_bytes(with_swap=True)
     needed = found.total - found.parts[_WEIGHTS]  # which are there already
     if needed > free:
         raise TargetError(

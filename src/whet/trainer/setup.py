@@ -83,6 +83,8 @@ class SetUp:
         """
         share.check(self.config.batch.global_batch_size)
         self.model.module.to(device)
+        if self.teacher is not None:
+            self.teacher.model.module.to(device)
         return replace(self, share=share, device=device)
 
     @property

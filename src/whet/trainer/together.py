@@ -12,7 +12,7 @@ from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.batch_parts import num_samples_of, rows_of_batch
 from whet.core.workload.training import Trainer
-from whet.errors import RecipeError, WhetError
+from whet.errors import OptionError, RecipeError, WhetError
 from whet.measure.machine import describe
 from whet.parallel.clipping import local_of
 from whet.parallel.division import Division
@@ -22,6 +22,7 @@ from whet.techniques.applied import still_to_apply
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, updates_plainly
 from whet.techniques.training import TRAINING_TABLE
+from whet.techniques.training_technique import TrainingStage
 from whet.trainer.model import Batch
 from whet.trainer.setup import ACCUMULATION, SetUp
 from whet.trainer.stops import Stop
@@ -112,6 +113,11 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
         RecipeError: A technique does not apply here.
         OptionError: The plan does not fit the model.
     """
+    if division.plan.stage >= 2 and setup.config.prune is not None and setup.config.prune.kind == "unstructured":
+        raise OptionError(
+            "[prune] compares the weights of whole matrices, which parallel.zero_stage 2 and 3 divide; set zero_stage "
+            "to 0 or 1, or leave [prune] out"
+        )
     division.share(workload.model)
     workload = replace(workload, optimizer=division.optimizer(workload.optimizer))
     # Of several processes, each weighs its parts itself, by the targets of all.
@@ -121,8 +127,19 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
         most = setup.share.most(setup.config.batch.global_batch_size)
         parts = -(-most // setup.rows_at_once)
         kind = partial(RankTrainer, division=division, count=setup.model.num_targets, num_parts=parts)
+    _check_divided_optimizer(division, steps)
     prepared = PreparedTrainer(workload, fitting(workload, steps), kind)
     return prepared, Together(setup, prepared, division)
+
+
+def _check_divided_optimizer(division: Division, steps: Sequence[Step]) -> None:
+    """Raise RecipeError where a technique takes another optimiser than the one that processes divide."""
+    for step in steps:
+        if division.plan.stage == 1 and TRAINING_TABLE[step.technique].stage is TrainingStage.OPTIMIZER:
+            raise RecipeError(
+                f"{step.technique} changes the optimiser, which parallel.zero_stage 1 has divided; leave it out of the "
+                "recipe, or set zero_stage to 2"
+            )
 
 
 def fitting(workload: TrainingWorkload, steps: Sequence[Step]) -> list[Step]:

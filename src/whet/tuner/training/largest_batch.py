@@ -5,6 +5,7 @@ Each size is tried in a process of its own, since a process that ran out of memo
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,11 +17,13 @@ from whet.core.workload.training import Trainer, num_samples_of, seed_everything
 from whet.errors import OptionError, TargetError
 from whet.measure.isolate import QUIET, FailureKind, run_isolated
 from whet.measure.memory import TakenMemory, begin_peak, cuda_peak_bytes, free_bytes
+from whet.parallel.ranks import joined, neighbours, started_together
 from whet.ui.figures import num_bytes
 from whet.workloads.target import open_any
 
 _NUM_STEPS = 3  # the first one allocates gradients and the optimiser's state
 _PRECISION = 16  # the search ends within a sixteenth
+_SEARCH_S = 24 * 3600.0  # which processes wait for each other
 _BARE_BYTES = 2**30  # what a process holds before the model is built, at most
 
 
@@ -95,6 +98,8 @@ def largest_batch(
 ) -> LargestBatch:
     """Find the largest batch that a training run can make steps on, within a sixteenth.
 
+    Of the processes that torchrun started, each looks on its own device, and all return the least that they found.
+
     Args:
         target: "FILE.py:FUNCTION" or "package.module:FUNCTION"; the function has a parameter `batch` with a default.
         max_memory_bytes: What a step may need above what the process held before the model was built.
@@ -109,6 +114,17 @@ def largest_batch(
     """
     if not 0 < share <= 1 or most < 1 or (max_memory_bytes is not None and max_memory_bytes < 1):
         raise OptionError("share must be above 0 and at most 1; most and max_memory_bytes must be 1 or more")
+    if started_together():
+        with joined(timeout_s=_SEARCH_S) as ranks:
+            search = partial(_largest, target, max_memory_bytes, share / neighbours(), most, time_limit_s)
+            found: LargestBatch = ranks.all_succeed("the largest batch", search)
+            least = min(ranks.gather("the largest batch of each", found.batch))
+            return found.model_copy(update={"batch": least})
+    return _largest(target, max_memory_bytes, share, most, time_limit_s)
+
+
+def _largest(target: str, max_memory_bytes: int | None, share: float, most: int, time_limit_s: float) -> LargestBatch:
+    """Search on this process's device; see largest_batch."""
     free = free_bytes()
     allowed = max_memory_bytes or int(share * free)
     with tempfile.TemporaryDirectory(prefix="whet-batch-") as scratch:
