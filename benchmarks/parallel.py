@@ -73,7 +73,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
 
-def by_hand(stage: int) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+def by_hand(stage: int) -> Step:
     """Return a step as people write it for an engine of PyTorch."""
     model: nn.Module = decoder()
     if stage >= 2:
@@ -103,7 +103,7 @@ def by_hand(stage: int) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
         distributed.all_reduce(mean)
         return float(mean) / RANKS
 
-    return model, optimizer, step
+    return step
 
 
 def by_whet(parallel: Any) -> Step:
@@ -161,7 +161,7 @@ def rank_job(variables: dict[str, str], stage: int, num_blocks: int, num_steps: 
     data = batches(num_steps)
     with parallelize(model, adamw(model.parameters()), ParallelPlan(zero_stage=stage)) as parallel:
         ours = by_whet(parallel)
-        theirs_model, theirs_optimizer, theirs = by_hand(stage)
+        theirs = by_hand(stage)
         losses = [(ours(ids), theirs(ids)) for ids in data[:2]]
         held = held_bytes(model, parallel.optimizer, functools.partial(ours, data[0]))
         times: dict[str, list[float]] = {"whet": [], "by hand": []}
@@ -227,15 +227,15 @@ def rows(num_blocks: int, num_steps: int) -> Iterator[dict[str, Any]]:
     one = alone(num_blocks, num_steps)
     for stage in STAGES:
         found = on_ranks(stage, num_blocks, num_steps)
-        ratio = paired_ratio(found["times"]["by hand"], found["times"]["whet"])
+        ratio, interval = paired_ratio(found["times"]["by hand"], found["times"]["whet"])
         median = statistics.median(found["times"]["whet"])
         yield {
             "stage": stage,
             "step_ms": 1e3 * median / num_steps,
             "tokens_per_s": ROWS * LENGTH * num_steps / median,
             "of_one_process": one / median,
-            "of_by_hand": ratio.ratio,
-            "interval": [ratio.low, ratio.high],
+            "of_by_hand": ratio,
+            "interval": list(interval),
             "held_bytes": found["held"],
             "table_bytes": formula(stage, count),
             "loss_differs": max(abs(ours - theirs) / theirs for ours, theirs in found["losses"]),

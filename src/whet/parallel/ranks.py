@@ -217,25 +217,42 @@ def joined(device: str = "cpu", timeout_s: float = 600.0) -> Iterator[Ranks]:
         yield Ranks(timeout_s=timeout_s)
         return
     ranks = _met(device, timeout_s)
-    with _ending_soon(), _watched(ranks):
-        try:
-            yield ranks
-            ranks.gather("the end", None)  # where the first process holds the store, it leaves last
-        except RanksError:
-            raise
-        except WhetError as error:
-            raise _passed_on(ranks, error) from error
-        except RuntimeError as error:
-            raise _broken(ranks, error) from error
-        except BaseException as error:
-            ranks.fail(f"it was ended by {named_reason(error)}")
-            raise
+    with _ending_soon(), _watched(ranks), failing_together(ranks):
+        yield ranks
+        ranks.gather("the end", None)  # where the first process holds the store, it leaves last
     distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def failing_together(ranks: Ranks) -> Iterator[None]:
+    """Tell all processes at once where the block fails on this one, or where it notices that another has failed.
+
+    Use it inside of whatever waits for the others as it is closed.
+
+    Raises:
+        RanksError: Another process failed.
+    """
+    if ranks.is_alone:
+        yield
+        return
+    try:
+        yield
+    except RanksError:
+        raise
+    except WhetError as error:
+        raise _passed_on(ranks, error) from error
+    except RuntimeError as error:
+        raise _broken(ranks, error) from error
+    except BaseException as error:
+        ranks.fail(f"it was ended by {named_reason(error)}")
+        raise
 
 
 def _passed_on(ranks: Ranks, error: WhetError) -> WhetError:
     """Tell all processes of a failure, and return the error to raise here."""
     ranks.fail(str(error))
+    if ranks.is_first:
+        ranks.tell()
     began = time.monotonic()
     while not ranks.is_first and time.monotonic() - began < _TELLS_S:
         if ranks.is_told():

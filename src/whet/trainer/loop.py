@@ -13,7 +13,7 @@ import torch
 from whet.errors import ModelError, OptionError, WhetError
 from whet.files import usable_directory
 from whet.parallel.division import Division
-from whet.parallel.ranks import Ranks
+from whet.parallel.ranks import Ranks, failing_together
 from whet.scripts.monitor.monitor import Monitor
 from whet.techniques.mechanisms.evaluating import evaluating
 from whet.techniques.mechanisms.later_notes import NUM_STEPS
@@ -61,6 +61,7 @@ def run(setup: SetUp, *, resume: bool, say: Callable[[str], None], division: Div
             Checkpoints(directory / CHECKPOINTS, keep=sections.keep, keep_every=sections.keep_every, ranks=ranks)
         )
         found = _found(checkpoints, directory, ranks, resume=resume, say=say)
+        open_.enter_context(failing_together(ranks))
         return _Run(setup, checkpoints, found, stop, say, division).go()
 
 

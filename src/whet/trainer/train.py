@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from whet.errors import OptionError, RanksError
 from whet.measure.device import usable_device
 from whet.parallel.division import division_of
@@ -79,7 +81,7 @@ def train(
 def _train_together(config: TrainConfig, *, resume: bool, say: Callable[[str], None]) -> TrainResult:
     """Train on the processes that torchrun started, of which this is one."""
     kind = config.device.partition(":")[0]
-    with joined(kind, config.parallel.timeout_s) as ranks:
+    with joined(kind if torch.cuda.is_available() else "cpu", config.parallel.timeout_s) as ranks:
         if not ranks.is_first:
             say = _say_nothing
         name = kind if kind == "cpu" else f"{kind}:{ranks.local_rank}"
