@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whet.errors import OptionError
 from whet.parallel.clipping import clip_gradients, local_of
 from whet.parallel.grids import Linear2d, Linear3d, Linear25d
+from whet.parallel.pieces import part_for, whole_of
 from whet.parallel.ranks import Ranks
 
 LAYERS: dict[str, Callable[..., Any]] = {
@@ -108,6 +109,8 @@ def _product(ranks: Ranks, make: Callable[..., Any], mesh: DeviceMesh, case: Cas
         assert isinstance(y, DTensor) and y.shape == (*shape[:-1], n)
         y.backward(dy)
     assert layer.weight.grad.placements == layer.weight.placements
+    for parameter in layer.parameters():  # as checkpoints take them apart and together
+        assert torch.equal(part_for(whole_of(parameter), parameter).to_local(), parameter.to_local())
     found = {"y": y.detach(), "dx": x.grad, "dw": layer.weight.grad}
     if bias:
         found["db"] = layer.bias.grad

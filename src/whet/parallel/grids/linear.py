@@ -71,7 +71,9 @@ class GridLinear(nn.Module):
         """Return the whole of what this layer returned, on each process; what follows must be the same on each."""
         if not isinstance(y, DTensor):
             y = DTensor.from_local(y, self.mesh, fitted(self.layout.output, y.ndim), run_check=False)
-        whole: Tensor = y.full_tensor()
+        for axis in reversed(range(self.mesh.ndim)):  # full_tensor() does the same in one call, and warns of it
+            y = y.redistribute(placements=(*y.placements[:axis], *[COPIES] * (self.mesh.ndim - axis)))
+        whole: Tensor = y.to_local()
         return whole
 
     def forward(self, x: Tensor) -> Tensor:
