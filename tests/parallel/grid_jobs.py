@@ -178,11 +178,14 @@ def _update_parts(model: nn.Module) -> None:
 
 def under_autocast(ranks: Ranks, name: str, mesh_shape: tuple[int, ...]) -> dict[str, Any]:
     """Return the greatest error of a product in bfloat16, relative to float64, and dtypes."""
-    layer = LAYERS[name](whole_layer((8, 12), True, seed=0, dtype=torch.float32), init_device_mesh("cpu", mesh_shape))
+    mesh = init_device_mesh("cpu", mesh_shape)
+    layer = LAYERS[name](whole_layer((8, 12), True, seed=0, dtype=torch.float32), mesh)
+    exact = LAYERS[name](whole_layer((8, 12), True, seed=0), mesh)
     reference = whole_layer((8, 12), True, seed=0, dtype=torch.float32).double()
     x = drawn(16, 8, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(layer.distribute_input(x.float()))
+        y_double = exact(layer.distribute_input(x))
     y.full_tensor().float().square().sum().backward()
     reference(x).square().sum().backward()
     errors = {
@@ -193,7 +196,7 @@ def under_autocast(ranks: Ranks, name: str, mesh_shape: tuple[int, ...]) -> dict
             ("db", layer.bias.grad, reference.bias.grad),
         )
     }
-    return {"errors": errors, "dtypes": [str(y.dtype), str(layer.weight.grad.dtype)]}
+    return {"errors": errors, "dtypes": [str(one.dtype) for one in (y, layer.weight.grad, y_double)]}
 
 
 def everything(ranks: Ranks, name: str, mesh_shape: tuple[int, ...], cases: list[Case]) -> dict[str, Any]:
@@ -214,16 +217,15 @@ def imagine(world_size: int, rank: int) -> None:
 
 
 def counted(
-    ranks: Ranks, runs: list[tuple[str, tuple[int, ...], Case, bool]]
+    ranks: Ranks, runs: list[tuple[str, tuple[int, ...], Case, bool, bool]]
 ) -> list[tuple[dict[str, int], float, int]]:
     """Return the collectives, the elements moved and those saved, of the last process of each grid."""
     found = []
-    for name, mesh_shape, (shape, n, bias), needs_x in runs:
+    for name, mesh_shape, (shape, n, bias), needs_x, needs_w in runs:
         world_size = math.prod(mesh_shape)
         imagine(world_size, world_size - 1)
         layer = LAYERS[name](whole_layer((shape[-1], n), bias, seed=0), init_device_mesh("cpu", mesh_shape))
-        x = layer.distribute_input(drawn(*shape, seed=1)).requires_grad_(needs_x)
-        dy = layer.distribute_output(drawn(*shape[:-1], n, seed=2))
+        layer.weight.requires_grad_(needs_w)
         saved: list[int] = []
 
         def keep(tensor: Tensor, saved: list[int] = saved) -> Tensor:
@@ -231,7 +233,8 @@ def counted(
             return tensor
 
         with Sent() as sent, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            layer(x).backward(dy)
+            x = layer.distribute_input(drawn(*shape, seed=1)).requires_grad_(needs_x)
+            layer(x).backward(layer.distribute_output(drawn(*shape[:-1], n, seed=2)))
         found.append((dict(sent.calls), sent.moved, sum(saved)))
     return found
 

@@ -27,25 +27,28 @@ Expected = tuple[dict[str, int], Fraction, int]
 """The collectives by name, and the elements that a process moves and saves."""
 
 
-def expected(name: str, mesh_shape: tuple[int, ...], case: Case, needs_x: bool = True) -> Expected:
+def expected(
+    name: str, mesh_shape: tuple[int, ...], case: Case, needs_x: bool = True, needs_w: bool = True
+) -> Expected:
     """Return what the formulas say, in which m counts all rows of X."""
     shape, n, bias = case
     m, k, q = math.prod(shape[:-1]), shape[-1], mesh_shape[-1]
     d = mesh_shape[0] if name == "2.5d" else 1
+    products = 1 + needs_x + needs_w
     x, w, y = Fraction(m * k, d), Fraction(k * n), Fraction(m * n)
     if name in ("2d", "2.5d"):
-        products = 3 if needs_x else 2  # in each, q blocks of X and q of W are sent
-        moved = products * Fraction(q - 1, q**2) * (x + w) + 2 * Fraction(d - 1, d) * w / q**2
-        calls = {"broadcast_": (4 if needs_x else 3) * q, "reduce_": (2 if needs_x else 1) * q}
-        calls["allreduce_"] = (name == "2.5d") + bias * (2 if name == "2.5d" else 1)
+        # In each product, q blocks of X and q of W are sent.
+        moved = products * Fraction(q - 1, q**2) * (x + w) + needs_w * 2 * Fraction(d - 1, d) * w / q**2
+        calls = {"broadcast_": (products + 1) * q, "reduce_": (products - 1) * q}
+        calls["allreduce_"] = needs_w * (name == "2.5d") + bias * (2 if name == "2.5d" else 1)
         bias_moved = 2 * (Fraction(q - 1, q) + Fraction(d - 1, d)) * Fraction(n, q)
-        saved = (x + w * needs_x) / q**2
+        saved = (x * needs_w + w * needs_x) / q**2
     else:
-        moved = Fraction(q - 1, q**3) * ((3 if needs_x else 2) * (x + w) + 2 * y)
-        calls = {"_allgather_base_": 5 if needs_x else 4, "_reduce_scatter_base_": 3 if needs_x else 2}
+        moved = Fraction(q - 1, q**3) * (products * (x + w) + 2 * y)
+        calls = {"_allgather_base_": products + 2, "_reduce_scatter_base_": products}
         calls["allreduce_"] = 2 * bias
         bias_moved = 4 * Fraction(q - 1, q**2) * n
-        saved = (x + w * needs_x) / q**3
+        saved = (x * needs_w + w * needs_x) / q**3
     return {call: count for call, count in calls.items() if count}, moved + bias * bias_moved, int(saved)
 
 
@@ -93,7 +96,7 @@ def test_layers_in_a_row_train_as_on_one_process(grid: str, number: int) -> None
 def test_autocast_multiplies_in_its_dtype(grid: str) -> None:
     for of_rank in on_grid(grid):
         got = of_rank["autocast"]
-        assert got["dtypes"] == ["torch.bfloat16", "torch.float32"]
+        assert got["dtypes"] == ["torch.bfloat16", "torch.float32", "torch.float64"]
         for key, error in got["errors"].items():
             assert 1e-4 < error < 1e-2, key  # bfloat16 rounds by up to 4e-3; float32 would stay below 1e-6
 
@@ -110,12 +113,12 @@ def test_collectives_and_what_they_move_follow_the_formulas_on_greater_grids() -
     case: Case = ((2 * 144, 3, 48), 720, True)
     shapes = [("2d", (3, 3)), ("2d", (4, 4)), ("2.5d", (2, 3, 3)), ("2.5d", (3, 2, 2)), ("2.5d", (4, 3, 3))]
     shapes += [(name, (q, q, q)) for name in ("3d", "3d swapped") for q in (3, 4)]
-    runs = [(*one, case, needs_x) for one in shapes for needs_x in (True, False)]
+    runs = [(*one, case, *needs) for one in shapes for needs in ((True, True), (False, True), (True, False))]
     [found] = on_ranks(counted, 1, runs)
-    for (name, mesh_shape, _, needs_x), (got_calls, got_moved, got_saved) in zip(runs, found, strict=True):
-        calls, moved, saved = expected(name.split()[0], mesh_shape, case, needs_x)
-        assert (got_calls, got_saved) == (calls, saved), (name, mesh_shape)
-        assert got_moved == pytest.approx(float(moved), rel=1e-12), (name, mesh_shape)
+    for (name, mesh_shape, _, *needs), (got_calls, got_moved, got_saved) in zip(runs, found, strict=True):
+        calls, moved, saved = expected(name.split()[0], mesh_shape, case, *needs)
+        assert (got_calls, got_saved) == (calls, saved), (name, mesh_shape, needs)
+        assert got_moved == pytest.approx(float(moved), rel=1e-12), (name, mesh_shape, needs)
 
 
 def test_what_a_grid_cannot_divide_is_refused_by_name() -> None:

@@ -87,12 +87,9 @@ class GridLinear(nn.Module):
         """
         local = self._part_of(x)
         weight, bias = local_of(self.weight), None if self.bias is None else local_of(self.bias)
-        kind = local.device.type
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            local, weight, bias = local.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        with torch.autocast(kind, enabled=False):
-            product = self.multiply(local.flatten(0, -2), weight, bias)
+        product = self.multiply(
+            _autocast(local).flatten(0, -2), _autocast(weight), None if bias is None else _autocast(bias)
+        )
         y: Tensor = product.unflatten(0, local.shape[:-1])
         if not isinstance(x, DTensor):
             return y
@@ -135,6 +132,14 @@ class GridLinear(nn.Module):
                 f"{self._name} expects the shape [rows, ..., {features}], and got {list(tensor.shape)}; give the "
                 "tensor a first dimension that processes can divide, and as many features"
             )
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """Return a tensor in autocast's dtype where autocast is on; as nn.Linear's, float64 stays."""
+    kind = tensor.device.type
+    if not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
 
 
 _INPUT = {0: "rows", -1: "in_features"}
