@@ -6,12 +6,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -48,7 +50,10 @@ class Division:
     def mesh(self) -> DeviceMesh:
         """Return the processes by their places in each dimension of the plan."""
         sizes = self.degrees.sizes
-        return init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        for name in sizes:  # which have torch's own time-out, of half an hour
+            _set_pg_timeout(timedelta(seconds=self.plan.timeout_s), mesh.get_group(name))
+        return mesh
 
     @property
     def is_alone(self) -> bool:
@@ -67,7 +72,9 @@ class Division:
         """Return the group of the processes that see other rows, and hold the same part of the model."""
         number = self.degrees.data
         ranks = self.mesh.mesh.permute(0, 3, 4, 1, 2).reshape(-1, number)
-        group, _ = distributed.new_subgroups_by_enumeration(ranks.tolist())
+        group, _ = distributed.new_subgroups_by_enumeration(
+            ranks.tolist(), timeout=timedelta(seconds=self.plan.timeout_s)
+        )
         return group
 
     def share(self, model: nn.Module) -> None:
