@@ -125,7 +125,6 @@ def divided(
     model = decoder(family, getattr(torch, dtype))
     division.share(model)
     mine = [_rows(batch, division) for batch in batches(length, is_packed=is_packed)]
-    logits = logits_of(model, mine[0]).detach()
     workload = TrainingWorkload(
         model=model,
         loss=loss_of,
@@ -134,6 +133,8 @@ def divided(
         clip_norm=CLIP,
     )
     trainer = RankTrainer(workload, division, count, num_parts=num_parts)
+    with torch.no_grad():
+        logits = logits_of(model, mine[0])
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
     for batch in mine:

@@ -48,6 +48,7 @@ def divide_matrices(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bo
         # Without sequence parallelism, what follows reads a plain tensor: then its gradient is summed here, once.
         distribute_module(norm, mesh, output_fn=None if sequence_parallel else _local_output)
     parallelize_module(decoder, mesh, _styles(decoder, stream), src_data_rank=None)
+    decoder.lm_head.register_forward_hook(_local_logits)
     for hook in dropout:  # it drops numbers of the whole sums, which the styles' own hooks make
         decoder.embed_tokens._forward_hooks.move_to_end(hook)
     if is_tied:
@@ -107,7 +108,7 @@ def _styles(decoder: Decoder, stream: Placement) -> dict[str, ParallelStyle]:
         "embed_tokens": RowwiseParallel(
             input_layouts=Replicate(), output_layouts=stream, use_local_output=False
         ),
-        "lm_head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
+        "lm_head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate(), use_local_output=False),
     }
     for number, layer in enumerate(decoder.layers):
         own: dict[str, ParallelStyle] = {
@@ -129,6 +130,24 @@ def _styles(decoder: Decoder, stream: Placement) -> dict[str, ParallelStyle]:
 
 def _local_output(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
     return output.to_local()
+
+
+def _local_logits(module: nn.Module, inputs: Any, logits_BTV: DTensor) -> Tensor:
+    found: Tensor = _Local.apply(logits_BTV)
+    return found
+
+
+class _Local(torch.autograd.Function):
+    """Return what a process holds of a replicated DTensor. It is no view, as that of to_local: FSDP warns of views."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor) -> Tensor:
+        ctx.mesh = x.device_mesh
+        return x.to_local().detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> DTensor:  # type: ignore[override]
+        return DTensor.from_local(gradient, ctx.mesh, [Replicate()], run_check=False)
 
 
 class _Placed:
