@@ -175,12 +175,23 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     """Return how a plan divides the work among the processes that were started.
 
     Raises:
-        OptionError: The degrees do not multiply to their number.
+        OptionError: The degrees do not multiply to their number, or what is asked for does not run here.
     """
     degrees = degrees_of(plan, ranks.world_size)
     if plan.stage == 1 and degrees.data == 1:
         raise OptionError(
             "parallel.zero_stage 1 divides the optimiser among processes, and one was started; leave it out"
+        )
+    if degrees.context > 1:
+        raise OptionError(
+            f"parallel.context_parallel_degree is {degrees.context}, and whet does not divide rows of tokens among "
+            "processes; leave it out. parallel.tensor_parallel_degree with sequence_parallel divides the tokens outside "
+            "attention"
+        )
+    if plan.async_tensor_parallel and device.type != "cuda":
+        raise OptionError(
+            f"parallel.async_tensor_parallel exchanges through the memory of GPUs, and device is {device.type}; leave "
+            "it out"
         )
     return Division(plan, ranks, degrees, device)
 
