@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 
 def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, stages: Any = None) -> Tensor:
@@ -58,8 +58,6 @@ def _sharing(gradient: Tensor) -> tuple[Any, ...]:
     if not isinstance(gradient, DTensor):
         return ()
     mesh = gradient.device_mesh
-    return tuple(mesh.get_group(dim) for dim, placement in enumerate(gradient.placements) if _divides(placement))
-
-
-def _divides(placement: Any) -> bool:
-    return isinstance(placement, Shard) or placement.is_shard()
+    # Not is_shard(): that is false where data-parallel processes share a part of what tensor-parallel ones share.
+    divided = (dim for dim, placement in enumerate(gradient.placements) if not placement.is_replicate())
+    return tuple(mesh.get_group(dim) for dim in divided)

@@ -22,6 +22,7 @@ from whet.errors import OptionError
 from whet.parallel.clipping import clip_gradients
 from whet.parallel.plan import Degrees, ParallelPlan, degrees_of
 from whet.parallel.ranks import Ranks
+from whet.parallel.tensor_parallel import divide_matrices
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -77,13 +78,24 @@ class Division:
         )
         return group
 
+    @property
+    def shards_data(self) -> bool:
+        """Return whether fully_shard divides the model among processes that see other rows, or keeps their copies equal.
+
+        DDP, which does that for whole tensors, takes none that are divided already.
+        """
+        divides = not self.is_alone and self.plan.stage >= 2
+        return divides or (self.degrees.tensor > 1 and self.degrees.data > 1)
+
     def share(self, model: nn.Module) -> None:
         """Divide a model's parameters in place. The optimiser is made afterwards, of the parameters that there are now.
 
         Raises:
             OptionError: The plan does not fit the model.
         """
-        if self.is_alone or self.plan.stage < 2:
+        if self.degrees.tensor > 1:
+            divide_matrices(model, self.mesh["tensor"], sequence_parallel=self.plan.sequence_parallel)
+        if not self.shards_data:
             return
         options: dict[str, Any] = {
             "mesh": self.mesh["replicate", "shard"] if self.degrees.replicate > 1 else self.mesh["shard"],
@@ -106,7 +118,7 @@ class Division:
 
     def called(self, model: nn.Module) -> nn.Module:
         """Return what is called in the place of a model, so that its gradients are summed over processes."""
-        if self.is_alone or self.plan.stage >= 2 or self.degrees.data == 1:
+        if self.shards_data or self.degrees.data == 1:
             return model
         return DistributedDataParallel(
             model,
@@ -170,12 +182,23 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     """Return how a plan divides the work among the processes that were started.
 
     Raises:
-        OptionError: The degrees do not multiply to their number.
+        OptionError: The degrees do not multiply to their number, or what is asked for does not run here.
     """
     degrees = degrees_of(plan, ranks.world_size)
     if plan.stage == 1 and degrees.data == 1:
         raise OptionError(
             "parallel.zero_stage 1 divides the optimiser among processes, and one was started; leave it out"
+        )
+    if degrees.context > 1:
+        raise OptionError(
+            f"parallel.context_parallel_degree is {degrees.context}, and whet does not divide rows of tokens among "
+            "processes; leave it out. parallel.tensor_parallel_degree with sequence_parallel divides the tokens outside "
+            "attention"
+        )
+    if plan.async_tensor_parallel and device.type != "cuda":
+        raise OptionError(
+            f"parallel.async_tensor_parallel exchanges through the memory of GPUs, and device is {device.type}; leave "
+            "it out"
         )
     return Division(plan, ranks, degrees, device)
 

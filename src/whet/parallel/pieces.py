@@ -1,12 +1,9 @@
 """Say which part of a whole tensor a process holds, and take such a part from a whole one."""
 
-from collections.abc import Iterable
-
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 class Piece(BaseModel):
@@ -48,12 +45,33 @@ def part_for(whole: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def _place(tensor: DTensor) -> tuple[Iterable[int], Iterable[int]]:
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+def _place(tensor: DTensor) -> tuple[list[int], list[int]]:
+    """Return the shape of this process's part, and where it begins.
+
+    torch's own compute_local_shape_and_global_offset finds other places where two dimensions of a mesh divide the same
+    one of a tensor, and parts are of unequal sizes.
+    """
+    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    shape, offset = list(tensor.shape), [0] * tensor.dim()
+    divided = [(dim, placement) for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    # What fully_shard divides again, after tensor parallelism, is no Shard but a _StridedShard: it comes last.
+    for dim, placement in sorted(divided, key=lambda one: not isinstance(one[1], Shard)):
+        axis = placement.dim  # type: ignore[attr-defined]
+        chunk = -(-shape[axis] // mesh.size(dim))  # as torch.chunk divides
+        begin = min(chunk * coordinate[dim], shape[axis])
+        offset[axis] += begin
+        shape[axis] = min(chunk, shape[axis] - begin)
     return shape, offset
 
 
 @torch.no_grad()
 def whole_of(tensor: Tensor) -> Tensor:
     """Return a whole tensor, on each process; all that hold parts must call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    placements = list(tensor.placements)
+    for dim in range(len(placements)):  # one by one, since torch warns where two dimensions of a mesh divide the same one
+        placements[dim] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()

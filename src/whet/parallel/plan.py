@@ -84,14 +84,17 @@ class ParallelPlan(BaseModel):
                 f"data_parallel_shard_degree is {self.data_parallel_shard_degree}, and zero_stage {self.stage} shares "
                 "neither gradients nor parameters; set zero_stage to 2 or 3, or leave the degree out"
             )
+        uses_ddp = self.stage < 2 and self.tensor_parallel_degree == 1
+        ddp = "zero_stage 0 or 1 and a tensor_parallel_degree of 1"
         for name, is_set, needs, holds in (
             ("offload", self.offload != "none", "zero_stage 2 or 3", self.stage >= 2),
             ("param_dtype", self.param_dtype is not None, "zero_stage 2 or 3", self.stage >= 2),
             ("reduce_dtype", self.reduce_dtype is not None, "zero_stage 2 or 3", self.stage >= 2),
             ("compression", self.compression != "none", "zero_stage 0", self.stage == 0),
             ("hierarchical_all_reduce", self.hierarchical_all_reduce, "zero_stage 0", self.stage == 0),
-            ("static_graph", self.static_graph, "zero_stage 0 or 1", self.stage < 2),
-            ("find_unused_parameters", self.find_unused_parameters, "zero_stage 0 or 1", self.stage < 2),
+            ("hierarchical_all_reduce", self.hierarchical_all_reduce, ddp, uses_ddp),
+            ("static_graph", self.static_graph, ddp, uses_ddp),
+            ("find_unused_parameters", self.find_unused_parameters, ddp, uses_ddp),
             (
                 "async_tensor_parallel",
                 self.async_tensor_parallel,

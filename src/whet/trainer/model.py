@@ -17,6 +17,7 @@ from whet.models.config_file import read_json
 from whet.models.decoder.reference import Decoder
 from whet.models.families import FAMILIES, model_type_of
 from whet.models.trainable import Trainable
+from whet.parallel.dropout import dropped
 from whet.techniques.mechanisms.packing.packed_attention import Documents
 from whet.techniques.mechanisms.packing.packed_models import arguments_of, why_not
 from whet.techniques.mechanisms.packing.packing import IGNORED
@@ -271,4 +272,4 @@ def add_dropout(model: TrainedModel, share: float) -> None:
 
 
 def _drop(share: float, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    return F.dropout(output, share, module.training)
+    return dropped(output, share, is_training=module.training)

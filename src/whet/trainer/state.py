@@ -126,8 +126,9 @@ def _set_rates(trainer: Trainer) -> None:
 
 
 def _restore_generators(state: TrainingState, division: Division) -> tuple[str, ...]:
-    rank = division.ranks.rank
     same = state.values.get(_DEGREES, {}) in ({}, division.degrees.sizes)
+    # Divided otherwise, those that share the first process's rows draw what it draws.
+    rank = division.ranks.rank if same else division.data_rank
     part = _random(rank)
     if rank and (not same or part not in state.values):
         seed_everything(seed_of(trainer_seed(state), division.data_rank, state.values[RUN]["step"]))

@@ -1,0 +1,163 @@
+"""Divide the matrices of a decoder among processes that see the same rows: tensor parallelism in one dimension.
+
+Attention is divided by heads and the MLP by its inner width, so that each needs one exchange in its forward and one in
+its backward (Shoeybi et al., 2019, arXiv:1909.08053). With sequence parallelism, processes hold other tokens of the
+stream between the matrices, and norms and dropout are divided too (Korthikanti et al., 2022, arXiv:2205.05198). The
+embedding and the head are divided by the vocabulary. What leaves the model is whole on each process.
+
+The stream is a DTensor, which knows the whole shape. So tokens and the vocabulary need not divide evenly.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from whet.errors import OptionError
+from whet.models.decoder.config import MODEL_TYPES
+from whet.models.decoder.reference import Decoder
+
+_KEY = "parallel.tensor_parallel_degree"
+_TOKENS, _HEADS = 1, 2  # dimensions of [B, T, D], and of [B, T, N, H]
+
+
+def divide_matrices(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Divide a decoder among the processes of a mesh of one dimension, in place; its parameters become DTensors.
+
+    All processes hold the same weights. Nothing is changed where the model is refused.
+
+    Raises:
+        OptionError: It is no decoder of models/, or the number of processes does not divide its heads or its MLP.
+    """
+    decoder = checked(model, mesh.size())
+    stream: Placement = Shard(_TOKENS) if sequence_parallel else Replicate()
+    trained = {name: p.requires_grad for name, p in decoder.named_parameters()}
+    is_tied = decoder.lm_head.weight is decoder.embed_tokens.weight
+    dropout = list(decoder.embed_tokens._forward_hooks)
+    for norm in _norms_of_stream(decoder):
+        # Without sequence parallelism, what follows reads a plain tensor: then its gradient is summed here, once.
+        distribute_module(norm, mesh, output_fn=None if sequence_parallel else _local_output)
+    parallelize_module(decoder, mesh, _styles(decoder, stream), src_data_rank=None)
+    decoder.lm_head.register_forward_hook(_local_logits)
+    for hook in dropout:  # it drops numbers of the whole sums, which the styles' own hooks make
+        decoder.embed_tokens._forward_hooks.move_to_end(hook)
+    if is_tied:
+        decoder.lm_head.weight = decoder.embed_tokens.weight
+    for layer in decoder.layers:
+        layer.self_attn.num_heads //= mesh.size()
+        layer.self_attn.num_kv_heads //= mesh.size()
+    for name, p in decoder.named_parameters():
+        p.requires_grad_(trained[name])
+        if trained[name]:
+            p.register_hook(_Placed(p.placements))
+
+
+def checked(model: nn.Module, degree: int) -> Decoder:
+    """Return a model that so many processes can share.
+
+    Raises:
+        OptionError: It is no decoder of models/, or they do not divide its heads or its MLP.
+    """
+    if type(model) is not Decoder:
+        raise OptionError(
+            f"{_KEY} is {degree}, and whet divides the matrices of its own decoders alone ({', '.join(MODEL_TYPES)}); "
+            f"this model is a {type(model).__name__}. Leave it out, and share the model with parallel.zero_stage = 3"
+        )
+    for layer in model.layers:
+        for key, size in (
+            ("num_attention_heads", layer.self_attn.num_heads),
+            ("num_key_value_heads", layer.self_attn.num_kv_heads),
+            ("intermediate_size", layer.mlp.gate_proj.out_features),
+        ):
+            if size % degree:
+                raise OptionError(
+                    f"{_KEY} {degree} does not divide model.{key} {size}; choose a degree that does, or another size"
+                )
+    known = {id(p) for module in _matrices_and_norms(model) for p in module.parameters(recurse=False)}
+    for name, p in model.named_parameters():
+        if id(p) not in known:
+            raise OptionError(
+                f"{_KEY} is {degree}, and the model has {name}, which whet does not divide; leave the degree out, or "
+                "what added it, such as [lora]"
+            )
+    return model
+
+
+def _matrices_and_norms(decoder: Decoder) -> list[nn.Module]:
+    return [one for one in decoder.modules() if type(one) in (nn.Linear, nn.Embedding, nn.RMSNorm)]
+
+
+def _norms_of_stream(decoder: Decoder) -> list[nn.Module]:
+    norms = [norm for layer in decoder.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    return [*norms, decoder.norm]
+
+
+def _styles(decoder: Decoder, stream: Placement) -> dict[str, ParallelStyle]:
+    """Return how each module is divided, where the stream lies on processes in a given way."""
+    styles: dict[str, ParallelStyle] = {
+        "embed_tokens": RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=stream, use_local_output=False
+        ),
+        "lm_head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate(), use_local_output=False),
+    }
+    for number, layer in enumerate(decoder.layers):
+        own: dict[str, ParallelStyle] = {
+            "self_attn": PrepareModuleInput(
+                input_layouts=(stream, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
+            ),
+            "mlp": PrepareModuleInput(input_layouts=stream, desired_input_layouts=Replicate()),
+        }
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
+            own[name] = ColwiseParallel()
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            own[name] = RowwiseParallel(output_layouts=stream, use_local_output=False)
+        if layer.self_attn.q_norm is not None:
+            for name in ("self_attn.q_norm", "self_attn.k_norm"):
+                own[name] = SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
+        styles |= {f"layers.{number}.{name}": style for name, style in own.items()}
+    return styles
+
+
+def _local_output(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+    return output.to_local()
+
+
+def _local_logits(module: nn.Module, inputs: Any, logits_BTV: DTensor) -> Tensor:
+    found: Tensor = _Local.apply(logits_BTV)
+    return found
+
+
+class _Local(torch.autograd.Function):
+    """Return what a process holds of a replicated DTensor. It is no view, as that of to_local: FSDP warns of views."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor) -> Tensor:
+        ctx.mesh = x.device_mesh
+        return x.to_local().detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> DTensor:  # type: ignore[override]
+        return DTensor.from_local(gradient, ctx.mesh, [Replicate()], run_check=False)
+
+
+class _Placed:
+    """Sum a gradient, or take its part, so that it lies on processes as its parameter does.
+
+    A norm's gradient comes as one summand of each process, and an embedding's as a whole one.
+    """
+
+    def __init__(self, placements: Any) -> None:
+        self._placements = placements
+
+    def __call__(self, gradient: DTensor) -> DTensor:
+        return gradient.redistribute(placements=self._placements)
