@@ -70,6 +70,25 @@ class Division:
         group, _ = distributed.new_subgroups_by_enumeration(ranks.tolist())
         return group
 
+    @cached_property
+    def stage_rank(self) -> int:
+        """Return the place of this process among those that hold other layers."""
+        return 0 if self.is_alone else self.mesh.get_local_rank("pipeline")
+
+    @property
+    def stages_group(self) -> Any:
+        """Return the group of the processes that hold other layers, and see the same rows; None without such."""
+        return self.mesh.get_group("pipeline") if self.degrees.pipeline > 1 else None
+
+    @property
+    def drawing_rank(self) -> int:
+        """Return a number of the processes that draw other numbers, as for dropout: of other rows or other layers."""
+        return self.stage_rank * self.degrees.data + self.data_rank
+
+    def computed_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return what layers compute in, given the dtype of the parameters."""
+        return dtype if self.plan.param_dtype is None else _DTYPES[self.plan.param_dtype]
+
     def share(self, model: nn.Module) -> None:
         """Divide a model's parameters in place. The optimiser is made afterwards, of the parameters that there are now.
 
@@ -144,6 +163,14 @@ class Division:
         found: list[float] = given.tolist()
         return found
 
+    def total_of_stages(self, numbers: Iterable[float]) -> list[float]:
+        """Return the sums of numbers over the processes that hold other layers."""
+        given = torch.tensor(list(numbers), dtype=torch.float64)
+        if self.stages_group is not None:
+            distributed.all_reduce(given, group=self.stages_group)
+        found: list[float] = given.tolist()
+        return found
+
     @property
     def divides_state(self) -> bool:
         """Return whether processes hold the optimiser's state of different parameters."""
@@ -154,9 +181,15 @@ class Division:
         """Return whether another process, which comes first, holds a copy of what this one has undivided."""
         return not self.is_alone and (self.data_rank > 0 or self.mesh.get_local_rank("tensor") > 0)
 
-    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-        """Clip gradients by the norm over all processes, and return it."""
-        return clip_gradients(parameters, max_norm)
+    def clip(
+        self, parameters: Iterable[nn.Parameter], max_norm: float, copies: Iterable[nn.Parameter] = ()
+    ) -> Tensor:
+        """Clip gradients by the norm over all processes, and return it.
+
+        Args:
+            copies: Those of the parameters that the process of another stage counts.
+        """
+        return clip_gradients(parameters, max_norm, self.stages_group, copies)
 
 
 def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Division:
@@ -169,6 +202,11 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     if plan.stage == 1 and degrees.data == 1:
         raise OptionError(
             "parallel.zero_stage 1 divides the optimiser among processes, and one was started; leave it out"
+        )
+    if plan.pipeline_schedule == "zero_bubble" and plan.stage == 0 and degrees.data > 1:
+        raise OptionError(
+            "parallel.pipeline_schedule zero_bubble computes the gradients of weights outside of backward, where DDP does "
+            "not see them; set zero_stage to 2 or 3, or another schedule"
         )
     return Division(plan, ranks, degrees, device)
 
