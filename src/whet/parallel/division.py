@@ -181,9 +181,7 @@ class Division:
         """Return whether another process, which comes first, holds a copy of what this one has undivided."""
         return not self.is_alone and (self.data_rank > 0 or self.mesh.get_local_rank("tensor") > 0)
 
-    def clip(
-        self, parameters: Iterable[nn.Parameter], max_norm: float, copies: Iterable[nn.Parameter] = ()
-    ) -> Tensor:
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float, copies: Iterable[nn.Parameter] = ()) -> Tensor:
         """Clip gradients by the norm over all processes, and return it.
 
         Args:
@@ -202,11 +200,6 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     if plan.stage == 1 and degrees.data == 1:
         raise OptionError(
             "parallel.zero_stage 1 divides the optimiser among processes, and one was started; leave it out"
-        )
-    if plan.pipeline_schedule == "zero_bubble" and plan.stage == 0 and degrees.data > 1:
-        raise OptionError(
-            "parallel.pipeline_schedule zero_bubble computes the gradients of weights outside of backward, where DDP does "
-            "not see them; set zero_stage to 2 or 3, or another schedule"
         )
     return Division(plan, ranks, degrees, device)
 

@@ -123,7 +123,6 @@ class ParallelPlan(BaseModel):
             raise ValueError("compression works on whole gradients; leave it out, or set tensor_parallel_degree to 1")
         return self
 
-
     def _fits_pipeline(self) -> None:
         """Raise ValueError where keys of pipelines change nothing, or do not fit each other."""
         if self.pipeline_parallel_degree == 1:
@@ -137,6 +136,11 @@ class ParallelPlan(BaseModel):
             raise ValueError(
                 f"stages_per_rank is {self.stages_per_rank}, and {self.pipeline_schedule} has one stage a process; "
                 f"leave it out, or set pipeline_schedule to one of {', '.join(_INTERLEAVED)}"
+            )
+        if self.pipeline_schedule == "zero_bubble" and self.stage >= 2:
+            raise ValueError(
+                "zero_bubble computes the gradients of weights outside of backward, where shards of zero_stage "
+                f"{self.stage} are not there; set zero_stage to 0, or another pipeline_schedule"
             )
         for name, is_set in (
             ("static_graph", self.static_graph),

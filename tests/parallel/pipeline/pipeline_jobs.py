@@ -1,4 +1,4 @@
-"""What processes do in the tests of pipelines: train a small decoder, and return what must not depend on their number."""
+"""What processes do in the tests of pipelines: train a decoder, and return what must not depend on their number."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -166,4 +166,10 @@ def _held_out(trainer: RankTrainer, batch: dict[str, Tensor]) -> dict[str, Any]:
 
 def all_trained(ranks: Ranks, work: list[tuple[dict[str, Any], Case]]) -> list[dict[str, Any]]:
     """Do several trainings one after the other, since processes take long to start."""
-    return [trained(ranks, plan, case) for plan, case in work]
+    found = []
+    for plan, case in work:
+        import sys
+
+        print("BEGIN", ranks.rank, plan, file=sys.stderr, flush=True)
+        found.append(trained(ranks, plan, case))
+    return found

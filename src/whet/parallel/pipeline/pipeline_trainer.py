@@ -66,7 +66,9 @@ class PipelineTrainer(RankTrainer):
         self._dtype = division.computed_dtype(next(decoder.parameters()).dtype)
         self._copies = list(later_copies(decoder, division).values())
         self._tied = decoder.lm_head.weight if self._has_end and decoder.config.tie_word_embeddings else None
-        self._called = [division.called(stage) for stage in stages]
+        # Zero-bubble schedules compute the gradients of weights outside of backward, where DDP does not see them.
+        self._sums_itself = division.plan.pipeline_schedule == "zero_bubble" and division.degrees.data > 1
+        self._called = [stage if self._sums_itself else division.called(stage) for stage in stages]
         self._schedule: Any = None
         self._shape: tuple[int, int] = (0, 0)
         self.relay = Relay(stages, self._group, self._sizes, self._dtype)
@@ -92,6 +94,8 @@ class PipelineTrainer(RankTrainer):
         losses: list[Tensor] = []
         for part in parts:
             losses += self._through(part, factor)
+        if self._sums_itself:
+            self._average()
         self._sum_tied()
         loss = sum(float(one) for one in losses) / self.division.degrees.data
         [whole] = self.division.total_of_stages(self.division.total([loss]))
@@ -144,6 +148,15 @@ class PipelineTrainer(RankTrainer):
 
     def _without_targets(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
         return {**part, "targets": torch.full_like(part["targets"], self._ignored)}
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Average the gradients over the processes that see other rows."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        works = [distributed.all_reduce(one, group=self.division.data_group, async_op=True) for one in gradients]
+        for work in works:
+            work.wait()
+        torch._foreach_div_(gradients, float(self.division.degrees.data))
 
     @torch.no_grad()
     def _sum_tied(self) -> None:

@@ -18,9 +18,7 @@ class Relay(nn.Module):
         dtype: Of the stream and of the logits.
     """
 
-    def __init__(
-        self, stages: Sequence[DecoderStage], group: Any, sizes: tuple[int, int], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, stages: Sequence[DecoderStage], group: Any, sizes: tuple[int, int], dtype: torch.dtype) -> None:
         super().__init__()
         self._stages, self._group, self._sizes, self._dtype = stages, group, sizes, dtype
         self.held = nn.ModuleList(stages)
@@ -36,10 +34,10 @@ class Relay(nn.Module):
             if not stage.is_first:
                 x = torch.empty(*input_ids_BT.shape, self._sizes[0], dtype=self._dtype, device=input_ids_BT.device)
                 distributed.recv(x, self._before, group=self._group)
-            x = stage(x, *given, **named)
+            found_BTX: Tensor = stage(x, *given, **named)
             if stage.is_last:
-                return x
-            distributed.send(x.contiguous(), self._behind, group=self._group)
+                return found_BTX
+            distributed.send(found_BTX.contiguous(), self._behind, group=self._group)
         return None
 
     @torch.no_grad()

@@ -41,8 +41,8 @@ def check_micro_batches(plan: ParallelPlan, rows: int) -> int:
     rounds = max(1, number // processes)
     if plan.pipeline_schedule in _INTERLEAVED and number % rounds:
         raise OptionError(
-            f"parallel.pipeline_micro_batches is {number}, and {plan.pipeline_schedule} takes multiples of {processes}; "
-            f"set it to {number // processes * processes}"
+            f"parallel.pipeline_micro_batches is {number}, and {plan.pipeline_schedule} takes multiples of "
+            f"{processes}; set it to {number // processes * processes}"
         )
     if rows < number:
         raise OptionError(

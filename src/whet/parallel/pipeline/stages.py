@@ -48,9 +48,7 @@ class DecoderStage(nn.Module):
     def is_last(self) -> bool:
         return self.number == self.num_stages - 1
 
-    def forward(
-        self, given: Tensor, positions_BT: Tensor | None = None, mask_B1TT: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, given: Tensor, positions_BT: Tensor | None = None, mask_B1TT: Tensor | None = None) -> Tensor:
         x_BTD: Tensor = self.embed_tokens(given) if self.is_first and self.embed_tokens is not None else given
         # Without gradients, checkpoint calls a layer as it is.
         options: dict[str, Any] = {"call": partial(checkpoint, use_reentrant=False)} if self._checkpoints_blocks else {}
@@ -69,8 +67,8 @@ def places_of(number: int, num_stages: int, num_layers: int) -> range:
     """
     if num_layers < num_stages:
         raise OptionError(
-            f"the model has {num_layers} layers, and the plan {num_stages} stages; set parallel.pipeline_parallel_degree "
-            "or parallel.stages_per_rank so that their product is at most the number of layers"
+            f"the model has {num_layers} layers, and the plan {num_stages} stages; set parallel.stages_per_rank or "
+            "parallel.pipeline_parallel_degree so that their product is at most the number of layers"
         )
     begin, end = (-(-one * num_layers // num_stages) for one in (number, number + 1))
     return range(begin, end)
