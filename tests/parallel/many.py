@@ -11,7 +11,14 @@ from typing import Any
 
 from whet.measure.isolate import RANK, RENDEZVOUS, WORLD_SIZE
 
-_PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "whet.parallel.rank_trainer", "hypothesis"]
+_PRELOADED = [
+    "torch",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "whet.parallel.pipeline.pipeline_trainer",
+    "hypothesis",
+]
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(_PRELOADED)
 _MOST_S = 150.0

@@ -81,11 +81,16 @@ class ParallelPlan(BaseModel):
         return 3 if (self.data_parallel_shard_degree or 1) > 1 else 0
 
     @property
+    def is_interleaved(self) -> bool:
+        """Return whether the schedule of a pipeline is made for processes with several stages."""
+        return self.pipeline_schedule in _INTERLEAVED
+
+    @property
     def num_stages_per_rank(self) -> int:
         """Return how many stages of a pipeline a process has."""
         if self.stages_per_rank is not None:
             return self.stages_per_rank
-        return 2 if self.pipeline_schedule in _INTERLEAVED else 1
+        return 2 if self.is_interleaved else 1
 
     @property
     def num_micro_batches(self) -> int:
@@ -132,7 +137,7 @@ class ParallelPlan(BaseModel):
                         f"{name} changes nothing without a pipeline_parallel_degree above 1; leave it out, or set that"
                     )
             return
-        if (self.stages_per_rank or 1) > 1 and self.pipeline_schedule not in _INTERLEAVED:
+        if (self.stages_per_rank or 1) > 1 and not self.is_interleaved:
             raise ValueError(
                 f"stages_per_rank is {self.stages_per_rank}, and {self.pipeline_schedule} has one stage a process; "
                 f"leave it out, or set pipeline_schedule to one of {', '.join(_INTERLEAVED)}"

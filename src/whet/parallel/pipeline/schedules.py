@@ -5,22 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
 
 from whet.errors import OptionError
 from whet.parallel.pipeline.stages import DecoderStage
 from whet.parallel.plan import ParallelPlan
-
-_INTERLEAVED: dict[str, Any] = {
-    "interleaved_1f1b": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleInterleavedZeroBubble,
-}
 
 
 def check_micro_batches(plan: ParallelPlan, rows: int) -> int:
@@ -39,7 +27,7 @@ def check_micro_batches(plan: ParallelPlan, rows: int) -> int:
             f"set it to {processes} or more"
         )
     rounds = max(1, number // processes)
-    if plan.pipeline_schedule in _INTERLEAVED and number % rounds:
+    if plan.is_interleaved and number % rounds:
         raise OptionError(
             f"parallel.pipeline_micro_batches is {number}, and {plan.pipeline_schedule} takes multiples of "
             f"{processes}; set it to {number // processes * processes}"
@@ -74,6 +62,9 @@ def schedule_of(
         sizes: The widths of the stream and of the logits.
         dtype: Of the stream and of the logits.
     """
+    # Slow to import: it brings PyTorch's compiler.
+    from torch.distributed.pipelining import PipelineStage, schedules
+
     width, vocab_size = sizes
 
     def like(size: int) -> Tensor:  # without the shapes, torch would run a micro-batch to see them
@@ -94,7 +85,11 @@ def schedule_of(
     ]
     number = plan.num_micro_batches
     # The loss is a sum already, so that gradients must not be divided by the number of micro-batches.
-    if plan.pipeline_schedule in _INTERLEAVED:
-        return _INTERLEAVED[plan.pipeline_schedule](made, number, loss_fn=loss, scale_grads=False)
-    kind = ScheduleGPipe if plan.pipeline_schedule == "gpipe" else Schedule1F1B
-    return kind(made[0], number, loss_fn=loss, scale_grads=False)
+    kinds: dict[str, Any] = {
+        "gpipe": schedules.ScheduleGPipe,
+        "1f1b": schedules.Schedule1F1B,
+        "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,
+        "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
+    }
+    given: Any = made if plan.is_interleaved else made[0]
+    return kinds[plan.pipeline_schedule](given, number, loss_fn=loss, scale_grads=False)

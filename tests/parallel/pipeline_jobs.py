@@ -9,12 +9,13 @@ from stage_jobs import IGNORED, count
 from torch import Tensor, nn
 
 from whet.core.workload import TrainingWorkload
+from whet.errors import OptionError
 from whet.models.decoder.fresh import fresh_decoder
 from whet.models.decoder.reference import Decoder, DecoderConfig
 from whet.parallel.division import Division, division_of
 from whet.parallel.pieces import whole_of
 from whet.parallel.pipeline.pipeline_trainer import PipelineTrainer
-from whet.parallel.pipeline.stages import stages_of
+from whet.parallel.pipeline.stages import later_copies, stages_of
 from whet.parallel.plan import ParallelPlan
 from whet.parallel.rank_trainer import RankTrainer
 from whet.parallel.ranks import Ranks
@@ -138,11 +139,9 @@ def trained(ranks: Ranks, plan: dict[str, Any], case: Case) -> dict[str, Any]:
     gradients: dict[str, list[float]] = {}
     for step in range(case.steps):
         if not step:
-            clip_norm = case.clip_norm
             losses.append(float(trainer.compute([mine[step]], updates=False)))
             gradients = {n: whole_of(p.grad).flatten().tolist() for n, p in model.named_parameters()}  # type: ignore[arg-type]
             trainer.update()
-            assert clip_norm
         else:
             losses.append(float(trainer.step_on([mine[step]])))
         norms.append(float(trainer.gradient_norm))  # type: ignore[arg-type]
@@ -166,10 +165,18 @@ def _held_out(trainer: RankTrainer, batch: dict[str, Tensor]) -> dict[str, Any]:
 
 def all_trained(ranks: Ranks, work: list[tuple[dict[str, Any], Case]]) -> list[dict[str, Any]]:
     """Do several trainings one after the other, since processes take long to start."""
-    found = []
-    for plan, case in work:
-        import sys
+    return [trained(ranks, plan, case) for plan, case in work]
 
-        print("BEGIN", ranks.rank, plan, file=sys.stderr, flush=True)
-        found.append(trained(ranks, plan, case))
-    return found
+
+def cut(ranks: Ranks) -> dict[str, Any]:
+    """Return the names that a process holds, those of copies, and the refusal of another model."""
+    division = division_of(ParallelPlan(pipeline_parallel_degree=2), ranks, torch.device("cpu"))
+    model = decoder(Case(tied=True))
+    stages_of(model, division)
+    names = {".".join(name.split(".")[:2]) for name in model.state_dict()}
+    refusal = ""
+    try:
+        stages_of(nn.Linear(2, 2), division)
+    except OptionError as error:
+        refusal = str(error)
+    return {"names": sorted(names), "copies": sorted(later_copies(model, division)), "refusal": refusal}
