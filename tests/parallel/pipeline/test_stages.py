@@ -14,7 +14,7 @@ from whet.parallel.pipeline.stages import places_of
 @settings(max_examples=60, deadline=None)
 def test_each_layer_is_in_one_stage(num_layers: int, num_stages: int) -> None:
     if num_layers < num_stages:
-        with pytest.raises(OptionError, match=f"has {num_layers} layers, and the plan {num_stages} stages"):
+        with pytest.raises(OptionError, match=rf"{num_stages} stages, more than the model has layers \({num_layers}\)"):
             places_of(0, num_stages, num_layers)
         return
     places = [places_of(number, num_stages, num_layers) for number in range(num_stages)]

@@ -67,8 +67,8 @@ def places_of(number: int, num_stages: int, num_layers: int) -> range:
     """
     if num_layers < num_stages:
         raise OptionError(
-            f"the model has {num_layers} layers, and the plan {num_stages} stages; set parallel.stages_per_rank or "
-            "parallel.pipeline_parallel_degree so that their product is at most the number of layers"
+            f"the plan has {num_stages} stages, more than the model has layers ({num_layers}); set "
+            "parallel.pipeline_parallel_degree or parallel.stages_per_rank lower, whose product is the stages"
         )
     begin, end = (-(-one * num_layers // num_stages) for one in (number, number + 1))
     return range(begin, end)
