@@ -11,7 +11,14 @@ from typing import Any
 
 from whet.measure.isolate import RANK, RENDEZVOUS, WORLD_SIZE
 
-_PRELOADED = ["torch", "torch._dynamo", "whet.parallel.rank_trainer", "whet.trainer.train", "tokenizers"]
+_PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.pipelining",
+    "whet.parallel.pipeline.pipeline_trainer",
+    "whet.trainer.train",
+    "tokenizers",
+]
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(_PRELOADED)
 _MOST_S = 150.0

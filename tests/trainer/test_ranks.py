@@ -130,10 +130,10 @@ def test_a_full_disk_on_one_process_ends_all_and_loses_nothing(place: Path) -> N
 def test_a_process_that_hangs_is_named(place: Path) -> None:
     file = written(place, "hung", **UNEVEN)
     with Group(train_here, 2, str(file), ["parallel.timeout_s=3"], False, "1 hang 4") as group:
-        group.processes[0].join(60)
-        fault, found = group._pipes[0].recv()
+        (fault, found), (last, _) = group.answers()
     assert not fault, fault
-    assert "rank 1" in found["error"] and "in step " in found["error"], found
+    assert "came: rank 1 on " in found["error"] and "rank 0" not in found["error"], found
+    assert "ended without an answer" in last, "it cannot end by itself"
 
 
 def test_a_second_run_in_the_directory_is_refused_while_the_first_process_holds_the_lock(place: Path) -> None:

@@ -9,7 +9,12 @@ from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
 
-def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, stages: Any = None) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[torch.nn.Parameter],
+    max_norm: float,
+    stages: Any = None,
+    copies: Iterable[torch.nn.Parameter] = (),
+) -> Tensor:
     """Scale gradients so that their norm is at most `max_norm`, and return the norm that they had, on each process.
 
     A gradient that several processes hold parts of counts once, and so does one of which each holds a copy.
@@ -17,9 +22,12 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, st
     Args:
         parameters: Those of this process, each once.
         stages: The group of the processes that hold other layers; None where one process holds all layers.
+        copies: Those of the parameters of which another process of that group holds a copy, and counts it.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = gradient_norm(gradients, stages)
+    known = [(p, p.grad) for p in parameters if p.grad is not None]
+    gradients = [gradient for _, gradient in known]
+    elsewhere = {id(p) for p in copies}
+    norm = gradient_norm([gradient for p, gradient in known if id(p) not in elsewhere], stages)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch's clip_grad_norm_ does
     local = [local_of(gradient) for gradient in gradients]
     for device in {one.device for one in local}:

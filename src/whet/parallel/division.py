@@ -78,6 +78,25 @@ class Division:
         )
         return group
 
+    @cached_property
+    def stage_rank(self) -> int:
+        """Return the place of this process among those that hold other layers."""
+        return 0 if self.is_alone else self.mesh.get_local_rank("pipeline")
+
+    @property
+    def stages_group(self) -> Any:
+        """Return the group of the processes that hold other layers, and see the same rows; None without such."""
+        return self.mesh.get_group("pipeline") if self.degrees.pipeline > 1 else None
+
+    @property
+    def drawing_rank(self) -> int:
+        """Return a number of the processes that draw other numbers, as for dropout: of other rows or other layers."""
+        return self.stage_rank * self.degrees.data + self.data_rank
+
+    def computed_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return what layers compute in, given the dtype of the parameters."""
+        return dtype if self.plan.param_dtype is None else _DTYPES[self.plan.param_dtype]
+
     @property
     def shards_data(self) -> bool:
         """Return whether fully_shard divides the model among processes that see other rows, or keeps their copies equal.
@@ -163,6 +182,14 @@ class Division:
         found: list[float] = given.tolist()
         return found
 
+    def total_of_stages(self, numbers: Iterable[float]) -> list[float]:
+        """Return the sums of numbers over the processes that hold other layers."""
+        given = torch.tensor(list(numbers), dtype=torch.float64)
+        if self.stages_group is not None:
+            distributed.all_reduce(given, group=self.stages_group)
+        found: list[float] = given.tolist()
+        return found
+
     @property
     def divides_state(self) -> bool:
         """Return whether processes hold the optimiser's state of different parameters."""
@@ -173,9 +200,13 @@ class Division:
         """Return whether another process, which comes first, holds a copy of what this one has undivided."""
         return not self.is_alone and (self.data_rank > 0 or self.mesh.get_local_rank("tensor") > 0)
 
-    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-        """Clip gradients by the norm over all processes, and return it."""
-        return clip_gradients(parameters, max_norm)
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float, copies: Iterable[nn.Parameter] = ()) -> Tensor:
+        """Clip gradients by the norm over all processes, and return it.
+
+        Args:
+            copies: Those of the parameters that the process of another stage counts.
+        """
+        return clip_gradients(parameters, max_norm, self.stages_group, copies)
 
 
 def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Division:

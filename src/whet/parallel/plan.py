@@ -10,6 +10,7 @@ Degree = Annotated[int, Field(ge=1)]
 Stage = Literal[0, 1, 2, 3]
 PrecisionName = Literal["float32", "bfloat16", "float16"]
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]
+_INTERLEAVED = ("interleaved_1f1b", "zero_bubble")  # the schedules of processes with several stages
 
 
 class ParallelPlan(BaseModel):
@@ -41,6 +42,7 @@ class ParallelPlan(BaseModel):
         pipeline_schedule: In which order stages compute.
         pipeline_micro_batches: The parts of a batch that go through the stages; None for twice as many as stages.
         stages_per_rank: The stages of a process, for schedules that interleave them; None for 2 of these, else 1.
+        checkpointing: Whether the layers of a pipeline keep only their inputs until backward: "blocks" for all of them.
         timeout_s: The seconds after which a process that does not answer ends the run.
     """
 
@@ -68,6 +70,7 @@ class ParallelPlan(BaseModel):
     pipeline_schedule: Schedule = "1f1b"
     pipeline_micro_batches: Degree | None = None
     stages_per_rank: Degree | None = None
+    checkpointing: Literal["none", "blocks"] = "none"
     timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
 
     @property
@@ -76,6 +79,23 @@ class ParallelPlan(BaseModel):
         if self.zero_stage is not None:
             return self.zero_stage
         return 3 if (self.data_parallel_shard_degree or 1) > 1 else 0
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Return whether the schedule of a pipeline is made for processes with several stages."""
+        return self.pipeline_schedule in _INTERLEAVED
+
+    @property
+    def num_stages_per_rank(self) -> int:
+        """Return how many stages of a pipeline a process has."""
+        if self.stages_per_rank is not None:
+            return self.stages_per_rank
+        return 2 if self.is_interleaved else 1
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Return into how many parts a batch is divided, which go through the stages of a pipeline."""
+        return self.pipeline_micro_batches or 2 * self.pipeline_parallel_degree * self.num_stages_per_rank
 
     @model_validator(mode="after")
     def _fits_itself(self) -> "ParallelPlan":
@@ -106,9 +126,37 @@ class ParallelPlan(BaseModel):
                 raise ValueError(f"{name} changes nothing without {needs}; leave it out, or set that")
         if self.zero_stage == 1 and self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
             raise ValueError("zero_stage 1 divides the optimiser of whole models; with other degrees, set it to 2")
+        self._fits_pipeline()
         if self.compression != "none" and self.tensor_parallel_degree > 1:
             raise ValueError("compression works on whole gradients; leave it out, or set tensor_parallel_degree to 1")
         return self
+
+    def _fits_pipeline(self) -> None:
+        """Raise ValueError where keys of pipelines change nothing, or do not fit each other."""
+        if self.pipeline_parallel_degree == 1:
+            for name in ("pipeline_schedule", "pipeline_micro_batches", "stages_per_rank", "checkpointing"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name} changes nothing without a pipeline_parallel_degree above 1; leave it out, or set that"
+                    )
+            return
+        if (self.stages_per_rank or 1) > 1 and not self.is_interleaved:
+            raise ValueError(
+                f"stages_per_rank is {self.stages_per_rank}, and {self.pipeline_schedule} has one stage a process; "
+                f"leave it out, or set pipeline_schedule to one of {', '.join(_INTERLEAVED)}"
+            )
+        if self.pipeline_schedule == "zero_bubble" and self.stage >= 2:
+            raise ValueError(
+                "zero_bubble computes the gradients of weights outside of backward, where shards of zero_stage "
+                f"{self.stage} are not there; set zero_stage to 0, or another pipeline_schedule"
+            )
+        for name, is_set in (
+            ("static_graph", self.static_graph),
+            ("compression", self.compression != "none"),
+            ("hierarchical_all_reduce", self.hierarchical_all_reduce),
+        ):
+            if is_set:
+                raise ValueError(f"{name} does not go with a pipeline_parallel_degree above 1; leave it out")
 
 
 class Degrees(BaseModel):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.training import Change, Trainer, seed_everything
@@ -40,8 +40,12 @@ class RankTrainer(Trainer):
             )
         super().__init__(workload, keeps_losses=False, change=change)
         self.division, self._count, self._num_parts = division, count, num_parts
-        self.called = division.called(self.model)
-        seed_everything(seed_of(workload.seed, division.data_rank))
+        self.called = self.wrapped()
+        seed_everything(seed_of(workload.seed, division.drawing_rank))
+
+    def wrapped(self) -> nn.Module:
+        """Return what is called in the place of the model."""
+        return self.division.called(self.model)
 
     def compute(self, batches: list[Any], *, updates: bool = True) -> Tensor:
         """Sum the gradients of one step over all processes, update if asked, and return the loss of all rows."""
@@ -57,15 +61,19 @@ class RankTrainer(Trainer):
 
     def update(self) -> None:
         if self._workload.clip_norm is not None:
-            self.gradient_norm = self.division.clip(self._parameters, self._workload.clip_norm)
+            self.gradient_norm = self.clipped(self._workload.clip_norm)
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
+
+    def clipped(self, max_norm: float) -> Tensor:
+        """Clip the gradients by their norm over all processes, and return it."""
+        return self.division.clip(self._parameters, max_norm)
 
     def _loss(self, batch: Any) -> Tensor:
         return self._checked(self._workload.loss(self.called, batch))
 
 
-def seed_of(seed: int, data_rank: int, step: int = 0) -> int:
+def seed_of(seed: int, drawing_rank: int, step: int = 0) -> int:
     """Return the seed of what a process draws, such as dropout: of its own, and the run's for the first process."""
-    return (seed + data_rank * 1_000_003 + step * 7_919_000_017) % 2**32
+    return (seed + drawing_rank * 1_000_003 + step * 7_919_000_017) % 2**32  # as NumPy takes

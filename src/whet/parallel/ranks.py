@@ -76,7 +76,6 @@ class Ranks:
     _store: Any = None
     _counts: dict[str, int] = field(default_factory=dict)
     _now: str = "at its start"
-    _progress: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -90,7 +89,7 @@ class Ranks:
 
     def at(self, what: str) -> None:
         """Say what this process does now, as "in step 3": others name it where they wait in vain."""
-        self._now, self._progress = what, self._progress + 1
+        self._now = what
 
     def gather(self, name: str, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Return the value of each process, which JSON can hold, in the order of ranks. All must call it.
@@ -171,6 +170,14 @@ class Ranks:
         rank, message = json.loads(self._store.get("failure"))
         return str(message) if rank == 0 else f"rank {rank}: {message}"
 
+    def wait_in_vain(self) -> None:
+        """Say that this process has waited too long for others."""
+        self._store.set(f"waited/{self.rank}", "1")
+
+    def not_waiting(self) -> list[int]:
+        """Return the processes that have not waited in vain, and so may be what the others wait for."""
+        return [rank for rank in range(self.world_size) if not self._store.check([f"waited/{rank}"])]
+
     def tell(self) -> None:
         """Say that the first process knows of the failure, and tells people."""
         self._store.set("told", "1")
@@ -188,7 +195,7 @@ class Ranks:
 
     def beat(self) -> None:
         """Give a sign of life."""
-        beat = {"at": time.time(), "now": self._now, "progress": self._progress, "host": socket.gethostname()}
+        beat = {"at": time.time(), "now": self._now, "host": socket.gethostname()}
         self._store.set(f"beat/{self.rank}", json.dumps(beat))
 
 
@@ -263,6 +270,9 @@ def _passed_on(ranks: Ranks, error: WhetError) -> WhetError:
 
 def _broken(ranks: Ranks, error: RuntimeError) -> Exception:
     """Return the error to raise where a collective broke off: what another process said, or which ones are silent."""
+    is_late = any(word in str(error).lower() for word in ("timed out", "timeout"))
+    if is_late:
+        ranks.wait_in_vain()
     first = ranks.beats()
     began = time.monotonic()
     while time.monotonic() - began < _SILENT_S:
@@ -274,10 +284,8 @@ def _broken(ranks: Ranks, error: RuntimeError) -> Exception:
     if silent:
         told = "; ".join(f"rank {rank} {_doing(last.get(rank))}" for rank in silent)
         ranks.fail(f"{told}: it was killed, or memory ran out; go on with --resume")
-    elif "timed out" in str(error).lower() or "timeout" in str(error).lower():
-        behind = min(beat["progress"] for beat in last.values())
-        late = [rank for rank, beat in last.items() if beat["progress"] == behind]
-        ranks.fail(ranks.late(late, "in a collective", ranks.timeout_s))
+    elif is_late:
+        ranks.fail(ranks.late(ranks.not_waiting(), "for others", ranks.timeout_s))
     else:
         ranks.fail(f"it was ended by {named_reason(error)}")
         return error

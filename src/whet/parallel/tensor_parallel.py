@@ -105,9 +105,7 @@ def _norms_of_stream(decoder: Decoder) -> list[nn.Module]:
 def _styles(decoder: Decoder, stream: Placement) -> dict[str, ParallelStyle]:
     """Return how each module is divided, where the stream lies on processes in a given way."""
     styles: dict[str, ParallelStyle] = {
-        "embed_tokens": RowwiseParallel(
-            input_layouts=Replicate(), output_layouts=stream, use_local_output=False
-        ),
+        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream, use_local_output=False),
         "lm_head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate(), use_local_output=False),
     }
     for number, layer in enumerate(decoder.layers):

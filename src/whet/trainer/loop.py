@@ -266,16 +266,15 @@ class _Run:
     @torch.no_grad()
     def _scored(self) -> tuple[dict[str, float], str | None]:
         """Return the held-out scores and a sample, in evaluation mode."""
-        section, model = self._config.evaluation, self._trainer.model
-        with evaluating(model):
+        section = self._config.evaluation
+        with evaluating(self._trainer.model):
             batches = self._setup.held_out
             with memory_told("while held-out rows were scored", self._setup, self._trainer.optimizer):
                 found = self._together.scores(batches) if batches else {}
             sample = None
             if section.prompt is not None:
                 ids = self._setup.data.encode(section.prompt)
-                drawn = self._setup.model.go_on(
-                    model,
+                drawn = self._together.go_on(
                     ids,
                     num_tokens=section.num_sampled,
                     temperature=section.temperature,

@@ -69,6 +69,11 @@ class TrainedModel:
         logits_BTV = self.logits(module, batch["ids"], batch.get("positions"), documents)
         return F.cross_entropy(logits_BTV.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
 
+    def summed_loss(self, logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return the sum of the cross-entropy over the targets of a batch, in nats."""
+        flat = logits_BTV.float().flatten(0, 1)
+        return F.cross_entropy(flat, targets_BT.flatten(), ignore_index=IGNORED, reduction="sum")
+
     def num_targets(self, batch: Batch) -> int:
         """Return how many targets a batch has: what its loss is the mean of."""
         return int((batch["targets"] != IGNORED).sum())

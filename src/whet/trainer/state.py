@@ -1,5 +1,6 @@
 """Take the state of a training, so that it goes on bit for bit, and put it back."""
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from whet.core.workload.training import Trainer, seed_everything
 from whet.parallel.division import Division, inner_optimizer
 from whet.parallel.pieces import Piece, is_first_copy, piece_of
+from whet.parallel.pipeline.stages import later_copies
 from whet.parallel.rank_trainer import seed_of
 from whet.trainer.checkpoints import (
     TrainingState,
@@ -54,20 +56,27 @@ def state_of(
     found = TrainingState(values=kept) | model
     found = found | optimizer_tensors(trainer.model, inner_optimizer(trainer.optimizer))
     found = found if pruning is None else found | pruning.state()
-    return _own_part(found, division) | _of_rank(generator_state(), division.ranks.rank)
+    copies = later_copies(trainer.model, division)
+    return _own_part(found, division, copies) | _of_rank(generator_state(), division.ranks.rank)
 
 
-def _own_part(state: TrainingState, division: Division) -> TrainingState:
-    """Return what this process saves of a state: its parts of tensors, and whole ones that no other process saves."""
+def _own_part(state: TrainingState, division: Division, copies: Collection[str]) -> TrainingState:
+    """Return what this process saves of a state: its parts of tensors, and whole ones that no other process saves.
+
+    Args:
+        copies: The names of parameters that the process of another stage saves.
+    """
     if division.is_alone:
         return state
     tensors: dict[str, Tensor] = {}
     pieces: dict[str, Piece] = {}
     for name, tensor in state.tensors.items():
+        if any(name == f"{MODEL}.{one}" or name.startswith(f"{OPTIMIZER}.state.{one}.") for one in copies):
+            continue
         if isinstance(tensor, DTensor):
             if is_first_copy(tensor):
                 tensors[name], pieces[name] = piece_of(tensor)
-        elif not division.holds_copies or (division.divides_state and name.startswith(f"{OPTIMIZER}.")):
+        elif not division.holds_copies or (division.plan.stage == 1 and name.startswith(f"{OPTIMIZER}.")):
             tensors[name] = tensor
     has_more = division.divides_state and not division.ranks.is_first
     values = {OPTIMIZER: state.values[OPTIMIZER]} if has_more else {}
@@ -105,7 +114,8 @@ def restore(
     # A checkpoint without the parameters that are not trained is completed with the model's own.
     own = model_tensors(trainer.model).tensors
     frozen = {name: own[name] for name in _frozen(trainer) if name not in state.tensors}
-    load_model(trainer.model, TrainingState({**state.tensors, **frozen}, state.values) if frozen else state)
+    whole = TrainingState({**state.tensors, **frozen}, state.values) if frozen else state
+    load_model(trainer.model, whole, is_part=division.degrees.pipeline > 1)
     if pruning is not None:
         pruning.restore(state)
     load_optimizer(trainer.model, inner_optimizer(trainer.optimizer), state, is_part=division.divides_state)
@@ -131,7 +141,7 @@ def _restore_generators(state: TrainingState, division: Division) -> tuple[str, 
     rank = division.ranks.rank if same else division.data_rank
     part = _random(rank)
     if rank and (not same or part not in state.values):
-        seed_everything(seed_of(trainer_seed(state), division.data_rank, state.values[RUN]["step"]))
+        seed_everything(seed_of(trainer_seed(state), division.drawing_rank, state.values[RUN]["step"]))
         return ()
     tensors = {f"{RANDOM}.{name.partition('.')[2]}": x for name, x in _part(state, part).items()}
     notes = load_generators(TrainingState(tensors, {RANDOM: state.values[part]}))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload
@@ -17,14 +17,19 @@ from whet.measure.machine import describe
 from whet.parallel.clipping import local_of
 from whet.parallel.division import Division
 from whet.parallel.pieces import whole_of
+from whet.parallel.pipeline.gathering import gathered
+from whet.parallel.pipeline.pipeline_trainer import PipelineTrainer
+from whet.parallel.pipeline.stages import stages_of
 from whet.parallel.rank_trainer import RankTrainer
 from whet.techniques.applied import still_to_apply
+from whet.techniques.mechanisms.packing.packing import IGNORED
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, updates_plainly
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import TrainingStage
 from whet.trainer.model import Batch
 from whet.trainer.setup import ACCUMULATION, SetUp
+from whet.trainer.staged import arguments_of, check_staged
 from whet.trainer.stops import Stop
 
 
@@ -74,6 +79,8 @@ class Together:
     def scores(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Return the scores of held-out batches, of each of which a process computes its rows."""
         model, share, total = self._setup.model, self._setup.share, None
+        if isinstance(self._trainer, PipelineTrainer):
+            return model.scored(self._sums_of_stages(self._trainer, batches))
         for batch in batches:
             rows = share.of(num_samples_of(batch))
             # A process without a row computes one that does not count: all must call a sharded model equally often.
@@ -83,6 +90,23 @@ class Together:
             total = found if total is None else total + found
         assert total is not None
         return model.scored(self._division.total(total.tolist()))
+
+    def _sums_of_stages(self, trainer: PipelineTrainer, batches: Sequence[Batch]) -> list[float]:
+        """Return what is summed over held-out batches, which only the processes of the last stage know at first."""
+        found: list[list[float]] = []
+        for batch in batches:
+            rows = self._setup.share.of(num_samples_of(batch))
+            mine = rows_of_batch(batch, rows if rows.start < rows.stop else slice(0, 1))
+            sums = trainer.tally(self._setup.model.tally, mine)
+            if sums is not None and rows.start < rows.stop:
+                found.append(sums)
+        told = self._division.ranks.gather("the held-out scores", found)
+        return [sum(one) for one in zip(*(sums for of_rank in told for sums in of_rank), strict=True)]
+
+    def go_on(self, ids: list[int], *, num_tokens: int, temperature: float, seed: int) -> list[int]:
+        """Return the tokens with which the model goes on; see TrainedModel.go_on."""
+        module = self._trainer.relay if isinstance(self._trainer, PipelineTrainer) else self._trainer.model
+        return self._setup.model.go_on(module, ids, num_tokens=num_tokens, temperature=temperature, seed=seed)
 
     def is_finite(self) -> bool:
         """Return whether all weights of all processes are finite."""
@@ -96,9 +120,11 @@ class Together:
         found = {}
         for name, value in self._trainer.model.state_dict().items():
             whole = whole_of(value)
-            if self._division.ranks.is_first:
+            if self._division.ranks.is_first or self._division.degrees.pipeline > 1:
                 found[name] = whole.cpu() if whole is not value else value
-        return found
+        if self._division.degrees.pipeline == 1:
+            return found
+        return gathered({name: value.cpu() for name, value in found.items()}, self._division.ranks)
 
 
 def _raised(error: WhetError | None) -> None:
@@ -118,16 +144,29 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
             "[prune] compares the weights of whole matrices, which parallel.zero_stage 2 and 3 divide; set zero_stage "
             "to 0 or 1, or leave [prune] out"
         )
-    division.share(workload.model)
+    has_stages = division.degrees.pipeline > 1
+    if has_stages:
+        check_staged(setup, division.plan)
+    stages = stages_of(workload.model, division) if has_stages else []
+    parts: Sequence[nn.Module] = stages or [workload.model]
+    for part in parts:
+        division.share(part)
     workload = replace(workload, optimizer=division.optimizer(workload.optimizer))
     # Of several processes, each weighs its parts itself, by the targets of all.
     steps = [step for step in setup.steps if division.is_alone or step.technique != ACCUMULATION]
     kind: Any = Trainer
     if not division.is_alone:
         most = setup.share.most(setup.config.batch.global_batch_size)
-        parts = -(-most // setup.rows_at_once)
-        kind = partial(RankTrainer, division=division, count=setup.model.num_targets, num_parts=parts)
-    _check_divided_optimizer(division, steps)
+        _check_divided_optimizer(division, steps)
+        options: dict[str, Any] = {
+            "division": division,
+            "count": setup.model.num_targets,
+            "num_parts": -(-most // setup.rows_at_once),
+        }
+        kind = partial(RankTrainer, **options)
+        if has_stages:
+            options |= {"stages": stages, "rows": most, "ignored": IGNORED}
+            kind = partial(PipelineTrainer, arguments=arguments_of, loss=setup.model.summed_loss, **options)
     prepared = PreparedTrainer(workload, fitting(workload, steps), kind)
     return prepared, Together(setup, prepared, division)
 

@@ -7,6 +7,8 @@ gives them, so that its weights can be loaded without renaming.
 Shape suffixes: B batch, T tokens, D model width, N query heads, K key-value heads, H head width, V vocabulary.
 """
 
+from collections.abc import Callable, Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -104,6 +106,11 @@ class DecoderLayer(nn.Module):
         return x_BTD + mlp_BTD
 
 
+def _called(layer: nn.Module, *given: Tensor | None) -> Tensor:
+    output_BTD: Tensor = layer(*given)
+    return output_BTD
+
+
 class Decoder(nn.Module):
     inv_freq: Tensor
 
@@ -136,15 +143,32 @@ class Decoder(nn.Module):
             positions_BT: The position of each token in its document, for rows that hold several; None counts from 0.
             mask_B1TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
         """
-        positions_T = torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device)
-        x_BTD = self.embed_tokens(input_ids_BT)
-        cos_TH, sin_TH = self.rotary(positions_T if positions_BT is None else positions_BT[:, None], x_BTD.dtype)
-        windows = [self.config.window_of(index) for index in range(len(self.layers))]
-        masks = {w: _both(mask_B1TT, w, positions_T) for w in set(windows)}
-        for layer, window in zip(self.layers, windows, strict=True):
-            x_BTD = layer(x_BTD, cos_TH, sin_TH, masks[window])
+        x_BTD = self.through(range(len(self.layers)), self.embed_tokens(input_ids_BT), positions_BT, mask_B1TT)
         logits_BTV: Tensor = self.lm_head(self.norm(x_BTD))
         return logits_BTV
+
+    def through(
+        self,
+        places: Iterable[int],
+        x_BTD: Tensor,
+        positions_BT: Tensor | None = None,
+        mask_B1TT: Tensor | None = None,
+        call: Callable[..., Tensor] = _called,
+    ) -> Tensor:
+        """Apply some of the layers in their order, [B, T, D] -> [B, T, D].
+
+        Args:
+            places: Which ones, counted from 0.
+            positions_BT: As in forward, and so is the mask.
+            call: Calls a layer, given the layer and its arguments.
+        """
+        positions_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        cos_TH, sin_TH = self.rotary(positions_T if positions_BT is None else positions_BT[:, None], x_BTD.dtype)
+        windows = {place: self.config.window_of(place) for place in places}
+        masks = {w: _both(mask_B1TT, w, positions_T) for w in set(windows.values())}
+        for place, window in windows.items():
+            x_BTD = call(self.layers[place], x_BTD, cos_TH, sin_TH, masks[window])
+        return x_BTD
 
 
 def _both(mask_B1TT: Tensor | None, window: int | None, positions_T: Tensor) -> Tensor | None:

@@ -76,10 +76,13 @@ def model_tensors(model: nn.Module) -> TrainingState:
     return TrainingState(tensors)
 
 
-def load_model(model: nn.Module, state: TrainingState) -> None:
+def load_model(model: nn.Module, state: TrainingState, *, is_part: bool = False) -> None:
     """Load a model's parameters and buffers; of those that are divided among processes, this one's part.
 
     Nothing is changed where they do not fit.
+
+    Args:
+        is_part: Whether the model has some of the saved parameters, and those of other processes the others.
 
     Raises:
         CheckpointError: A tensor is missing or unexpected, or has another shape or dtype.
@@ -87,7 +90,7 @@ def load_model(model: nn.Module, state: TrainingState) -> None:
     own = {name.removeprefix(f"{MODEL}."): x for name, x in model_tensors(model).tensors.items()}
     names = {name.removeprefix(f"{MODEL}.") for name in state.tensors if name.startswith(f"{MODEL}.")}
     saved, faults = {}, []
-    for name in sorted(own.keys() | names):
+    for name in sorted(own) if is_part else sorted(own.keys() | names):
         whole = state.tensors[f"{MODEL}.{name}"] if name in names else None
         fault = _fault(name, whole, own.get(name))
         if fault:
