@@ -30,14 +30,13 @@ from whet.scripts.injection.file_guard import FileGuard
 from whet.scripts.injection.first_steps import FirstSteps
 from whet.scripts.injection.loop_finder import ONE_LOOP, FoundLoop, LoopFinder
 from whet.scripts.injection.losses import BackwardLosses
-from whet.scripts.injection.messages import GRADIENTS, PROBLEM, TRAINER, ScriptRecord, ScriptRequest
+from whet.scripts.injection.messages import GRADIENTS, TRAINER, ScriptRecord, ScriptRequest
+from whet.scripts.injection.rank_place import RankPlace
 from whet.scripts.injection.step_times import StepTimes
 from whet.techniques.costs.memory import step_memory
 from whet.techniques.mechanisms.later_notes import all_notes, tell_later
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.proof.sensitivity import move
-
-REFUSED = 2  # the exit code
 
 
 class ScriptStopped(SystemExit):
@@ -46,14 +45,15 @@ class ScriptStopped(SystemExit):
 
 def begin(directory: str) -> None:
     """Begin in this process, as the request in a directory asks."""
-    ScriptLoop(Path(directory), ScriptRequest.read(Path(directory)))
+    request = ScriptRequest.read(Path(directory))
+    ScriptLoop(RankPlace.of_environment(Path(directory), is_launched=request.is_launched), request)
 
 
 class ScriptLoop:
-    """Handle the training loop of this process. The directory holds the run's messages."""
+    """Handle the training loop of this process, whose place holds its messages."""
 
-    def __init__(self, directory: Path, request: ScriptRequest) -> None:
-        self._directory = directory
+    def __init__(self, place: RankPlace, request: ScriptRequest) -> None:
+        self._place, self._directory = place, place.directory
         self._request = request
         self._patches = Patches()
         self._losses = BackwardLosses()
@@ -66,11 +66,12 @@ class ScriptLoop:
         self._times: StepTimes | None = None
         self._last_ns = 0
         self._has_ended = self._has_met_another = False
+        self._code = 0  # with which this process ends once it has refused
         self._watching = contextlib.ExitStack()
         self._taken = TakenMemory() if request.is_bounded else None
         if request.is_bounded:
             self._prepare_bounded()
-        self._finder = LoopFinder(self._found, self.refuse, self._losses.paused)
+        self._finder = LoopFinder(self._found, self.refuse, self._losses.paused, may_be_several=request.is_launched)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -78,10 +79,15 @@ class ScriptLoop:
         """End the process with a reason, before anything else is trained."""
         if not self._has_ended:
             self._has_ended = True
-            (self._directory / PROBLEM).write_text(why, encoding="utf-8")
-            if not self._request.is_bounded:
+            if not self._request.is_bounded and not self._request.is_launched:
                 sys.stderr.write(f"error: {why}\n")
-        raise ScriptStopped(REFUSED)
+            self._code = self._place.refuse(why)
+        raise ScriptStopped(self._code)
+
+    def _say(self, text: str) -> None:
+        """Write a line of whet's own beside the script's output; of several processes, the first one does."""
+        if self._place.rank == 0:
+            sys.stderr.write(f"whet: {text}\n")
 
     def _prepare_bounded(self) -> None:
         request = self._request
@@ -119,10 +125,10 @@ class ScriptLoop:
             self.refuse(str(error))
         if not self._request.is_bounded:
             recipe = Recipe(kind="training", steps=steps)
-            _say(f"{recipe} applied to {type(parts.model).__name__}")
-            tell_later(changed, _say)
+            self._say(f"{recipe} applied to {type(parts.model).__name__}{self._place.in_processes}")
+            tell_later(changed, self._say)
             if self._request.fingerprint not in ("", machine.fingerprint):
-                _say("the recipe was proved on another machine: its speed here is not known")
+                self._say("the recipe was proved on another machine: its speed here is not known")
 
     def _claim(self) -> None:
         """Note that this process trains. In a bounded run, refuse if another one does already."""
@@ -170,7 +176,7 @@ class ScriptLoop:
             self.refuse(f"the script has several optimisers (another {kind} steps). {ONE_LOOP}")
         if not self._has_met_another:
             self._has_met_another = True
-            _say(f"another optimiser ({kind}) steps too; the recipe is not applied to what it trains")
+            self._say(f"another optimiser ({kind}) steps too; the recipe is not applied to what it trains")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._has_ended or not self._request.is_bounded or not self._is_loop(optimizer):
@@ -219,7 +225,3 @@ class ScriptLoop:
             self._first.write(self._directory / GRADIENTS)
         record.write(self._directory)
 
-
-def _say(text: str) -> None:
-    """Write a line of whet's own beside the script's output."""
-    sys.stderr.write(f"whet: {text}\n")

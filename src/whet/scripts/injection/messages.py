@@ -16,6 +16,7 @@ from whet.techniques.proof.updates import UpdateProof
 
 VARIABLE = "WHET_SCRIPT_REQUEST"  # the environment variable with the directory
 SEED_VARIABLE = "WHET_SCRIPT_SEED"
+STARTER_VARIABLE = "WHET_SCRIPT_STARTER"  # whet's process id, where its child is a launcher, which trains nothing
 REQUEST, RECORD, PROBLEM, TRAINER = "request.json", "record.json", "problem.txt", "trainer.pid"
 GRADIENTS = "gradients.safetensors"
 
@@ -26,6 +27,7 @@ class ScriptRequest(BaseModel, frozen=True):
     Attributes:
         steps: The recipe to apply; empty for the script as it is.
         fingerprint: The machine on which the recipe was proved; "" where that is not known.
+        is_launched: Whether a launcher starts the script, perhaps in several processes.
         is_bounded: Whether the process ends after `num_steps` steps. Otherwise the script runs to its own end.
         num_steps: The most optimiser steps.
         enough_s: Seconds after which seven steps are enough.
@@ -43,6 +45,7 @@ class ScriptRequest(BaseModel, frozen=True):
 
     steps: tuple[Step, ...] = ()
     fingerprint: str = ""
+    is_launched: bool = False
     is_bounded: bool = True
     num_steps: int = 0
     enough_s: float = 5.0

@@ -1,0 +1,45 @@
+"""Wait for a launcher of several processes, and end those that it leaves behind or that wait for others in vain."""
+
+import contextlib
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from whet.scripts.injection.messages import VARIABLE
+from whet.scripts.injection.rank_place import problem_of
+
+_POLL_S = 0.1
+_GRACE_S = 10.0  # in which processes end once one of them has refused, or once they were asked to
+
+
+def wait_for_launcher(child: "subprocess.Popen[bytes]", messages: Path) -> int:
+    """Wait for a launcher, and return its exit code. Once a process refuses to train, all of them are ended."""
+    refused_at = 0.0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(_POLL_S)
+        if not refused_at and problem_of(messages):
+            refused_at = time.monotonic()
+        if refused_at and time.monotonic() > refused_at + _GRACE_S:
+            end_processes_of(messages)
+
+
+def end_processes_of(messages: Path) -> None:
+    """End all processes of a run, by the directory of messages in their environment: a parent may have ended before."""
+    found = [process for process in psutil.process_iter() if _is_of(process, messages)]
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, left = psutil.wait_procs(found, timeout=_GRACE_S)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _is_of(process: psutil.Process, messages: Path) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.pid != os.getpid() and process.environ().get(VARIABLE) == str(messages)
+    return False
