@@ -24,6 +24,7 @@ from whet.measure.machine import describe
 from whet.measure.memory import TakenMemory, cuda_peak_bytes, peak_rss_bytes
 from whet.profiling.step.patches import Patches
 from whet.profiling.step.watch import watch_everything
+from whet.scripts.injection.agreed_end import AgreedEnd
 from whet.scripts.injection.applying import applicable, apply, shift_seeds
 from whet.scripts.injection.closures import FirstCall, closure_of, with_closure
 from whet.scripts.injection.file_guard import FileGuard
@@ -36,6 +37,7 @@ from whet.scripts.injection.step_times import StepTimes
 from whet.techniques.costs.memory import step_memory
 from whet.techniques.mechanisms.later_notes import all_notes, tell_later
 from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.uses import is_sharded
 from whet.techniques.proof.sensitivity import move
 
 
@@ -64,6 +66,7 @@ class ScriptLoop:
         self._first: FirstSteps | None = None
         self._changed: Parts | None = None
         self._times: StepTimes | None = None
+        self._agreed = AgreedEnd(place)
         self._last_ns = 0
         self._has_ended = self._has_met_another = False
         self._code = 0  # with which this process ends once it has refused
@@ -108,6 +111,8 @@ class ScriptLoop:
         """Apply the recipe to the loop."""
         parts, steps = found.parts, self._request.steps
         self._claim()
+        if self._request.is_bounded:
+            self._check_provable(found)
         try:
             machine = describe()
             if self._request.is_bounded and not steps:
@@ -138,6 +143,20 @@ class ScriptLoop:
         except FileExistsError:
             if self._request.is_bounded:
                 self.refuse("the script trains in several processes; start it so that one process trains")
+
+    def _check_provable(self, found: FoundLoop) -> None:
+        """Refuse to tune where it cannot be proved that the training stays the same."""
+        if self._place.num_machines > 1:
+            self.refuse(
+                "the script trains on several machines, and whet tune sees the processes of one; tune it on one "
+                "machine, then start it on all with whet run"
+            )
+        if is_sharded(found.parts.model):
+            self.refuse(
+                "fully_shard divides the parameters among processes, and whet tune does not compare updates of shards; "
+                "tune the script without fully_shard, in one process or with DistributedDataParallel, then start it "
+                "with whet run"
+            )
 
     def _is_loop(self, optimizer: Optimizer) -> bool:
         return self._first is None or not self._first.is_mine(optimizer)
@@ -188,10 +207,13 @@ class ScriptLoop:
         if self._first is not None:
             self._first.after_step()
         if self._times is None:
-            self._times = StepTimes(self._request.num_steps - 1, self._request.limit_s, enough_s=self._request.enough_s)
-        elif self._times.add((now - self._last_ns) / 1e9):
-            self._end()
-            raise ScriptStopped(0)
+            number = self._request.num_steps - (1 if self._place.world_size == 1 else 2)  # several end a step later
+            self._times = StepTimes(number, self._request.limit_s, enough_s=self._request.enough_s)
+        else:
+            has_enough = self._times.add((now - self._last_ns) / 1e9)
+            if self._agreed.is_reached(len(self._heard), has_enough=has_enough):
+                self._end()
+                raise ScriptStopped(0)
         self._last_ns = time.perf_counter_ns()
 
     def _end_early(self) -> None:
@@ -210,6 +232,7 @@ class ScriptLoop:
         record.notes = () if self._changed is None else all_notes(self._changed)
         record.losses = [None if loss is None else float(loss) for loss in self._heard]
         record.learning_rates = self._rates
+        record.world_size, record.num_threads = self._place.world_size, torch.get_num_threads()
         record.peak_bytes = peak_rss_bytes()
         if self._changed is not None and self._taken is not None:
             model, optimizer = self._changed.model, self._changed.optimizer
@@ -224,4 +247,3 @@ class ScriptLoop:
             record.updates = self._first.updates
             self._first.write(self._directory / GRADIENTS)
         record.write(self._directory)
-

@@ -16,10 +16,9 @@ from whet.errors import RecipeError, TargetError
 from whet.measure import load
 from whet.measure.isolate import LOG, QUIET, Child, end_tree, last_line, signal_name, started
 from whet.measure.machine.cache import compiler_directory
-from whet.scripts.injection.launched_child import end_processes_of, wait_for_launcher
+from whet.scripts.injection.launched_child import end_processes_of, told_before_report, wait_for_launcher
 from whet.scripts.injection.launching import SignalsToChild, environment
 from whet.scripts.injection.messages import (
-    PROBLEM,
     SEED_VARIABLE,
     STARTER_VARIABLE,
     VARIABLE,
@@ -29,6 +28,7 @@ from whet.scripts.injection.messages import (
 from whet.scripts.injection.needed_environment import needed_environment
 from whet.scripts.injection.overlay import make_overlay
 from whet.scripts.injection.rank_place import REFUSED, has_trained, problem_of
+from whet.scripts.injection.rank_records import are_recorded, joined_record
 from whet.scripts.injection.script_command import ScriptCommand
 from whet.techniques.technique import named
 from whet.techniques.training import TRAINING_TABLE
@@ -70,7 +70,7 @@ def run_bounded(
     messages.mkdir()
     _made_temporary(directory / "tmp", scratch)
     own = {"writable": (str(scratch),), "protected": str(command.directory.parent)}
-    request.model_copy(update=own).write(messages)
+    request.model_copy(update={**own, "is_launched": command.is_launched}).write(messages)
     added = {
         **load.environment(),
         **QUIET,
@@ -81,6 +81,8 @@ def run_bounded(
         "TMPDIR": str(directory / "tmp"),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "compiled"),  # all runs share it
     }
+    if command.is_launched:
+        added[STARTER_VARIABLE] = str(os.getpid())
     before = _written(copy)
     try:
         child = started(command.in_copy(copy), directory, environment(added), copy)
@@ -90,7 +92,7 @@ def run_bounded(
         ended_by = _watched(child, messages, copy, before + most_written, limit_s)
     finally:
         end_tree(child)
-    record = ScriptRecord.read(messages)
+    record = joined_record(messages) if command.is_launched else ScriptRecord.read(messages)
     failure = ended_by or _failure(command, child.wait(), directory, record)
     shutil.rmtree(copy.parent, ignore_errors=True)
     return ScriptOutcome(messages, None if failure else record, failure)
@@ -128,7 +130,7 @@ def _watched(child: Child, messages: Path, copy: Path, most_bytes: int, limit_s:
         else:
             return ""
         now = time.monotonic()
-        if not recorded and ScriptRecord.is_in(messages):
+        if not recorded and (ScriptRecord.is_in(messages) or are_recorded(messages)):
             recorded = now
         if recorded and now > recorded + _GRACE_S:
             return ""  # it has trained enough, and hangs as it ends
@@ -165,10 +167,9 @@ def _size(path: Path) -> int:
 
 def _failure(command: ScriptCommand, code: int, directory: Path, record: ScriptRecord | None) -> str:
     """Return why a run that ended by itself is of no use; "" where it is."""
-    problem = directory / "messages" / PROBLEM
-    if problem.is_file():
-        return problem.read_text(encoding="utf-8")
-    last = last_line(directory / LOG)
+    if problem := problem_of(directory / "messages"):
+        return problem
+    last = told_before_report(directory / LOG) if command.is_launched and code else last_line(directory / LOG)
     if code < 0:
         return f"it was ended by {signal_name(-code)}{f': {last}' if last else ''}"
     if code and last.startswith("EOFError"):

@@ -1,7 +1,8 @@
-"""Wait for a launcher of several processes, and end those that it leaves behind or that wait for others in vain."""
+"""Wait for a launcher of several processes, end those that it leaves or that wait in vain, and read why one failed."""
 
 import contextlib
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +13,9 @@ from whet.scripts.injection.messages import VARIABLE
 from whet.scripts.injection.rank_place import problem_of
 
 _POLL_S = 0.1
+_LONGEST = 300  # characters of a line
+_REPORT = re.compile(r"failed \(exitcode|^subprocess\.CalledProcessError")  # what launchers write of a failure
+_OWN_LINE = re.compile(r"[IWE]\d{4} |Traceback \(most|\s|$")  # of torchrun's log, and of tracebacks
 _GRACE_S = 10.0  # in which processes end once one of them has refused, or once they were asked to
 
 
@@ -43,3 +47,11 @@ def _is_of(process: psutil.Process, messages: Path) -> bool:
     with contextlib.suppress(psutil.Error, OSError):
         return process.pid != os.getpid() and process.environ().get(VARIABLE) == str(messages)
     return False
+
+
+def told_before_report(log: Path) -> str:
+    """Return the last line that a script wrote before its launcher reported that it failed; "" without one."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    end = next((i for i, line in enumerate(lines) if _REPORT.search(line)), len(lines))
+    told = [line for line in lines[:end] if not _OWN_LINE.match(line)]
+    return told[-1].strip()[:_LONGEST] if told else ""

@@ -19,7 +19,7 @@ def launcher_length(words: Sequence[str]) -> int:
     program = Path(words[0]).name if words else ""
     if program in ("torchrun", "accelerate-launch"):
         return 1
-    if program == "accelerate" and words[1:2] == ["launch"]:
+    if program == "accelerate" and "launch" in words[1:2]:
         return 2
     if program.startswith("python") and "-m" in words:
         place = words.index("-m") + 1
@@ -46,7 +46,7 @@ def check_reach(words: Sequence[str]) -> None:
         )
 
 
-def check_started_once(command: str) -> None:
+def check_started_once() -> None:
     """Check that this process was not started by a launcher, as one of several that would all do the same.
 
     Raises:
@@ -55,7 +55,7 @@ def check_started_once(command: str) -> None:
     rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     if rank.isdigit() and size.isdigit() and int(size) > 1:
         raise RanksError(
-            f"whet {command} was started {size} times, by a launcher; start it once, with the launcher in its command: "
-            f"whet {command} OPTIONS -- torchrun --nproc-per-node {size} train.py ARGUMENTS",
+            f"this whet is one of {size} that a launcher started, as RANK and WORLD_SIZE say; start it once, with the "
+            f"launcher in its command, as whet run --recipe R -- torchrun --nproc-per-node {size} train.py ARGUMENTS",
             is_told=int(rank) > 0,
         )

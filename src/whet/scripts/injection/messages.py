@@ -88,6 +88,8 @@ class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
         shares: The share of a step in each phase, where the run was watched.
         updates: How the first updates compare with float64, where the run is a proof.
         notes: What the techniques want to be said.
+        world_size: How many processes train together.
+        num_threads: PyTorch's threads of the process.
     """
 
     seconds: list[float]
@@ -105,6 +107,8 @@ class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
     shares: dict[str, float] = {}
     updates: UpdateProof | None = None
     notes: tuple[str, ...] = ()
+    world_size: int = 1
+    num_threads: int = 1
 
     def write(self, directory: Path) -> None:
         write_whole(directory / RECORD, json.dumps(self.model_dump(mode="json")))

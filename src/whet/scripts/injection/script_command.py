@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.errors import TargetError
-from whet.scripts.injection.launchers import check_reach, launcher_length
+from whet.scripts.injection.launchers import check_reach, check_started_once, launcher_length
 from whet.scripts.injection.launching import MODULE_OPTIONS, name_of, runs_python, script_index
 
 _ISOLATED = re.compile("-[A-Za-z]*[IES][A-Za-z]*")  # options of Python
@@ -32,7 +32,9 @@ class ScriptCommand:
 
         Raises:
             TargetError: It is no command of Python, of torchrun or of accelerate launch, or its script does not exist.
+            RanksError: This process is one of several that a launcher started.
         """
+        check_started_once()
         program, place = words[0] if words else "", script_index(words)
         check_reach(words[:place])
         if not runs_python(program) and not launcher_length(words):
