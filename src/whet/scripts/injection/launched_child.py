@@ -15,7 +15,8 @@ from whet.scripts.injection.rank_place import problem_of
 _POLL_S = 0.1
 _LONGEST = 300  # characters of a line
 _REPORT = re.compile(r"failed \(exitcode|^subprocess\.CalledProcessError")  # what launchers write of a failure
-_OWN_LINE = re.compile(r"[IWE]\d{4} |Traceback \(most|\s|$")  # of torchrun's log, and of tracebacks
+_OF_RANK = re.compile(r"\[rank\d+\]: ")  # before each line of a traceback, where there is a process group
+_OWN_LINE = re.compile(rf"[IWE]\d{{4}} |({_OF_RANK.pattern})?(Traceback \(most|\s|$)")  # of logs, and of tracebacks
 _GRACE_S = 10.0  # in which processes end once one of them has refused, or once they were asked to
 
 
@@ -50,8 +51,14 @@ def _is_of(process: psutil.Process, messages: Path) -> bool:
 
 
 def told_before_report(log: Path) -> str:
-    """Return the last line that a script wrote before its launcher reported that it failed; "" without one."""
+    """Return what a script said of its failure, before its launcher reported that; "" where it said nothing.
+
+    Of several processes, the first error counts, since it may have broken off what the others waited for. Otherwise the
+    last line counts.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     end = next((i for i, line in enumerate(lines) if _REPORT.search(line)), len(lines))
     told = [line for line in lines[:end] if not _OWN_LINE.match(line)]
-    return told[-1].strip()[:_LONGEST] if told else ""
+    of_ranks = [line for line in told if _OF_RANK.match(line)]
+    line = of_ranks[0] if of_ranks else (told[-1] if told else "")
+    return _OF_RANK.sub("", line).strip()[:_LONGEST]

@@ -1,12 +1,14 @@
 """Recognise what starts a script in several processes: torchrun and accelerate launch. Nothing heavy is imported."""
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from whet.errors import RanksError, TargetError
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_FIRST_S = 10.0  # in which the first process says why all end; a launcher ends the others once one of them has ended
 _OUT_OF_REACH = frozenset("colossalai composer deepspeed horovodrun mpiexec mpirun srun".split())
 _OTHER_STARTS = ("__mpirun_hostfile", "__tpu", "__use_deepspeed", "__use_megatron_lm")  # of accelerate, - as _
 
@@ -21,10 +23,11 @@ def launcher_length(words: Sequence[str]) -> int:
         return 1
     if program == "accelerate" and "launch" in words[1:2]:
         return 2
-    if program.startswith("python") and "-m" in words:
-        place = words.index("-m") + 1
-        return place + 1 if words[place : place + 1] and words[place] in _MODULES else 0
-    return 0
+    if not program.startswith("python"):
+        return 0
+    place = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), len(words))
+    names_launcher = any(word in _MODULES for word in words[place + 1 : place + 2])
+    return place + 2 if names_launcher and words[place] == "-m" else 0
 
 
 def check_reach(words: Sequence[str]) -> None:
@@ -54,6 +57,8 @@ def check_started_once() -> None:
     """
     rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     if rank.isdigit() and size.isdigit() and int(size) > 1:
+        if int(rank) > 0:
+            time.sleep(_FIRST_S)
         raise RanksError(
             f"this whet is one of {size} that a launcher started, as RANK and WORLD_SIZE say; start it once, with the "
             f"launcher in its command, as whet run --recipe R -- torchrun --nproc-per-node {size} train.py ARGUMENTS",
