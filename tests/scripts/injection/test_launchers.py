@@ -157,8 +157,7 @@ def test_ranks_of_which_one_refuses_are_all_ended(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+@pytest.mark.parametrize(("launcher", "number"), [("torchrun", signal.SIGINT), ("accelerate", signal.SIGTERM)])
 def test_a_signal_ends_all_processes(place: Path, launcher: str, number: signal.Signals) -> None:
     source, words = (LONG, TWO) if launcher == "torchrun" else (LONG_ALONE, ("launch", "--cpu"))
     run = whet_run(place, (FUSED,), source, launcher, *words, "train.py", "1000000")

@@ -12,6 +12,14 @@ from whet.techniques.proof import gradients
 from whet.techniques.training_technique import Exactness
 from whet.tuner.scripts.proof import Original, judge
 
+OPTIMIZER = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)\n"
+COMPUTES = (
+    "from whet.measure.machine import Machine\nMachine.computes_bfloat16 = lambda *_: True\n"  # wherever this runs
+)
+LATE = COMPUTES + DDP.replace(OPTIMIZER, "").replace(
+    "from torch import dist", f"{OPTIMIZER}model(x)\nfrom torch import dist"
+)
+
 
 @pytest.fixture(autouse=True)
 def as_forks(children_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +55,11 @@ def test_a_proof_judges_each_rank(place: Path) -> None:
     ("source", "asked", "said"),
     [
         (DDP, {"steps": ({"technique": "bf16_parameters"},)}, "bf16_parameters cannot be applied here: it does not"),
+        (
+            LATE,
+            {"steps": ({"technique": "bf16_parameters"},)},
+            "bf16_parameters: it does not bear DDP",
+        ),
         (FSDP2, {}, "fully_shard divides the parameters among processes, and whet tune does not compare"),
         (DDP.replace("    loss.backward()", "    1 / rank; loss.backward()"), {}, "code 1: ZeroDivisionError"),
     ],

@@ -37,8 +37,9 @@ from whet.scripts.injection.step_times import StepTimes
 from whet.techniques.costs.memory import step_memory
 from whet.techniques.mechanisms.later_notes import all_notes, tell_later
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.mechanisms.uses import is_sharded
+from whet.techniques.mechanisms.uses import ProcessGuard, is_sharded
 from whet.techniques.proof.sensitivity import move
+from whet.techniques.training import TRAINING_TABLE
 
 
 class ScriptStopped(SystemExit):
@@ -65,6 +66,7 @@ class ScriptLoop:
         self._record = ScriptRecord(seconds=[], losses=[])
         self._first: FirstSteps | None = None
         self._changed: Parts | None = None
+        self._guard: ProcessGuard | None = None  # for processes that come after the recipe
         self._times: StepTimes | None = None
         self._agreed = AgreedEnd(place)
         self._last_ns = 0
@@ -126,6 +128,7 @@ class ScriptLoop:
             self._record.model, self._record.optimizer = type(parts.model).__name__, type(parts.optimizer).__name__
             self._record.num_parameters = sum(p.numel() for _, p in found.trained)
             self._changed = changed = apply(found, steps, machine)
+            self._guard = ProcessGuard(changed.model, {s.technique: TRAINING_TABLE[s.technique].refuses for s in steps})
         except WhetError as error:
             self.refuse(str(error))
         if not self._request.is_bounded:
@@ -180,7 +183,11 @@ class ScriptLoop:
         """Note what the optimiser is about to do: the gradients are computed, and the parameters are the old ones."""
         self._finder.before_step(optimizer)
         found = self._finder.found
-        assert found is not None
+        assert found is not None and self._guard is not None
+        try:
+            self._guard(optimizer)
+        except WhetError as error:
+            self.refuse(str(error))
         if optimizer is not found.parts.optimizer:
             self._meet_another(type(optimizer).__name__)
             return
