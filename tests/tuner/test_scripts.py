@@ -111,6 +111,26 @@ def test_a_script_is_tuned_and_nothing_of_the_users_changes(
         run(kind_of(command, out, exclude=others, resume=True), QuietWait("go-on"), Listener())
 
 
+@pytest.mark.slow
+def test_a_script_is_tuned_in_whole_launches(
+    scripts: Callable[[str], ScriptCommand], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finals, "ROUNDS", 2)
+    monkeypatch.setattr(finals, "MIN_ROUNDS", 2)
+    wrapped = "torch.distributed.init_process_group('gloo')\nmodel = torch.nn.parallel.DistributedDataParallel(model)\n"
+    scripts(TRAIN.replace("optimizer = ", f"{wrapped}optimizer = "))
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    command = ScriptCommand.checked([torchrun, "--standalone", "--nproc-per-node", "2", "train.py"])
+    others = tuple(TRAINING_TABLE.keys() - {"fused_optimizer"})
+    result = run(kind_of(command, tmp_path / "out", exclude=others), QuietWait("go-on"), Listener())
+    assert isinstance(result, Result)
+    [trial] = result.trials
+    assert (trial.status, trial.label) == ("done", "fused_optimizer(kind=fused)")
+    assert trial.training is not None and trial.training.updates is not None and trial.training.updates.is_same
+    assert result.target.endswith("torchrun --standalone --nproc-per-node 2 train.py")
+    assert [path.name for path in Path.cwd().iterdir()] == ["train.py"]
+
+
 def test_a_script_that_is_not_reproducible_is_named(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:
     command = scripts(TRAIN.replace("manual_seed(7)", "seed()"))
     with pytest.raises(

@@ -12,7 +12,8 @@ from whet.measure.fast_import import large_imports
 from whet.scripts.injection.script_command import ScriptCommand
 
 _Command = Annotated[
-    list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
+    list[str],
+    typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3, or -- torchrun ..."),
 ]
 _RecipeFile = Annotated[
     Path, typer.Option(metavar="FILE", help="a recipe.toml for training, or the directory of a tuning run")

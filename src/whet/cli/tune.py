@@ -14,6 +14,7 @@ from whet.cli.for_streams import ForStreams
 from whet.errors import OptionError
 from whet.measure.fast_import import large_imports
 from whet.measure.on_busy import OnBusy
+from whet.scripts.injection.launchers import check_started_once
 from whet.scripts.injection.launching import name_of, runs_python
 from whet.scripts.injection.script_command import ScriptCommand
 from whet.streamer.target_name import names_a_stream
@@ -33,7 +34,8 @@ _Targets = Annotated[
     typer.Argument(
         metavar="TARGET...",
         help="the targets: a built-in name such as digits-cnn or docs-gpt-training, hf:DIR, FILE.py:FUNCTION or "
-        "package.module:FUNCTION; or a training script as it is: -- python train.py ARGUMENTS",
+        "package.module:FUNCTION; or a training script as it is: -- python train.py ARGUMENTS, or -- torchrun OPTIONS "
+        "train.py ARGUMENTS",
     ),
 ]
 _Train = Annotated[
@@ -122,7 +124,12 @@ _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as 
 
 
 def _check_names(targets: Sequence[str]) -> None:
-    """Check the targets that their names alone tell of; others are looked at with their options."""
+    """Check the targets that their names alone tell of; others are looked at with their options.
+
+    Raises:
+        RanksError: This process is one of several that a launcher started.
+    """
+    check_started_once()
     if not _is_command(targets):
         for target in targets:
             if not target.startswith("hf:") and not names_a_stream(target):

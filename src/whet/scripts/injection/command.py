@@ -16,10 +16,19 @@ from whet.errors import RecipeError, TargetError
 from whet.measure import load
 from whet.measure.isolate import LOG, QUIET, Child, end_tree, last_line, signal_name, started
 from whet.measure.machine.cache import compiler_directory
+from whet.scripts.injection.launched_child import end_processes_of, told_before_report, wait_for_launcher
 from whet.scripts.injection.launching import SignalsToChild, environment
-from whet.scripts.injection.messages import PROBLEM, SEED_VARIABLE, TRAINER, VARIABLE, ScriptRecord, ScriptRequest
+from whet.scripts.injection.messages import (
+    SEED_VARIABLE,
+    STARTER_VARIABLE,
+    VARIABLE,
+    ScriptRecord,
+    ScriptRequest,
+)
 from whet.scripts.injection.needed_environment import needed_environment
 from whet.scripts.injection.overlay import make_overlay
+from whet.scripts.injection.rank_place import REFUSED, has_trained, problem_of
+from whet.scripts.injection.rank_records import are_recorded, joined_record
 from whet.scripts.injection.script_command import ScriptCommand
 from whet.techniques.technique import named
 from whet.techniques.training import TRAINING_TABLE
@@ -61,7 +70,7 @@ def run_bounded(
     messages.mkdir()
     _made_temporary(directory / "tmp", scratch)
     own = {"writable": (str(scratch),), "protected": str(command.directory.parent)}
-    request.model_copy(update=own).write(messages)
+    request.model_copy(update={**own, "is_launched": command.is_launched}).write(messages)
     added = {
         **load.environment(),
         **QUIET,
@@ -72,6 +81,8 @@ def run_bounded(
         "TMPDIR": str(directory / "tmp"),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "compiled"),  # all runs share it
     }
+    if command.is_launched:
+        added[STARTER_VARIABLE] = str(os.getpid())
     before = _written(copy)
     try:
         child = started(command.in_copy(copy), directory, environment(added), copy)
@@ -81,7 +92,7 @@ def run_bounded(
         ended_by = _watched(child, messages, copy, before + most_written, limit_s)
     finally:
         end_tree(child)
-    record = ScriptRecord.read(messages)
+    record = joined_record(messages) if command.is_launched else ScriptRecord.read(messages)
     failure = ended_by or _failure(command, child.wait(), directory, record)
     shutil.rmtree(copy.parent, ignore_errors=True)
     return ScriptOutcome(messages, None if failure else record, failure)
@@ -119,7 +130,7 @@ def _watched(child: Child, messages: Path, copy: Path, most_bytes: int, limit_s:
         else:
             return ""
         now = time.monotonic()
-        if not recorded and ScriptRecord.is_in(messages):
+        if not recorded and (ScriptRecord.is_in(messages) or are_recorded(messages)):
             recorded = now
         if recorded and now > recorded + _GRACE_S:
             return ""  # it has trained enough, and hangs as it ends
@@ -156,10 +167,9 @@ def _size(path: Path) -> int:
 
 def _failure(command: ScriptCommand, code: int, directory: Path, record: ScriptRecord | None) -> str:
     """Return why a run that ended by itself is of no use; "" where it is."""
-    problem = directory / "messages" / PROBLEM
-    if problem.is_file():
-        return problem.read_text(encoding="utf-8")
-    last = last_line(directory / LOG)
+    if problem := problem_of(directory / "messages"):
+        return problem
+    last = told_before_report(directory / LOG) if command.is_launched and code else last_line(directory / LOG)
     if code < 0:
         return f"it was ended by {signal_name(-code)}{f': {last}' if last else ''}"
     if code and last.startswith("EOFError"):
@@ -191,10 +201,11 @@ def run_with_recipe(command: ScriptCommand, recipe: Recipe, scratch: Path) -> in
     """Run a script to its own end with a recipe applied to its loop.
 
     The script keeps its standard input, output and error, and its working directory. Signals are
-    forwarded to it. `scratch` is a directory for messages.
+    forwarded to it. `scratch` is a directory for messages. Of the processes that a launcher starts, all get the recipe,
+    and where one of them refuses it, all end.
 
     Returns:
-        The script's exit code; 128 plus the signal's number if a signal ended it.
+        The exit code of the script, or of its launcher; 128 plus the signal's number if a signal ended it.
 
     Raises:
         RecipeError: The recipe cannot be used, or needs a library that is not installed.
@@ -202,17 +213,26 @@ def run_with_recipe(command: ScriptCommand, recipe: Recipe, scratch: Path) -> in
     """
     steps = checked_steps(recipe)
     variables = environment({VARIABLE: str(scratch), **needed_environment(steps)})
-    ScriptRequest(steps=steps, fingerprint=recipe.fingerprint, is_bounded=False).write(scratch)
+    if command.is_launched:
+        variables[STARTER_VARIABLE] = str(os.getpid())
+    request = ScriptRequest(steps=steps, fingerprint=recipe.fingerprint, is_bounded=False)
+    request.model_copy(update={"is_launched": command.is_launched}).write(scratch)
     signals = SignalsToChild()
     try:
         child = subprocess.Popen(list(command.words), env=variables)
         signals.forward_to(child)
-        code = child.wait()
+        code = wait_for_launcher(child, scratch) if command.is_launched else child.wait()
+        if signals.were_received and command.is_launched:
+            end_processes_of(scratch)
     except OSError as error:
         raise TargetError(f"cannot run {command.words[0]}: {error.strerror or error}") from error
     finally:
         signals.restore()
-    if not (scratch / TRAINER).exists() and not (scratch / PROBLEM).exists():
+    problem = problem_of(scratch)
+    if problem and command.is_launched:
+        sys.stderr.write(f"error: {problem}\n")
+        return REFUSED
+    if not problem and not has_trained(scratch):
         sys.stderr.write("whet: the recipe was applied to nothing: no training loop of PyTorch was seen\n")
     return code if code >= 0 else 128 - code
 
@@ -223,7 +243,7 @@ def run_script(command: Sequence[str], recipe: Recipe | str | os.PathLike[str]) 
     Call this in the main thread, because signals are forwarded to the script.
 
     Args:
-        command: The Python command, as ["python", "train.py", "--epochs", "3"].
+        command: The command, as ["python", "train.py", "--epochs", "3"], or ["torchrun", "train.py"].
         recipe: A recipe for training, the file that holds it, or the directory of a tuning run.
 
     Returns:

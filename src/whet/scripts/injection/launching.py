@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from whet.scripts.injection.launchers import launcher_length
+
 INJECT = Path(__file__).parent / "inject"
+MODULE_OPTIONS = ("-m", "--module")  # before the name of a module, in the place of a script
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -24,9 +27,11 @@ def environment(added: Mapping[str, str]) -> dict[str, str]:
 
 
 def script_index(words: Sequence[str]) -> int | None:
-    """Return the place of the script, or of the module after -m, in a Python's command line; None without one."""
-    for i, word in enumerate(words[1:], 1):
-        if word == "-m":
+    """Return the place of the script, or of the module after -m, in the command of a Python or launcher, or None."""
+    for i, word in enumerate(words):
+        if i < max(1, launcher_length(words)):
+            continue
+        if word in MODULE_OPTIONS:
             return i + 1 if i + 1 < len(words) else None
         if word.endswith(".py"):
             return i
@@ -41,10 +46,10 @@ def runs_python(program: str) -> bool:
 def name_of(words: Sequence[str]) -> str:
     """Return the name of a command: the script or module that a Python runs, or the program."""
     program = Path(words[0]).name
-    if runs_python(program) or program == "torchrun":
+    if runs_python(program) or launcher_length(words):
         place = script_index(words)
         if place is not None:
-            return words[place] if words[place - 1] == "-m" else Path(words[place]).name
+            return words[place] if words[place - 1] in MODULE_OPTIONS else Path(words[place]).name
     return program
 
 
@@ -64,9 +69,13 @@ class SignalsToChild:
 
     A Ctrl-C at a terminal reaches the child directly, and must not reach it twice. Signals that arrive before the child
     starts are sent to it as it starts.
+
+    Attributes:
+        were_received: Whether there was a signal.
     """
 
     def __init__(self) -> None:
+        self.were_received = False
         self._child: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
         self._before = {number: signal.signal(number, self._forward) for number in _SIGNALS}
@@ -82,6 +91,7 @@ class SignalsToChild:
             signal.signal(number, former)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.were_received = True
         if self._child is None:
             self._early.append(number)
         elif number != signal.SIGINT or not in_foreground():

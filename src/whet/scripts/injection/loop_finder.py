@@ -21,12 +21,18 @@ from whet.profiling.step.patches import Patches
 from whet.scripts.injection.closures import Closure, closure_of
 from whet.scripts.injection.lightning_modules import holds, lead_through_call, modules_that_hold
 from whet.scripts.injection.loader_passes import LoaderPasses
-from whet.techniques.mechanisms.parts import Parts
+from whet.techniques.mechanisms.parts import Parts, num_processes
 
 OnFound = Callable[["FoundLoop"], None]
 
 ONE_LOOP = "whet works on one model that one optimiser trains"
 _DRAWS = "the closure of optimizer.step draws its batch itself; draw it before the step, and let the closure use it"
+_SEVERAL = (
+    "the script trains in several processes (torch.distributed), which it starts itself; start it as one process, or "
+    "by torchrun"
+)
+_WRAPPERS = (("_orig_mod", "OptimizedModule"), ("module", "DataParallel"), ("module", "DistributedDataParallel"))
+_FLATTENED = "FullyShardedDataParallel"
 
 
 class _LoopFound(BaseException):
@@ -72,6 +78,7 @@ class LoopFinder:
             where the optimiser is made after that call.
         refuse: Ends the process with the reason where the loop cannot be recognised.
         probing: Returns a context for a call of a closure that only finds the loop.
+        may_be_several: Whether this may be one of several processes that train together.
     """
 
     def __init__(
@@ -79,7 +86,10 @@ class LoopFinder:
         on_found: OnFound,
         refuse: Callable[[str], NoReturn],
         probing: Callable[[], AbstractContextManager[object]] = nullcontext,
+        *,
+        may_be_several: bool = False,
     ) -> None:
+        self._may_be_several = may_be_several
         self._probing = probing
         self.found: FoundLoop | None = None
         self._on_found = on_found
@@ -185,8 +195,13 @@ class LoopFinder:
             others = [one for one in self._alive() if one is not optimizer]
         if others:
             self._refuse(f"the script has several optimisers ({_kinds([optimizer, *others])}). {ONE_LOOP}")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self._refuse("the script trains in several processes (torch.distributed); start it as one process")
+        if num_processes() > 1 and not self._may_be_several:
+            self._refuse(_SEVERAL)
+        if any(type(module).__name__ == _FLATTENED for module in model.modules()):
+            self._refuse(
+                f"{_FLATTENED} puts the parameters of the model into flat ones of its own; shard by fully_shard, which "
+                "keeps them"
+            )
         self.found = FoundLoop(model, optimizer, self._passes, is_called=is_called)
         self._calling.restore()
         self._making.restore()
@@ -203,8 +218,8 @@ def _whole_of(called: Sequence[nn.Module], optimizer: Optimizer) -> nn.Module | 
 
 
 def _inside(module: nn.Module) -> nn.Module | None:
-    """Return the module that a wrapper of PyTorch holds: torch.compile's or DataParallel's. None for other modules."""
-    for name, kind in (("_orig_mod", "OptimizedModule"), ("module", "DataParallel")):
+    """Return the module that a wrapper of PyTorch holds: torch.compile's or a data parallel one. None for others."""
+    for name, kind in _WRAPPERS:
         inner = getattr(module, name, None)
         if type(module).__name__ == kind and isinstance(inner, nn.Module):
             return inner

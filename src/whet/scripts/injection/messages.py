@@ -16,6 +16,7 @@ from whet.techniques.proof.updates import UpdateProof
 
 VARIABLE = "WHET_SCRIPT_REQUEST"  # the environment variable with the directory
 SEED_VARIABLE = "WHET_SCRIPT_SEED"
+STARTER_VARIABLE = "WHET_SCRIPT_STARTER"  # whet's process id, where its child is a launcher, which trains nothing
 REQUEST, RECORD, PROBLEM, TRAINER = "request.json", "record.json", "problem.txt", "trainer.pid"
 GRADIENTS = "gradients.safetensors"
 
@@ -26,6 +27,7 @@ class ScriptRequest(BaseModel, frozen=True):
     Attributes:
         steps: The recipe to apply; empty for the script as it is.
         fingerprint: The machine on which the recipe was proved; "" where that is not known.
+        is_launched: Whether a launcher starts the script, perhaps in several processes.
         is_bounded: Whether the process ends after `num_steps` steps. Otherwise the script runs to its own end.
         num_steps: The most optimiser steps.
         enough_s: Seconds after which seven steps are enough.
@@ -43,6 +45,7 @@ class ScriptRequest(BaseModel, frozen=True):
 
     steps: tuple[Step, ...] = ()
     fingerprint: str = ""
+    is_launched: bool = False
     is_bounded: bool = True
     num_steps: int = 0
     enough_s: float = 5.0
@@ -85,6 +88,8 @@ class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
         shares: The share of a step in each phase, where the run was watched.
         updates: How the first updates compare with float64, where the run is a proof.
         notes: What the techniques want to be said.
+        world_size: How many processes train together.
+        num_threads: PyTorch's threads of the process.
     """
 
     seconds: list[float]
@@ -102,6 +107,8 @@ class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
     shares: dict[str, float] = {}
     updates: UpdateProof | None = None
     notes: tuple[str, ...] = ()
+    world_size: int = 1
+    num_threads: int = 1
 
     def write(self, directory: Path) -> None:
         write_whole(directory / RECORD, json.dumps(self.model_dump(mode="json")))

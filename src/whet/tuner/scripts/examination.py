@@ -80,8 +80,8 @@ def examine(runs: ScriptRuns, name: str, budget: Budget) -> Examined:
             "(numpy.random.default_rng, torch.Generator), and sort the files that it reads"
         )
     run = runs.proof()
-    recorded(run)
-    other = run if describe().cores < 2 else runs.proof(num_threads=1)
+    own_threads = recorded(run).num_threads
+    other = run if describe().cores < 2 else runs.proof(num_threads=2 if own_threads == 1 else 1)
     recorded(other)
 
     def run_moved(size: float) -> list[ScriptOutcome]:

@@ -20,6 +20,8 @@ from types import ModuleType
 _SOCKET = os.environ.get("WHET_MONITOR_SOCKET", "")  # of `whet monitor`
 _WATCHER = os.environ.get("WHET_MONITOR_MODULE", "")  # what it watches with
 _REQUEST = os.environ.get("WHET_SCRIPT_REQUEST", "")  # a directory, of `whet tune` and `whet run`
+if os.environ.get("WHET_SCRIPT_STARTER") == str(os.getppid()):
+    _REQUEST = ""  # this is a launcher such as torchrun, and trains nothing itself
 
 
 class _TorchFinder(MetaPathFinder):
@@ -66,8 +68,10 @@ def _begin_to_change() -> None:
         importlib.import_module("whet.scripts.injection.attach").begin(_REQUEST)
     except Exception as error:
         problem = f"whet cannot work inside {sys.executable}: {type(error).__name__}: {error}"
-        (Path(_REQUEST) / "problem.txt").write_text(problem[:2000], encoding="utf-8")
-        sys.stderr.write(f"error: {problem}; install whet beside the torch of the script\n")
+        problem = f"{problem[:2000]}; install whet beside the torch of the script"
+        (Path(_REQUEST) / "problem.txt").write_text(problem, encoding="utf-8")
+        if "WHET_SCRIPT_STARTER" not in os.environ:  # otherwise whet says it once for all processes
+            sys.stderr.write(f"error: {problem}\n")
         raise SystemExit(2) from error
 
 
