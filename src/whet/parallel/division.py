@@ -99,7 +99,7 @@ class Division:
 
     @property
     def shards_data(self) -> bool:
-        """Return whether fully_shard divides the model among processes that see other rows, or keeps their copies equal.
+        """Return whether fully_shard divides the model among processes that see other rows, or keeps copies equal.
 
         DDP, which does that for whole tensors, takes none that are divided already.
         """
@@ -223,8 +223,8 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     if degrees.context > 1:
         raise OptionError(
             f"parallel.context_parallel_degree is {degrees.context}, and whet does not divide rows of tokens among "
-            "processes; leave it out. parallel.tensor_parallel_degree with sequence_parallel divides the tokens outside "
-            "attention"
+            "processes; leave it out. With parallel.tensor_parallel_degree and sequence_parallel, they share the tokens "
+            "outside of attention"
         )
     if plan.async_tensor_parallel and device.type != "cuda":
         raise OptionError(
