@@ -65,7 +65,8 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(place: Path, alon
     [message] = refused(2, file, stage, fault="1 kill 8")
     assert "rank 1 on " in message and "was last heard of in step " in message and "--resume" in message
     assert time.monotonic() - began < 90
-    trained(3, file, stage, "steps=9", resume=True)
+    with Group(train_here, 3, str(file), [stage], True, "2 term 3") as group:
+        assert [found["exit_code"] for _, found in group.answers()] == [143] * 3
     trained_alone(config(place, out=str(place / name), **UNEVEN), resume=True)
     check_same(place / name, alone)
 

@@ -223,8 +223,8 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     if degrees.context > 1:
         raise OptionError(
             f"parallel.context_parallel_degree is {degrees.context}, and whet does not divide rows of tokens among "
-            "processes; leave it out. With parallel.tensor_parallel_degree and sequence_parallel, they share the tokens "
-            "outside of attention"
+            "processes; leave it out. With parallel.tensor_parallel_degree and sequence_parallel, they share the "
+            "tokens outside of attention"
         )
     if plan.async_tensor_parallel and device.type != "cuda":
         raise OptionError(
