@@ -61,9 +61,10 @@ def state_of(
 
 
 def _own_part(state: TrainingState, division: Division, copies: Collection[str]) -> TrainingState:
-    """Return what this process saves of a state: its parts of tensors, and whole ones that no other process saves.
+    """Return what this process saves: its parts of tensors, and whole ones that no other process saves.
 
     Args:
+        state: What this process holds.
         copies: The names of parameters that the process of another stage saves.
     """
     if division.is_alone:
