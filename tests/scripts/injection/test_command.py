@@ -229,7 +229,6 @@ def test_neighbours_can_be_read(place: Path) -> None:
     ("words", "said"),
     [
         (["bash", "train.sh"], "bash is not a Python command"),
-        (["torchrun", "train.py"], "torchrun is not a Python command"),
         ([sys.executable, "missing.py"], "there is no script missing.py"),
         ([sys.executable, "-c", "print(1)"], "names no script"),
         ([sys.executable, "-I", "train.py"], "a Python with -I ignores what whet adds to it from outside"),
