@@ -65,10 +65,14 @@ class Division:
     @cached_property
     def data_group(self) -> Any:
         """Return the group of the processes that see other rows, and hold the same part of the model."""
-        number = self.degrees.data
-        ranks = self.mesh.mesh.permute(0, 3, 4, 1, 2).reshape(-1, number)
-        group, _ = distributed.new_subgroups_by_enumeration(ranks.tolist())
+        group, _ = distributed.new_subgroups_by_enumeration(self.data_peers)
         return group
+
+    @property
+    def data_peers(self) -> list[list[int]]:
+        """Return the ranks of each such group, of all processes."""
+        found: list[list[int]] = self.mesh.mesh.permute(0, 3, 4, 1, 2).reshape(-1, self.degrees.data).tolist()
+        return found
 
     def share(self, model: nn.Module) -> None:
         """Divide a model's parameters in place. The optimiser is made afterwards, of the parameters that there are now.

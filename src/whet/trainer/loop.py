@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -161,13 +161,14 @@ class _Run:
                 step_began = time.perf_counter()
                 batches = self._next_batches()
                 self._lr = float(self._trainer.optimizer.param_groups[0]["lr"])  # the step's end sets the next one's
-                loss = float(self._trainer.step_on(batches))
-                self._pure_s += time.perf_counter() - step_began
+                loss = self._together.communication.step_on(batches)
+                is_plain = not self._together.communication.is_watched
+                self._pure_s += (time.perf_counter() - step_began) * is_plain
                 tokens = self._together.tokens(batches)
             self._step += 1
             if self._pruning is not None:
                 self._pruning.after_step(self._step)
-            self._pure_tokens += tokens
+            self._pure_tokens += tokens * is_plain
             self._tokens += tokens
             line_tokens += tokens
             self._check(loss)
@@ -212,8 +213,12 @@ class _Run:
             raise
 
     def _tell(self) -> None:
-        """Say what the techniques have found out so far."""
-        for note in (note for note in self._prepared.notes if note not in self._notes):
+        """Say what was found out so far, by the techniques and of what the processes send."""
+        found = (*self._prepared.notes, *self._together.communication.warnings())
+        self._note(note for note in found if note not in self._notes)
+
+    def _note(self, notes: Iterable[str]) -> None:
+        for note in notes:
             self._notes.append(note)
             self._say(note)
 
@@ -305,14 +310,14 @@ class _Run:
 
     def _result(self, ended: str) -> TrainResult:
         config = self._config
+        self._tell()
+        self._note(self._together.communication.notes())
         model = None
         if not ended or ended == "max_minutes":
             if self._pruning is not None:
                 self._pruning.masks.make_permanent()
-                self._notes.append(
-                    f"pruned: {percent(self._pruning.masks.sparsity, decimals=1)} of the matrices' weights are zero"
-                )
-                self._say(self._notes[-1])
+                sparsity = percent(self._pruning.masks.sparsity, decimals=1)
+                self._note([f"pruned: {sparsity} of the matrices' weights are zero"])
             weights = self._together.whole_weights()
             ranks = self._division.ranks
             ranks.first_does("the model", lambda: write_model(self._setup, weights, config.out / MODEL))

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from whet.core.workload.training import Trainer, seed_everything
 from whet.parallel.division import Division, inner_optimizer
 from whet.parallel.pieces import Piece, is_first_copy, piece_of
-from whet.parallel.rank_trainer import seed_of
+from whet.parallel.rank_trainer import RankTrainer, seed_of
 from whet.trainer.checkpoints import (
     TrainingState,
     generator_state,
@@ -27,6 +27,7 @@ RUN = "run"  # the part of a checkpoint that the loop itself keeps
 _SCHEDULE = "schedule"
 _OF_SCHEDULE = ("last_epoch", "base_lrs", "_last_lr", "_step_count")
 _DEGREES = "degrees"
+_COMPRESSION = "compression"
 
 
 def state_of(
@@ -54,7 +55,17 @@ def state_of(
     found = TrainingState(values=kept) | model
     found = found | optimizer_tensors(trainer.model, inner_optimizer(trainer.optimizer))
     found = found if pruning is None else found | pruning.state()
-    return _own_part(found, division) | _of_rank(generator_state(), division.ranks.rank)
+    own = _of_rank(generator_state(), division.ranks.rank) | _compression_state(trainer, division.ranks.rank)
+    return _own_part(found, division) | own
+
+
+def _compression_state(trainer: Trainer, rank: int) -> TrainingState:
+    """Return what compression remembers on this process, as gradients that it has not sent yet."""
+    if not isinstance(trainer, RankTrainer) or trainer.compression is None:
+        return TrainingState()
+    tensors, values = trainer.compression.state()
+    part = f"{_COMPRESSION}_{rank}"
+    return TrainingState({f"{part}.{name}": x for name, x in tensors.items()}, {part: values} if values else {})
 
 
 def _own_part(state: TrainingState, division: Division) -> TrainingState:
@@ -114,7 +125,22 @@ def restore(
         functions = [None] * len(trainer.optimizer.param_groups)
         trainer.scheduler.load_state_dict({**state.values[_SCHEDULE], "lr_lambdas": functions})
         _set_rates(trainer)
-    return _restore_generators(state, division)
+    return (*_restore_compression(trainer, state, division), *_restore_generators(state, division))
+
+
+def _restore_compression(trainer: Trainer, state: TrainingState, division: Division) -> tuple[str, ...]:
+    part = f"{_COMPRESSION}_{division.ranks.rank}"
+    if division.plan.compression != "powersgd" or not isinstance(trainer, RankTrainer) or trainer.compression is None:
+        return ()
+    if part not in state.values or state.values.get(_DEGREES) != division.degrees.sizes:
+        return (
+            "compression powersgd begins anew, with whole gradients: the processes were divided otherwise when this "
+            "was saved, or compressed otherwise, and what they had not sent yet is lost",
+        )
+    prefix = f"{part}."
+    tensors = {name.removeprefix(prefix): state.tensors[name] for name in state.tensors if name.startswith(prefix)}
+    trainer.compression.restore(tensors, state.values[part])
+    return ()
 
 
 def _set_rates(trainer: Trainer) -> None:

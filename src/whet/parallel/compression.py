@@ -1,0 +1,178 @@
+"""Send DDP's gradients in fewer bytes, see what that changes in them, and refuse what it breaks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from whet.errors import ModelError
+from whet.parallel.division import Division
+from whet.parallel.machine_sums import done, machine_sums
+from whet.parallel.powersgd import PowerSGD, Sums
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_MOST_LATE = 1.5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Compare the gradient of a step, as it was averaged over processes, with the exact average.
+
+    Attributes:
+        step: The step of this start, from 1 on.
+        relative_error: The norm of their difference, relative to that of the exact one.
+        cosine: The cosine of the angle between them.
+    """
+
+    step: int
+    relative_error: float
+    cosine: float
+
+
+class Compression:
+    """Average the gradients of DDP's buckets over processes as the plan says.
+
+    Attributes:
+        step: The steps that were made, those before a resumption too.
+        samples: What compression changed in steps 1, 10, 100 and so on, counted from the first compressed one of this
+            start.
+    """
+
+    def __init__(self, model: nn.Module, division: Division) -> None:
+        self._division, self._plan = division, division.plan
+        self._size, self._dtype = division.degrees.data, _DTYPES.get(self._plan.compression)
+        self._sums: Sums = self._summed_plainly
+        if self._plan.hierarchical_all_reduce:
+            self._sums = machine_sums(division.ranks, division.data_peers)
+        self._powersgd: PowerSGD | None = None
+        if self._plan.compression == "powersgd":
+            trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+            self._powersgd = PowerSGD(trained, self._plan.powersgd_rank, self._sums, self._size)
+        self.step = self._begin = 0
+        self.samples: list[Sample] = []
+        self._products: list[Tensor] = []  # [3], of buckets: exact * exact, exact * sent, sent * sent
+        self._differences: list[Tensor] = []
+        self._largest: list[Tensor] = []  # [2], of buckets: of what was received, and of this process's gradient
+
+    @property
+    def num_compressed(self) -> int:
+        """Return the steps of this start that were compressed, with the one that runs."""
+        if self._plan.compression == "none":
+            return 0
+        begins = self._plan.powersgd_start_step if self._powersgd is not None else 0
+        return self.step + 1 - max(begins, self._begin)
+
+    def average(self, bucket: Any) -> Future[Tensor]:
+        """Return the average of a bucket over processes; the bucket's memory is used for it."""
+        buffer = bucket.buffer()
+        if not _is_power_of_ten(self.num_compressed):
+            return self._sent(bucket)
+        exact = buffer / self._size
+        distributed.all_reduce(exact, group=self._division.data_group)
+        exact, sent = exact.double(), self._sent(bucket).wait().double()
+        self._products.append(torch.stack([exact @ exact, exact @ sent, sent @ sent]))
+        self._differences.append((exact - sent).square().sum())
+        return done(buffer)
+
+    def _sent(self, bucket: Any) -> Future[Tensor]:
+        buffer: Tensor = bucket.buffer()
+        if self._powersgd is not None and self.num_compressed > 0:
+            self._powersgd.average(bucket.parameters(), bucket.gradients())
+            return done(buffer)
+        if self._dtype is None:
+            return self._sums(buffer.div_(self._size))
+        # Divided first, so that the sum is no larger than what is sent.
+        small = torch.div(buffer, self._size, out=torch.empty_like(buffer, dtype=self._dtype))
+
+        def received(found: Future[Tensor]) -> Tensor:
+            found.value()
+            infinity = float("inf")
+            self._largest.append(torch.stack([torch.linalg.vector_norm(x, infinity).double() for x in (small, buffer)]))
+            return buffer.copy_(small)
+
+        return self._sums(small).then(received)
+
+    def _summed_plainly(self, vector: Tensor) -> Future[Tensor]:
+        work = distributed.all_reduce(vector, group=self._division.data_group, async_op=True)
+        found: Future[Tensor] = work.get_future().then(lambda _: vector)
+        return found
+
+    def end_step(self) -> None:
+        """Note what compression changed in the gradients of a step, once they are averaged.
+
+        Raises:
+            ModelError: They are not finite, and were before they were compressed.
+        """
+        self.step += 1
+        if self._largest:
+            received, own = torch.stack(self._largest).T.isfinite().all(1).tolist()
+            self._largest.clear()
+            if not received:
+                self._refuse(was_finite=own)
+        if self._products:
+            exact, both, sent = torch.stack(self._products).sum(0).tolist()
+            difference = float(torch.stack(self._differences).sum())
+            self._products.clear()
+            self._differences.clear()
+            if exact > 0:
+                cosine = both / (exact * sent) ** 0.5 if sent > 0 else 0.0
+                self.samples.append(Sample(self.step - self._begin, (difference / exact) ** 0.5, cosine))
+
+    def _refuse(self, *, was_finite: bool) -> None:
+        """Raise ModelError where all processes had finite gradients; others are the loss's own fault."""
+        [faults] = self._division.total([not was_finite])
+        if not faults:
+            assert self._dtype is not None
+            name, largest = self._plan.compression, torch.finfo(self._dtype).max
+            raise ModelError(
+                f"parallel.compression {name} cannot hold the gradients of this step: they are beyond {largest:.5g}; "
+                f"{'set it to bf16, or leave it out' if name == 'fp16' else 'leave it out'}"
+            )
+
+    @property
+    def bound(self) -> float:
+        """Return the relative error above which compression changes more than it should.
+
+        Casts round by one epsilon at most; more means that gradients are below the range, or cancel each other. What
+        PowerSGD sends late is an error of its step. Of gradients that have nothing in common from step to step, that
+        is at most 1.41; more means that what is late outweighs the step's own gradient.
+        """
+        return _MOST_LATE if self._dtype is None else torch.finfo(self._dtype).eps
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what this process remembers for the next steps: tensors by name, and values that JSON can hold."""
+        return ({}, {}) if self._powersgd is None else (self._powersgd.state(), {"step": self.step})
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from what this process remembered."""
+        if self._powersgd is not None:
+            self._powersgd.restore(tensors)
+            self.step = self._begin = int(values["step"])
+
+
+def _average(state: Compression, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+    return state.average(bucket)
+
+
+def compression_of(model: nn.Module, division: Division) -> Compression | None:
+    """Have DDP average its gradients as the plan says, and return what does so; None where DDP does it by itself.
+
+    Raises:
+        OptionError: The processes do not lie on machines as the plan needs.
+    """
+    plan = division.plan
+    if not isinstance(model, DistributedDataParallel) or (
+        plan.compression == "none" and not plan.hierarchical_all_reduce
+    ):
+        return None
+    found = Compression(model.module, division)
+    model.register_comm_hook(found, _average)
+    return found
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return number > 0 and str(number).strip("0") == "1"
