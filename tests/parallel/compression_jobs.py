@@ -86,8 +86,9 @@ def resumed(ranks: Ranks, plan: dict[str, Any]) -> tuple[list[float], list[float
     second = made(ranks, plan)
     second.model.load_state_dict(first.model.state_dict())
     second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
-    assert first.compression is not None and second.compression is not None
-    second.compression.restore(*first.compression.state())
+    assert first.compression is not None
+    assert second.compression is not None
+    second.compression.restore(4, first.compression.state())
     found = [[float(one.step_on([rows_of(ranks, step)])) for step in range(4, 9)] for one in (first, second)]
     return found[0], found[1]
 

@@ -23,7 +23,7 @@ class Sample:
     """Compare the gradient of a step, as it was averaged over processes, with the exact average.
 
     Attributes:
-        step: The step of this start, from 1 on.
+        step: The step, from 1 on.
         relative_error: The norm of their difference, relative to that of the exact one.
         cosine: The cosine of the angle between them.
     """
@@ -38,8 +38,7 @@ class Compression:
 
     Attributes:
         step: The steps that were made, those before a resumption too.
-        samples: What compression changed in steps 1, 10, 100 and so on, counted from the first compressed one of this
-            start.
+        samples: What compression changed in the first, 10th, 100th compressed step of this start, and so on.
     """
 
     def __init__(self, model: nn.Module, division: Division) -> None:
@@ -52,24 +51,22 @@ class Compression:
         if self._plan.compression == "powersgd":
             trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
             self._powersgd = PowerSGD(trained, self._plan.powersgd_rank, self._sums, self._size)
-        self.step = self._begin = 0
+        self._compresses_after = 0 if self._powersgd is None else self._plan.powersgd_start_step
+        self.step = self._num_compressed = 0
         self.samples: list[Sample] = []
         self._products: list[Tensor] = []  # [3], of buckets: exact * exact, exact * sent, sent * sent
         self._differences: list[Tensor] = []
         self._largest: list[Tensor] = []  # [2], of buckets: of what was received, and of this process's gradient
 
     @property
-    def num_compressed(self) -> int:
-        """Return the steps of this start that were compressed, with the one that runs."""
-        if self._plan.compression == "none":
-            return 0
-        begins = self._plan.powersgd_start_step if self._powersgd is not None else 0
-        return self.step + 1 - max(begins, self._begin)
+    def num_whole(self) -> int:
+        """Return how many steps from now on send gradients whole."""
+        return max(self._compresses_after - self.step, 0)
 
     def average(self, bucket: Any) -> Future[Tensor]:
         """Return the average of a bucket over processes; the bucket's memory is used for it."""
         buffer = bucket.buffer()
-        if not _is_power_of_ten(self.num_compressed):
+        if self._plan.compression == "none" or self.num_whole or not _is_power_of_ten(self._num_compressed + 1):
             return self._sent(bucket)
         exact = buffer / self._size
         distributed.all_reduce(exact, group=self._division.data_group)
@@ -80,7 +77,7 @@ class Compression:
 
     def _sent(self, bucket: Any) -> Future[Tensor]:
         buffer: Tensor = bucket.buffer()
-        if self._powersgd is not None and self.num_compressed > 0:
+        if self._powersgd is not None and not self.num_whole:
             self._powersgd.average(bucket.parameters(), bucket.gradients())
             return done(buffer)
         if self._dtype is None:
@@ -107,6 +104,7 @@ class Compression:
         Raises:
             ModelError: They are not finite, and were before they were compressed.
         """
+        self._num_compressed += not self.num_whole
         self.step += 1
         if self._largest:
             received, own = torch.stack(self._largest).T.isfinite().all(1).tolist()
@@ -120,7 +118,7 @@ class Compression:
             self._differences.clear()
             if exact > 0:
                 cosine = both / (exact * sent) ** 0.5 if sent > 0 else 0.0
-                self.samples.append(Sample(self.step - self._begin, (difference / exact) ** 0.5, cosine))
+                self.samples.append(Sample(self.step, (difference / exact) ** 0.5, cosine))
 
     def _refuse(self, *, was_finite: bool) -> None:
         """Raise ModelError where all processes had finite gradients; others are the loss's own fault."""
@@ -143,15 +141,23 @@ class Compression:
         """
         return _MOST_LATE if self._dtype is None else torch.finfo(self._dtype).eps
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what this process remembers for the next steps: tensors by name, and values that JSON can hold."""
-        return ({}, {}) if self._powersgd is None else (self._powersgd.state(), {"step": self.step})
+    def state(self) -> dict[str, Tensor] | None:
+        """Return what this process remembers for the next steps, by names; None where nothing must be remembered."""
+        return None if self._powersgd is None else self._powersgd.state()
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from what this process remembered."""
-        if self._powersgd is not None:
-            self._powersgd.restore(tensors)
-            self.step = self._begin = int(values["step"])
+    def restore(self, step: int, state: Mapping[str, Tensor] | None) -> None:
+        """Go on after so many steps.
+
+        Args:
+            state: What this process remembered; None where that is lost, so that PowerSGD begins anew.
+        """
+        self.step = step
+        if self._powersgd is None:
+            return
+        if state is None:
+            self._compresses_after = step + self._plan.powersgd_start_step
+        else:
+            self._powersgd.restore(state)
 
 
 def _average(state: Compression, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]

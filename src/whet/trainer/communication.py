@@ -20,7 +20,7 @@ from whet.profiling.trace.account import TimeCategory
 from whet.profiling.trace.report import analyse_file
 from whet.ui.figures import digits, duration, num_bytes
 
-_COUNTED = 5  # the step whose bytes are counted; the next one is timed
+_COUNTED = 5  # the step of this start, of those that compress, whose bytes are counted; the next one is timed
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,7 @@ class Communication:
     def __init__(self, trainer: Trainer, division: Division) -> None:
         self._trainer, self._division = trainer, division
         self.compression: Compression | None = trainer.compression if isinstance(trainer, RankTrainer) else None
-        has_start = division.plan.compression == "powersgd"  # before it, gradients are sent whole
-        self._counted = _COUNTED + (division.plan.powersgd_start_step if has_start else 0)
-        self._step = 0
+        self._step, self._counted = 0, _COUNTED
         self._wire: WireCount | None = None
         self._time: StepTime | None = None
         self.is_watched = False
@@ -51,6 +49,8 @@ class Communication:
     def step_on(self, batches: list[Any]) -> float:
         """Make a step on this process's rows, and return the loss of all rows."""
         self._step += 1
+        if self._step == 1 and self.compression is not None:
+            self._counted = self.compression.num_whole + _COUNTED
         self.is_watched = not self._division.is_alone and self._step in (self._counted, self._counted + 1)
         if not self.is_watched:
             return float(self._trainer.step_on(batches))
@@ -65,7 +65,7 @@ class Communication:
         if self.compression is None:
             return []
         name, bound = self._division.plan.compression, self.compression.bound
-        return [_warning(name, sample, bound) for sample in self.compression.samples if sample.relative_error > bound]
+        return [warning(name, sample, bound) for sample in self.compression.samples if sample.relative_error > bound]
 
     def notes(self) -> list[str]:
         """Return what a step sent, and how near the gradients were to exact ones."""
@@ -90,7 +90,8 @@ class Communication:
         return found
 
 
-def _warning(name: str, sample: Sample, bound: float) -> str:
+def warning(name: str, sample: Sample, bound: float) -> str:
+    """Return what to say of a step whose gradient compression changed by more than its bound."""
     cause, mend = {
         "fp16": ("the gradients are below fp16's range", "set it to bf16, or leave it out"),
         "bf16": ("the processes' gradients cancel each other", "leave it out"),
@@ -104,8 +105,7 @@ def _warning(name: str, sample: Sample, bound: float) -> str:
 
 def timed(step: Callable[[], float], division: Division) -> tuple[float, StepTime]:
     """Make a step that PyTorch's profiler records, and return its loss and its time. All processes must call this."""
-    is_on_gpu = division.device.type == "cuda"
-    tracer = start_tracer(cuda=is_on_gpu)
+    tracer = start_tracer(cuda=division.device.type == "cuda", details=False)
     try:
         division.total_of_all([0])  # starting takes some processes longer than others
         with _waits_named(), record_function("ProfilerStep#0"):

@@ -97,7 +97,7 @@ class _Run:
     ) -> None:
         self._setup, self._config, self._checkpoints = setup, setup.config, checkpoints
         self._stop, self._say, self._found, self._division = stop, say, found, division
-        self._is_over = False
+        self._is_over, self._stopped_by = False, ""
         self._step = self._tokens = self._saved = 0
         self._seconds = 0.0
         self._lr = 0.0  # of the latest step
@@ -179,6 +179,7 @@ class _Run:
             now = time.monotonic()
             self._seconds = before + now - began
             self._is_over = self._together.agreed_end(self._stop, is_over=self._is_last())
+            self._stopped_by = self._stop.name
             is_scored = self._step % config.evaluation.eval_interval == 0 or self._is_over
             if is_scored or self._ends() or self._step % config.log.log_interval == 0:
                 rate = line_tokens / max(now - line_began, 1e-9)
@@ -223,8 +224,11 @@ class _Run:
             self._say(note)
 
     def _ends(self) -> bool:
-        """Return whether the run ends with the latest step."""
-        return self._is_over or bool(self._stop.name)
+        """Return whether the run ends with the latest step.
+
+        Of several processes, all end with the same step: a signal that comes after they agreed counts in the next one.
+        """
+        return self._is_over or bool(self._stop.name if self._division.is_alone else self._stopped_by)
 
     def _is_last(self) -> bool:
         """Return whether all steps are made, or the time is up."""

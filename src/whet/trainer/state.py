@@ -63,9 +63,10 @@ def _compression_state(trainer: Trainer, rank: int) -> TrainingState:
     """Return what compression remembers on this process, as gradients that it has not sent yet."""
     if not isinstance(trainer, RankTrainer) or trainer.compression is None:
         return TrainingState()
-    tensors, values = trainer.compression.state()
-    part = f"{_COMPRESSION}_{rank}"
-    return TrainingState({f"{part}.{name}": x for name, x in tensors.items()}, {part: values} if values else {})
+    found, part = trainer.compression.state(), f"{_COMPRESSION}_{rank}"
+    if found is None:
+        return TrainingState()
+    return TrainingState({f"{part}.{name}": x for name, x in found.items()}, {part: {}})
 
 
 def _own_part(state: TrainingState, division: Division) -> TrainingState:
@@ -129,18 +130,18 @@ def restore(
 
 
 def _restore_compression(trainer: Trainer, state: TrainingState, division: Division) -> tuple[str, ...]:
-    part = f"{_COMPRESSION}_{division.ranks.rank}"
-    if division.plan.compression != "powersgd" or not isinstance(trainer, RankTrainer) or trainer.compression is None:
+    if not isinstance(trainer, RankTrainer) or trainer.compression is None:
         return ()
-    if part not in state.values or state.values.get(_DEGREES) != division.degrees.sizes:
-        return (
-            "compression powersgd begins anew, with whole gradients: the processes were divided otherwise when this "
-            "was saved, or compressed otherwise, and what they had not sent yet is lost",
-        )
-    prefix = f"{part}."
-    tensors = {name.removeprefix(prefix): state.tensors[name] for name in state.tensors if name.startswith(prefix)}
-    trainer.compression.restore(tensors, state.values[part])
-    return ()
+    step, part = state.values[RUN]["step"], f"{_COMPRESSION}_{division.ranks.rank}"
+    own = {name.removeprefix(f"{part}."): x for name, x in _part(state, part).items()}
+    same = part in state.values and state.values.get(_DEGREES) == division.degrees.sizes
+    trainer.compression.restore(step, own if same else None)
+    if same or trainer.compression.state() is None:
+        return ()
+    return (
+        "compression powersgd begins anew, with whole gradients, and what processes had not sent yet is lost: they "
+        "were divided otherwise, or compressed otherwise, when this was saved",
+    )
 
 
 def _set_rates(trainer: Trainer) -> None:
