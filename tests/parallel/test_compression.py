@@ -66,6 +66,12 @@ def test_groups_by_machine() -> None:
         machine_groups([[0, 1, 2, 3, 4]], ["0", "0", "0", "1", "1"])
 
 
+def test_one_process_compresses_nothing_and_says_so() -> None:
+    for plan in ({"compression": "bf16"}, {"hierarchical_all_reduce": True}):
+        with pytest.raises(OptionError, match=f"parallel.{next(iter(plan))} is for the gradients of several processes"):
+            compressed(Ranks(), plan)
+
+
 def test_gradients_beyond_the_range_are_refused_where_compression_made_them_so() -> None:
     fp16, bf16 = ({"compression": name} for name in ("fp16", "bf16"))
     calls = [(refused, fp16, 1e8), (refused, bf16, 1e8), (refused, fp16, float("inf"))]

@@ -10,12 +10,13 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from whet.errors import ModelError
-from whet.parallel.division import Division
-from whet.parallel.machine_sums import done, machine_sums
+from whet.parallel.machine_sums import done
+from whet.parallel.plan import ParallelPlan
 from whet.parallel.powersgd import PowerSGD, Sums
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _MOST_LATE = 1.5
+_NAME = "whet_compression"  # of the attribute of a model that DDP wraps
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,18 @@ class Compression:
         samples: What compression changed in the first, 10th, 100th compressed step of this start, and so on.
     """
 
-    def __init__(self, model: nn.Module, division: Division) -> None:
-        self._division, self._plan = division, division.plan
-        self._size, self._dtype = division.degrees.data, _DTYPES.get(self._plan.compression)
-        self._sums: Sums = self._summed_plainly
-        if self._plan.hierarchical_all_reduce:
-            self._sums = machine_sums(division.ranks, division.data_peers)
+    def __init__(self, model: nn.Module, plan: ParallelPlan, group: Any, sums: Sums | None) -> None:
+        """Prepare for a model whose copies the processes of a group have.
+
+        Args:
+            sums: Sums a vector over them; None for an all-reduce.
+        """
+        self._plan, self._group, self._size = plan, group, group.size()
+        self._dtype, self._sums = _DTYPES.get(plan.compression), sums or self._summed_plainly
         self._powersgd: PowerSGD | None = None
-        if self._plan.compression == "powersgd":
+        if plan.compression == "powersgd":
             trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-            self._powersgd = PowerSGD(trained, self._plan.powersgd_rank, self._sums, self._size)
+            self._powersgd = PowerSGD(trained, plan.powersgd_rank, self._sums, self._size)
         self._compresses_after = 0 if self._powersgd is None else self._plan.powersgd_start_step
         self.step = self._num_compressed = 0
         self.samples: list[Sample] = []
@@ -69,7 +72,7 @@ class Compression:
         if self._plan.compression == "none" or self.num_whole or not _is_power_of_ten(self._num_compressed + 1):
             return self._sent(bucket)
         exact = buffer / self._size
-        distributed.all_reduce(exact, group=self._division.data_group)
+        distributed.all_reduce(exact, group=self._group)
         exact, sent = exact.double(), self._sent(bucket).wait().double()
         self._products.append(torch.stack([exact @ exact, exact @ sent, sent @ sent]))
         self._differences.append((exact - sent).square().sum())
@@ -94,7 +97,7 @@ class Compression:
         return self._sums(small).then(received)
 
     def _summed_plainly(self, vector: Tensor) -> Future[Tensor]:
-        work = distributed.all_reduce(vector, group=self._division.data_group, async_op=True)
+        work = distributed.all_reduce(vector, group=self._group, async_op=True)
         found: Future[Tensor] = work.get_future().then(lambda _: vector)
         return found
 
@@ -122,7 +125,8 @@ class Compression:
 
     def _refuse(self, *, was_finite: bool) -> None:
         """Raise ModelError where all processes had finite gradients; others are the loss's own fault."""
-        [faults] = self._division.total([not was_finite])
+        faults = torch.tensor(float(not was_finite))
+        distributed.all_reduce(faults, group=self._group)
         if not faults:
             assert self._dtype is not None
             name, largest = self._plan.compression, torch.finfo(self._dtype).max
@@ -164,19 +168,16 @@ def _average(state: Compression, bucket: distributed.GradBucket) -> Future[Tenso
     return state.average(bucket)
 
 
-def compression_of(model: nn.Module, division: Division) -> Compression | None:
-    """Have DDP average its gradients as the plan says, and return what does so; None where DDP does it by itself.
-
-    Raises:
-        OptionError: The processes do not lie on machines as the plan needs.
-    """
-    plan = division.plan
-    if not isinstance(model, DistributedDataParallel) or (
-        plan.compression == "none" and not plan.hierarchical_all_reduce
-    ):
-        return None
-    found = Compression(model.module, division)
+def compress(model: DistributedDataParallel, plan: ParallelPlan, group: Any, sums: Sums | None) -> None:
+    """Have DDP average its gradients as a plan says; see Compression."""
+    found = Compression(model.module, plan, group, sums)
     model.register_comm_hook(found, _average)
+    setattr(model, _NAME, found)
+
+
+def compression_of(model: nn.Module) -> Compression | None:
+    """Return what averages the gradients of what a loop calls; None where the plan asks for nothing."""
+    found: Compression | None = getattr(model, _NAME, None)
     return found
 
 

@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 
 from whet.errors import OptionError
 from whet.parallel.clipping import clip_gradients
+from whet.parallel.compression import compress
+from whet.parallel.machine_sums import machine_sums
 from whet.parallel.plan import Degrees, ParallelPlan, degrees_of
 from whet.parallel.ranks import Ranks
 
@@ -102,10 +104,14 @@ class Division:
         )
 
     def called(self, model: nn.Module) -> nn.Module:
-        """Return what is called in the place of a model, so that its gradients are summed over processes."""
+        """Return what is called in the place of a model, so that its gradients are summed over processes.
+
+        Raises:
+            OptionError: The processes do not lie on machines as the plan needs.
+        """
         if self.is_alone or self.plan.stage >= 2 or self.degrees.data == 1:
             return model
-        return DistributedDataParallel(
+        found = DistributedDataParallel(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             process_group=self.data_group,
@@ -114,6 +120,10 @@ class Division:
             gradient_as_bucket_view=self.plan.gradient_as_bucket_view,
             find_unused_parameters=self.plan.find_unused_parameters,
         )
+        if self.plan.compression != "none" or self.plan.hierarchical_all_reduce:
+            sums = machine_sums(self.ranks, self.data_peers) if self.plan.hierarchical_all_reduce else None
+            compress(found, self.plan, self.data_group, sums)
+        return found
 
     def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Any], Optimizer]:
         """Return what makes the optimiser of this process's part, given what makes the whole one."""
@@ -173,6 +183,12 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     if plan.stage == 1 and degrees.data == 1:
         raise OptionError(
             "parallel.zero_stage 1 divides the optimiser among processes, and one was started; leave it out"
+        )
+    asked = {"compression": plan.compression != "none", "hierarchical_all_reduce": plan.hierarchical_all_reduce}
+    if degrees.data == 1 and (names := [name for name, is_set in asked.items() if is_set]):
+        raise OptionError(
+            f"parallel.{names[0]} is for the gradients of several processes that see other rows, and there is one; "
+            "leave it out, or start more"
         )
     return Division(plan, ranks, degrees, device)
 
