@@ -44,6 +44,7 @@ PATCHED: dict[str, str] = {
             "wait_tensor",
         )
     },
+    "torch.distributed.Work.wait": "trainer/communication.py: waits in one step that is recorded",
     "torch.autograd.backward": "the backward pass is timed; injection/losses.py and training techniques: the loss",
     "torch.autograd.grad": "the backward pass is timed",
     "torch.nn.Module.zero_grad": "time of the optimiser",
@@ -89,6 +90,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._cuda_endAllocateToPool": "models/diffusion/graphs.py: ends what a failed recording leaves begun",
     "torch._C._current_autograd_node": "costs/layer_profile.py: whose backward runs",
     "torch._C._disabled_torch_function_impl": "cpu_offloaded_gradients.py: operators come to __torch_dispatch__ alone",
+    "torch._C._distributed_c10d._resolve_process_group": "parallel/wire.py: how large a group is that operators name",
     "torch._C._dispatch_dump": "core/artefact/operators.py: who registered a custom operator",
     "torch._C._dispatch_key_for_device": "kernels/register.py: under which key an implementation is registered",
     "torch._C._dispatch_has_kernel": "core/artefact/operators.py: whether an operator is registered",

@@ -20,6 +20,8 @@ from torch.optim import Optimizer
 
 from whet.errors import OptionError
 from whet.parallel.clipping import clip_gradients
+from whet.parallel.compression import compress
+from whet.parallel.machine_sums import machine_sums
 from whet.parallel.plan import Degrees, ParallelPlan, degrees_of
 from whet.parallel.ranks import Ranks
 from whet.parallel.tensor_parallel import divide_matrices
@@ -71,12 +73,15 @@ class Division:
     @cached_property
     def data_group(self) -> Any:
         """Return the group of the processes that see other rows, and hold the same part of the model."""
-        number = self.degrees.data
-        ranks = self.mesh.mesh.permute(0, 3, 4, 1, 2).reshape(-1, number)
-        group, _ = distributed.new_subgroups_by_enumeration(
-            ranks.tolist(), timeout=timedelta(seconds=self.plan.timeout_s)
-        )
+        timeout = timedelta(seconds=self.plan.timeout_s)
+        group, _ = distributed.new_subgroups_by_enumeration(self.data_peers, timeout=timeout)
         return group
+
+    @property
+    def data_peers(self) -> list[list[int]]:
+        """Return the ranks of each such group, of all processes."""
+        found: list[list[int]] = self.mesh.mesh.permute(0, 3, 4, 1, 2).reshape(-1, self.degrees.data).tolist()
+        return found
 
     @cached_property
     def stage_rank(self) -> int:
@@ -136,10 +141,14 @@ class Division:
         )
 
     def called(self, model: nn.Module) -> nn.Module:
-        """Return what is called in the place of a model, so that its gradients are summed over processes."""
+        """Return what is called in the place of a model, so that its gradients are summed over processes.
+
+        Raises:
+            OptionError: The processes do not lie on machines as the plan needs.
+        """
         if self.shards_data or self.degrees.data == 1:
             return model
-        return DistributedDataParallel(
+        found = DistributedDataParallel(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             process_group=self.data_group,
@@ -148,6 +157,10 @@ class Division:
             gradient_as_bucket_view=self.plan.gradient_as_bucket_view,
             find_unused_parameters=self.plan.find_unused_parameters,
         )
+        if self.plan.compression != "none" or self.plan.hierarchical_all_reduce:
+            sums = machine_sums(self.ranks, self.data_peers) if self.plan.hierarchical_all_reduce else None
+            compress(found, self.plan, self.data_group, sums)
+        return found
 
     def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Any], Optimizer]:
         """Return what makes the optimiser of this process's part, given what makes the whole one."""
@@ -230,6 +243,12 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
         raise OptionError(
             f"parallel.async_tensor_parallel exchanges through the memory of GPUs, and device is {device.type}; leave "
             "it out"
+        )
+    asked = {"compression": plan.compression != "none", "hierarchical_all_reduce": plan.hierarchical_all_reduce}
+    if degrees.data == 1 and (names := [name for name, is_set in asked.items() if is_set]):
+        raise OptionError(
+            f"parallel.{names[0]} is for the gradients of several processes that see other rows, and there is one; "
+            "leave it out, or start more"
         )
     return Division(plan, ranks, degrees, device)
 

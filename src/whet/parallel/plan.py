@@ -127,8 +127,13 @@ class ParallelPlan(BaseModel):
         if self.zero_stage == 1 and self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
             raise ValueError("zero_stage 1 divides the optimiser of whole models; with other degrees, set it to 2")
         self._fits_pipeline()
-        if self.compression != "none" and self.tensor_parallel_degree > 1:
-            raise ValueError("compression works on whole gradients; leave it out, or set tensor_parallel_degree to 1")
+        if self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
+            own = [name for name in _OF_DDP if getattr(self, name) != type(self).model_fields[name].default]
+            if own:
+                raise ValueError(
+                    f"{own[0]} is for whole models, which DDP wraps; leave it out, or set tensor_parallel_degree and "
+                    "pipeline_parallel_degree to 1"
+                )
         return self
 
     def _fits_pipeline(self) -> None:
@@ -157,6 +162,9 @@ class ParallelPlan(BaseModel):
         ):
             if is_set:
                 raise ValueError(f"{name} does not go with a pipeline_parallel_degree above 1; leave it out")
+
+
+_OF_DDP = ("static_graph", "find_unused_parameters", "compression", "hierarchical_all_reduce")
 
 
 class Degrees(BaseModel):

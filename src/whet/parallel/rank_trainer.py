@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.training import Change, Trainer, seed_everything
 from whet.errors import OptionError
+from whet.parallel.compression import compression_of
 from whet.parallel.division import Division
 from whet.parallel.summed_step import CountsTargets, SummedStep
 
@@ -41,6 +42,7 @@ class RankTrainer(Trainer):
         super().__init__(workload, keeps_losses=False, change=change)
         self.division, self._count, self._num_parts = division, count, num_parts
         self.called = self.wrapped()
+        self.compression = compression_of(self.called)
         seed_everything(seed_of(workload.seed, division.drawing_rank))
 
     def wrapped(self) -> nn.Module:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from whet.core.workload.batch_parts import parts_of
 from whet.errors import TargetError
+from whet.parallel.compression import compression_of
 from whet.parallel.division import Division, accumulating
 
 CountsTargets = Callable[[Any], int]
@@ -40,13 +41,19 @@ class SummedStep:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the micro-batches; `backward` must be called once for each."""
+        """Yield the micro-batches; `backward` must be called once for each.
+
+        Raises:
+            ModelError: Gradients were finite before they were compressed, and are not afterwards.
+        """
         for number, (part, count) in enumerate(zip(self._parts, self._counts, strict=True), 1):
             with accumulating(self._division, self._called, is_last=number == len(self)):
                 self._open = count
                 yield part
                 if self._open is not None:
                     raise TargetError("backward(loss) was not called for a micro-batch; call it once for each")
+        if (compression := compression_of(self._called)) is not None:
+            compression.end_step()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a micro-batch, given its loss: the mean over its targets, a tensor of one element.

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,7 @@ class _Run:
     ) -> None:
         self._setup, self._config, self._checkpoints = setup, setup.config, checkpoints
         self._stop, self._say, self._found, self._division = stop, say, found, division
-        self._is_over = False
+        self._is_over, self._stopped_by = False, ""
         self._step = self._tokens = self._saved = 0
         self._seconds = 0.0
         self._lr = 0.0  # of the latest step
@@ -161,13 +161,14 @@ class _Run:
                 step_began = time.perf_counter()
                 batches = self._next_batches()
                 self._lr = float(self._trainer.optimizer.param_groups[0]["lr"])  # the step's end sets the next one's
-                loss = float(self._trainer.step_on(batches))
-                self._pure_s += time.perf_counter() - step_began
+                loss = self._together.communication.step_on(batches)
+                is_plain = not self._together.communication.is_watched
+                self._pure_s += (time.perf_counter() - step_began) * is_plain
                 tokens = self._together.tokens(batches)
             self._step += 1
             if self._pruning is not None:
                 self._pruning.after_step(self._step)
-            self._pure_tokens += tokens
+            self._pure_tokens += tokens * is_plain
             self._tokens += tokens
             line_tokens += tokens
             self._check(loss)
@@ -178,6 +179,7 @@ class _Run:
             now = time.monotonic()
             self._seconds = before + now - began
             self._is_over = self._together.agreed_end(self._stop, is_over=self._is_last())
+            self._stopped_by = self._stop.name
             is_scored = self._step % config.evaluation.eval_interval == 0 or self._is_over
             if is_scored or self._ends() or self._step % config.log.log_interval == 0:
                 rate = line_tokens / max(now - line_began, 1e-9)
@@ -212,14 +214,21 @@ class _Run:
             raise
 
     def _tell(self) -> None:
-        """Say what the techniques have found out so far."""
-        for note in (note for note in self._prepared.notes if note not in self._notes):
+        """Say what was found out so far, by the techniques and of what the processes send."""
+        found = (*self._prepared.notes, *self._together.communication.warnings())
+        self._note(note for note in found if note not in self._notes)
+
+    def _note(self, notes: Iterable[str]) -> None:
+        for note in notes:
             self._notes.append(note)
             self._say(note)
 
     def _ends(self) -> bool:
-        """Return whether the run ends with the latest step."""
-        return self._is_over or bool(self._stop.name)
+        """Return whether the run ends with the latest step.
+
+        Of several processes, all end with the same step: a signal that comes after they agreed counts in the next one.
+        """
+        return self._is_over or bool(self._stop.name if self._division.is_alone else self._stopped_by)
 
     def _is_last(self) -> bool:
         """Return whether all steps are made, or the time is up."""
@@ -304,14 +313,14 @@ class _Run:
 
     def _result(self, ended: str) -> TrainResult:
         config = self._config
+        self._tell()
+        self._note(self._together.communication.notes())
         model = None
         if not ended or ended == "max_minutes":
             if self._pruning is not None:
                 self._pruning.masks.make_permanent()
-                self._notes.append(
-                    f"pruned: {percent(self._pruning.masks.sparsity, decimals=1)} of the matrices' weights are zero"
-                )
-                self._say(self._notes[-1])
+                sparsity = percent(self._pruning.masks.sparsity, decimals=1)
+                self._note([f"pruned: {sparsity} of the matrices' weights are zero"])
             weights = self._together.whole_weights()
             ranks = self._division.ranks
             ranks.first_does("the model", lambda: write_model(self._setup, weights, config.out / MODEL))

@@ -10,7 +10,7 @@ from whet.core.workload.training import Trainer, seed_everything
 from whet.parallel.division import Division, inner_optimizer
 from whet.parallel.pieces import Piece, is_first_copy, piece_of
 from whet.parallel.pipeline.stages import later_copies
-from whet.parallel.rank_trainer import seed_of
+from whet.parallel.rank_trainer import RankTrainer, seed_of
 from whet.trainer.checkpoints import (
     TrainingState,
     generator_state,
@@ -29,6 +29,7 @@ RUN = "run"  # the part of a checkpoint that the loop itself keeps
 _SCHEDULE = "schedule"
 _OF_SCHEDULE = ("last_epoch", "base_lrs", "_last_lr", "_step_count")
 _DEGREES = "degrees"
+_COMPRESSION = "compression"
 
 
 def state_of(
@@ -56,8 +57,18 @@ def state_of(
     found = TrainingState(values=kept) | model
     found = found | optimizer_tensors(trainer.model, inner_optimizer(trainer.optimizer))
     found = found if pruning is None else found | pruning.state()
-    copies = later_copies(trainer.model, division)
-    return _own_part(found, division, copies) | _of_rank(generator_state(), division.ranks.rank)
+    own = _of_rank(generator_state(), division.ranks.rank) | _compression_state(trainer, division.ranks.rank)
+    return _own_part(found, division, later_copies(trainer.model, division)) | own
+
+
+def _compression_state(trainer: Trainer, rank: int) -> TrainingState:
+    """Return what compression remembers on this process, as gradients that it has not sent yet."""
+    if not isinstance(trainer, RankTrainer) or trainer.compression is None:
+        return TrainingState()
+    found, part = trainer.compression.state(), f"{_COMPRESSION}_{rank}"
+    if found is None:
+        return TrainingState()
+    return TrainingState({f"{part}.{name}": x for name, x in found.items()}, {part: {}})
 
 
 def _own_part(state: TrainingState, division: Division, copies: Collection[str]) -> TrainingState:
@@ -125,7 +136,22 @@ def restore(
         functions = [None] * len(trainer.optimizer.param_groups)
         trainer.scheduler.load_state_dict({**state.values[_SCHEDULE], "lr_lambdas": functions})
         _set_rates(trainer)
-    return _restore_generators(state, division)
+    return (*_restore_compression(trainer, state, division), *_restore_generators(state, division))
+
+
+def _restore_compression(trainer: Trainer, state: TrainingState, division: Division) -> tuple[str, ...]:
+    if not isinstance(trainer, RankTrainer) or trainer.compression is None:
+        return ()
+    step, part = state.values[RUN]["step"], f"{_COMPRESSION}_{division.ranks.rank}"
+    own = {name.removeprefix(f"{part}."): x for name, x in _part(state, part).items()}
+    same = part in state.values and state.values.get(_DEGREES) == division.degrees.sizes
+    trainer.compression.restore(step, own if same else None)
+    if same or trainer.compression.state() is None:
+        return ()
+    return (
+        "compression powersgd begins anew, with whole gradients, and what processes had not sent yet is lost: they "
+        "were divided otherwise, or compressed otherwise, when this was saved",
+    )
 
 
 def _set_rates(trainer: Trainer) -> None:

@@ -27,6 +27,7 @@ from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, updates_plainly
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import TrainingStage
+from whet.trainer.communication import Communication
 from whet.trainer.model import Batch
 from whet.trainer.setup import ACCUMULATION, SetUp
 from whet.trainer.staged import arguments_of, check_staged
@@ -38,6 +39,7 @@ class Together:
 
     def __init__(self, setup: SetUp, prepared: PreparedTrainer, division: Division) -> None:
         self._setup, self._trainer, self._division = setup, prepared.trainer, division
+        self.communication = Communication(prepared.trainer, division)
 
     def next_batches(self) -> list[Any]:
         """Return this process's rows of the next step, where each process has got its own.

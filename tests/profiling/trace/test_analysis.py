@@ -247,6 +247,16 @@ LOADING_ON_CPU = [
 ]
 GLOO = [op("aten::mm", 0, 200), note("gloo:all_reduce", 100, 850, 5)]
 
+# Calls that return when the collective has, and the hook of a backward that waits for one.
+GLOO_WAITS = [
+    op("aten::mm", 0, 200),
+    op("c10d::allreduce_", 200, 300),
+    note("gloo:all_reduce", 210, 280, 5),
+    op("autograd::engine::evaluate_function: MmBackward0", 500, 480),
+    op("aten::mm", 500, 80),
+    note("gloo:all_gather", 560, 400, 5),
+]
+
 
 @pytest.mark.parametrize(
     ("parts", "bound", "share"),
@@ -261,6 +271,7 @@ GLOO = [op("aten::mm", 0, 200), note("gloo:all_reduce", 100, 850, 5)]
         (OPERATORS, Bound.CPU, 0.8),
         (LOADING_ON_CPU, Bound.INPUT, 0.6),
         (GLOO, Bound.COMMUNICATION, 0.75),
+        (GLOO_WAITS, Bound.COMMUNICATION, 0.28 + 0.38),
     ],
     ids=lambda value: str(value) if isinstance(value, Bound) else "",
 )

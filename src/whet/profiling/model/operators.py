@@ -70,8 +70,10 @@ class Operators:
         return cost.weight_s / whole if whole else 0.0
 
 
-def start_tracer(*, cuda: bool, warm_up: Callable[[], object] | None = None) -> torch.profiler.profile:
-    """Start a tracer that records shapes and memory. Stop it with `stop_tracer` before it is read.
+def start_tracer(
+    *, cuda: bool, warm_up: Callable[[], object] | None = None, details: bool = True
+) -> torch.profiler.profile:
+    """Start a tracer that records shapes and memory, unless `details` is false. Stop it before it is read.
 
     Stacks are not recorded, because they make operators many times slower. `warm_up` is called while the tracer is
     ready but does not record yet. Starting the tracer takes so long that threads fall asleep, and the first operator
@@ -81,9 +83,9 @@ def start_tracer(*, cuda: bool, warm_up: Callable[[], object] | None = None) -> 
     tracer = torch.profiler.profile(
         activities=activities,
         schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1) if warm_up is not None else None,
-        record_shapes=True,
-        profile_memory=True,
-        with_flops=True,
+        record_shapes=details,
+        profile_memory=details,
+        with_flops=details,
         acc_events=True,
     )
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise Kineto writes to stderr at every start and stop

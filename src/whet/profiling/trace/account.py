@@ -16,6 +16,8 @@ from whet.profiling.trace.trace import NONE, ON_DEVICE, Kind, Trace
 
 _LATENCY_NS = 50_000  # the longest time from a launch to its kernel if nothing delays it; usually 5 to 20 µs
 _COLLECTIVE = r"(?:gloo|mpi|ucc|xccl|ccl):"  # annotations of collectives that run on the CPU
+_WAITING = r"(?:c10d|_c10d_functional|_dtensor)::"  # operators that return when their collective has, or wait for it
+_AROUND = r"autograd::engine::evaluate_function"  # also holds the hooks of a backward, which may wait
 
 
 class TimeCategory(StrEnum):
@@ -98,8 +100,11 @@ def _of_cpu(trace: Trace, window: Intervals) -> dict[TimeCategory, Intervals]:
     calls = trace.events.of(Kind.OPERATOR, Kind.RUNTIME)
     collectives = trace.named(trace.events.of(Kind.ANNOTATION, Kind.OPERATOR), _COLLECTIVE)
     data = data_waits(trace) & window
-    operators = (union(calls.start_ns, calls.end_ns) & window) - data
-    communication = (union(collectives.start_ns, collectives.end_ns) & window) - data - operators
+    waiting = trace.named(calls, _WAITING)
+    other = calls[~trace.names_matching(f"{_WAITING}|{_AROUND}")[calls.name]]
+    computing = union(other.start_ns, other.end_ns) - union(waiting.start_ns, waiting.end_ns)
+    communication = (union(collectives.start_ns, collectives.end_ns) & window) - data - computing
+    operators = (union(calls.start_ns, calls.end_ns) & window) - data - communication
     return {
         TimeCategory.OPERATORS: operators,
         TimeCategory.DATA: data,
