@@ -32,6 +32,7 @@ PHASES = {
     "backward": "backward",
     "optimiser": "optimiser",
     "synchronisation": "synchronisation",
+    "communication": "communication",
     REST: "everything else",
 }
 
