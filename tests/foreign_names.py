@@ -136,6 +136,7 @@ PRIVATE: dict[str, str] = {
     "torch.autograd._get_sequence_nr": "costs/layer_profile.py: which operators of forward a module called",
     "torch.cuda.memory._dump_snapshot": "profiling/model/session.py: PyTorch's documented memory snapshot",
     "torch.cuda.memory._record_memory_history": "profiling/model/session.py: PyTorch's documented memory snapshot",
+    "torch.distributed.distributed_c10d._get_default_store": "monitor/ranks.py: each rank posts its figures there",
     "torch.library.Library._destroy": "kernels/register.py: takes back an operator that is not its reference",
     "torch.nn.Module._call_impl": "mechanisms/compiled.py: compiled where a forward is PyTorch's own",
     "torch.ops.aten._assert_tensor_metadata.default": "core/artefact/inductor.py: dropped from graphs",
