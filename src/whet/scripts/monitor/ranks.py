@@ -80,11 +80,16 @@ class RankRow:
 
 
 class RankTable:
-    """Hold the ranks of one run. It is thread-safe."""
+    """Hold the ranks of one run. It is thread-safe.
+
+    What a rank has done until its first report does not count, where there are more: the first steps compile, wait for
+    ranks that began later, and their waits are not seen.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
+        self._first: dict[int, RankSums] = {}
         self._reported: dict[int, deque[tuple[float, RankSums]]] = {}
 
     def add(self, sums: RankSums) -> None:
@@ -93,9 +98,11 @@ class RankTable:
             reported = self._reported.setdefault(sums.rank, deque())
             if reported and reported[-1][1].pid != sums.pid:
                 reported.clear()
+            if not reported:
+                self._first[sums.rank] = sums
             now = self._now()
             reported.append((now, sums))
-            while len(reported) > 2 and reported[1][0] < now - _WINDOW_S:
+            while len(reported) > 2 and reported[1][0] <= now - _WINDOW_S:
                 reported.popleft()
 
     def sums(self) -> list[RankSums]:
@@ -111,10 +118,13 @@ class RankTable:
             whole: Whether to take the whole run.
         """
         with self._lock:
-            ends = [(reported[0][1], reported[-1][1]) for _, reported in sorted(self._reported.items())]
+            ends = [
+                (self._first[rank] if whole else reported[0][1], reported[-1][1])
+                for rank, reported in sorted(self._reported.items())
+            ]
         if len(ends) < 2:
             return []
-        rows = [_row(None if whole or first.num_steps == last.num_steps else first, last) for first, last in ends]
+        rows = [_row(None if first.num_steps == last.num_steps else first, last) for first, last in ends]
         late = _straggler(rows)
         return [replace(row, is_straggler=row.rank == late) for row in rows]
 
