@@ -12,7 +12,8 @@ import torch
 
 import whet
 from foreign_names import PATCHED, PRIVATE
-from whet.profiling.step.patches import Patches, patch_all_loops, patch_optimizer, patch_torch
+from whet.profiling.step.patches import patch_all_loops, patch_optimizer, patch_torch
+from whet.profiling.step.patching import Patches
 
 SOURCES = Path(whet.__file__).parent
 

@@ -15,7 +15,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "profile": ("whet profile docs-gpt --out profile", "whet profile --trace before.json after.json"),
     "audit": ("whet audit train.py src", "whet audit train.py --measure -- --epochs 1"),
     "techniques": ("whet techniques", "whet techniques int8_static"),
-    "doctor": ("whet doctor", "whet doctor --json"),
+    "doctor": ("whet doctor", "whet doctor --nodes node1:29500,node2"),
     "limits": ("whet limits", "whet limits --refresh --json"),
     "serve": ("whet serve docs-gpt --port 8000", "whet serve models/small --weights int8 --api-key secret"),
     "bench-serve": (

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pydantic import BaseModel
 
 from whet.installation.packages import Extra, Package
+from whet.measure.backends import Backend
 from whet.ui.figures import DASH, num_bytes
 from whet.ui.notebook import Shown
 
@@ -132,6 +133,7 @@ class Checkup(Shown, BaseModel):
         whet: Its version.
         system: The operating system and the kind of processor.
         required: The packages that whet cannot do without.
+        backends: With what processes that train together can communicate.
         hardware: The machine; None where it could not be read.
         limits: What was measured earlier, by device.
         state: What may disturb a measurement now; None where it could not be read.
@@ -145,6 +147,7 @@ class Checkup(Shown, BaseModel):
     required: tuple[Package, ...]
     extras: tuple[Extra, ...]
     compilers: tuple[Compiler, ...] = ()
+    backends: tuple[Backend, ...] = ()
     hardware: Hardware | None = None
     limits: tuple[MeasuredLimits, ...] = ()
     state: State | None = None
@@ -173,6 +176,7 @@ class Checkup(Shown, BaseModel):
         yield "versions", [("whet", self.whet), ("python", f"{self.python}, {self.system}"), *_required(self.required)]
         yield "extras", [(extra.name, _extra(extra)) for extra in self.extras]
         yield "compilers", [(compiler.purpose, _compiler(compiler)) for compiler in self.compilers]
+        yield "training on several processes", [(backend.name, backend.told) for backend in self.backends]
         yield "machine", list(_hardware(self.hardware)) if self.hardware else []
         yield "measured limits", [(found.device, _limits(found)) for found in self.limits]
         yield "now", list(_state(self.state)) if self.state else []

@@ -23,6 +23,7 @@ from whet.installation.packages import (
     requirements,
 )
 from whet.installation.privacy import Anonymiser, environment
+from whet.measure.backends import backends
 from whet.measure.fast_import import import_large
 
 _LEAST_FREE_BYTES = 2 * 10**9  # what tuning a large model, with its trials, may take on disk
@@ -99,6 +100,7 @@ def _surroundings(advice: list[Advice]) -> dict[str, Any]:
         "hardware": lambda: surroundings.hardware(describe()),
         "limits": lambda: surroundings.limits(describe()),
         "compilers": surroundings.compilers,
+        "backends": backends,
         "state": surroundings.state,
         "places": surroundings.places,
     }

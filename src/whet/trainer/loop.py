@@ -138,7 +138,14 @@ class _Run:
             say=self._say,
         )
         port = config.log.port if is_first else None
-        with closing(journal), Monitor(config.out.name, port=port, show=False, watch=False) as monitor:
+        monitor = Monitor(
+            config.out.name,
+            port=port,
+            show=False,
+            watch=not self._division.is_alone,  # how long each waits for others tells which one is late
+            share=1 / self._division.degrees.data,
+        )
+        with closing(journal), monitor:
             self._journal, self._monitor = journal, monitor
             if monitor.url is not None:
                 self._say(f"live page: {monitor.url}")

@@ -294,7 +294,7 @@ def test_the_report_fits_eighty_columns() -> None:
     text = str(steps)
     assert max(map(len, text.splitlines())) <= 80
     assert text.startswith("input-bound: ")
-    for phase in Phase:
+    for phase in set(Phase) - {Phase.COMMUNICATION}:  # one process alone
         assert phase.label in text
 
 

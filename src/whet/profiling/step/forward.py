@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from whet.profiling.step.patches import Patches, timed
+from whet.profiling.step.patches import timed
+from whet.profiling.step.patching import Patches
 from whet.profiling.step.phases import Phase, PhaseClock
 
 _FORWARD = int(Phase.FORWARD)

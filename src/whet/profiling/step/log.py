@@ -16,6 +16,7 @@ from operator import add
 from threading import Lock
 from typing import NamedTuple
 
+from whet.profiling.step.communication import Communication
 from whet.profiling.step.device_marks import DeviceMarks
 from whet.profiling.step.growth import MemorySeries, memory_series
 from whet.profiling.step.phases import Phase, PhaseClock
@@ -106,6 +107,7 @@ class StepLog:
     ) -> None:
         self.on_batch = on_batch
         self.clock = PhaseClock()
+        self.communication = Communication()
         self.warm_up: list[StepRecord] = []
         self._sums = Sums()
         self._unsummed: deque[StepRecord] = deque()  # records that `_add_up` will add to the sums
@@ -225,6 +227,7 @@ class StepLog:
         if len(self.warm_up) < NUM_WARM_UP:
             self.warm_up.append(record)
             self.clock.sites.clear()
+            self.communication.reset()
         else:
             self._unsummed.append(record)
             if len(self._unsummed) >= _RECENT:

@@ -1,17 +1,12 @@
-"""Wrap PyTorch's own calls while a loop is watched, and remove the wrappers afterwards.
+"""Wrap PyTorch's own calls while a loop is watched.
 
 A wrapper passes a call through without timing it if torch.compile traces the call, if another thread makes it, or if it
-is part of a phase that already runs. If other code has wrapped a wrapper meanwhile, that code keeps working. If it is
-another watch, it removes the wrapper together with its own.
+is part of a phase that already runs.
 """
 
 import functools
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,74 +18,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from whet.measure.device import device_type_of
+from whet.profiling.step.communication import patch_communication
 from whet.profiling.step.log import StepLog
+from whet.profiling.step.patching import Call, Patches
 from whet.profiling.step.phases import Phase, PhaseClock
 
 _WAITING = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__")
-_COLLECTIVES = (
-    *("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
-    *("broadcast_object_list", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
-    *("all_gather_single", "reduce_scatter_single"),  # FSDP2 uses them, from torch 2.13 on
-)
-_FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
-# DTensor and tensor parallelism call these. They reach the dispatcher without the functions above.
-_FUNCTIONAL = (
-    "all_reduce",
-    "all_gather_tensor",
-    "reduce_scatter_tensor",
-    "all_to_all_single",
-    "broadcast",
-    "wait_tensor",
-)
 _DATA, _OPTIMIZER, _SYNC = (int(p) for p in (Phase.DATA, Phase.OPTIMIZER, Phase.SYNC))
-_ABSENT = object()
 _NOTED_NS = 50_000  # reading a number on the CPU takes less, even with cold caches; finding its line takes as long
-_GONE = "_whet_gone"
-
-Call = Callable[..., Any]
-
-
-class Patches:
-    """Remember attributes that were set, and restore them."""
-
-    def __init__(self) -> None:
-        self._set: list[tuple[Any, str, Any, Any]] = []
-        self._handles: list[Any] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of a class, a module or an instance."""
-        self._set.append((owner, name, vars(owner).get(name, _ABSENT), value))
-        setattr(owner, name, value)
-
-    def add_handle(self, handle: Any) -> None:
-        self._handles.append(handle)
-
-    def restore(self) -> None:
-        """Restore all attributes, the latest first, and remove all hooks."""
-        while self._handles:
-            self._handles.pop().remove()
-        while self._set:
-            owner, name, before, value = self._set.pop()
-            if vars(owner).get(name) is not value:
-                value.__dict__[_GONE] = (value, before)  # a watch that restores `value` later restores `before` instead
-                continue
-            while (gone := getattr(before, _GONE, None)) is not None and gone[0] is before:
-                before = gone[1]
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-
-@contextmanager
-def patched(install: Callable[[Patches], None]) -> Iterator[Patches]:
-    """Patch with `install` until the context ends. What it patched is restored even if `install` raises half-way."""
-    patches = Patches()
-    try:
-        install(patches)
-        yield patches
-    finally:
-        patches.restore()
 
 
 def timed(call: Call, clock: PhaseClock, counted_as: Phase) -> Call:
@@ -122,23 +57,14 @@ def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | Non
         patches.set(Tensor, name, _moving(getattr(Tensor, name), f"Tensor.{name}", clock, moves))
     for owner, label in ((torch.cuda, "torch.cuda"), (torch.cuda.Event, "Event"), (torch.cuda.Stream, "Stream")):
         patches.set(owner, "synchronize", _at_line(owner.synchronize, f"{label}.synchronize", clock))
-    if torch.distributed.is_available():
-        for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
-            _patch_collective(patches, torch.distributed, name, clock)
-        if torch.distributed.is_initialized() or _FUNCTIONAL_MODULE in sys.modules:
-            for name in _FUNCTIONAL:
-                _patch_collective(patches, import_module(_FUNCTIONAL_MODULE), name, clock)
     patches.set(torch.autograd, "backward", timed(torch.autograd.backward, clock, Phase.BACKWARD))
     patches.set(torch.autograd, "grad", timed(torch.autograd.grad, clock, Phase.BACKWARD))
+    patch_communication(patches, clock, log.communication, on_cpu=log.device in (None, "cpu"))
     patches.set(nn.Module, "zero_grad", timed(nn.Module.zero_grad, clock, Phase.OPTIMIZER))
     scaler = torch.amp.GradScaler
     for name in ("unscale_", "update"):
         patches.set(scaler, name, timed(getattr(scaler, name), clock, Phase.OPTIMIZER))
     patches.set(scaler, "step", _scaler_step(scaler.step, log, optimizers))
-
-
-def _patch_collective(patches: Patches, module: Any, name: str, clock: PhaseClock) -> None:
-    patches.set(module, name, _at_line(getattr(module, name), f"distributed.{name}", clock))
 
 
 def patch_optimizer(patches: Patches, log: StepLog, optimizer: Optimizer) -> None:
@@ -220,7 +146,7 @@ def _waiting(call: Call, what: str, clock: PhaseClock) -> Call:
 
 
 def _at_line(call: Call, what: str, clock: PhaseClock) -> Call:
-    """Wrap a function that waits for the GPU or for other processes. Its time counts by the line that calls it."""
+    """Wrap a function that waits for the GPU. Its time counts by the line that calls it."""
 
     @functools.wraps(call)
     def synchronizing(*args: Any, **kwargs: Any) -> Any:

@@ -24,25 +24,31 @@ class Phase(IntEnum):
     BACKWARD = 4
     OPTIMIZER = 5
     SYNC = 6
+    COMMUNICATION = 7
 
     @property
     def label(self) -> str:
         return _LABELS[self]
 
 
-_LABELS = ("rest", "data wait", "host to device", "forward", "backward", "optimiser", "synchronisation")
+_LABELS = (
+    *("rest", "data wait", "host to device", "forward", "backward", "optimiser", "synchronisation"),
+    "communication",
+)
 _MOST_SITES = 256  # lines of code that are counted separately
 
 # The phases that may begin inside a phase. Any other counts as part of the phase that runs. Forward passes inside a
 # backward pass recompute activations. Optimisers may call a closure (LBFGS), or run in hooks of the backward pass.
+_WAITS = {Phase.TRANSFER, Phase.SYNC, Phase.COMMUNICATION}
 _NESTED: dict[Phase, set[Phase]] = {
     Phase.REST: set(Phase),
-    Phase.DATA: {Phase.TRANSFER, Phase.SYNC},
+    Phase.DATA: _WAITS,
     Phase.TRANSFER: set(),
-    Phase.FORWARD: {Phase.TRANSFER, Phase.SYNC},
-    Phase.BACKWARD: {Phase.TRANSFER, Phase.SYNC, Phase.OPTIMIZER},
-    Phase.OPTIMIZER: {Phase.TRANSFER, Phase.SYNC, Phase.FORWARD, Phase.BACKWARD},
+    Phase.FORWARD: _WAITS,
+    Phase.BACKWARD: _WAITS | {Phase.OPTIMIZER},
+    Phase.OPTIMIZER: _WAITS | {Phase.FORWARD, Phase.BACKWARD},
     Phase.SYNC: set(),
+    Phase.COMMUNICATION: set(),
 }
 _MAY_NEST = tuple(tuple(inner in _NESTED[outer] for inner in Phase) for outer in Phase)
 _REST, _FORWARD, _BACKWARD = int(Phase.REST), int(Phase.FORWARD), int(Phase.BACKWARD)  # quicker than an enum's members

@@ -15,7 +15,10 @@ from whet.profiling.step.verdict import LEAST_STEPS, Facts, advice, judge, split
 from whet.ui.figures import MIN_SAMPLES_FOR_P99, count, digits, percent
 from whet.ui.notebook import Shown
 
-ORDER = (Phase.DATA, Phase.TRANSFER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SYNC, Phase.REST)
+ORDER = (
+    *(Phase.DATA, Phase.TRANSFER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SYNC, Phase.COMMUNICATION),
+    Phase.REST,
+)
 _WIDTH = 78
 _MOST_SITES = 3
 _ABSENT = {
@@ -51,7 +54,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class Site:
-    """Describe a line of the user's code that synchronises or copies to the GPU. Time and calls are per step.
+    """Describe a line of the user's code that synchronises, communicates or copies to the GPU, with means per step.
 
     Attributes:
         line: The line as "file:number (function)"; "" if it is unknown.
@@ -80,7 +83,9 @@ class StepReport(Shown):
         ended_by: What cut the run short, or "".
         busy: What disturbed the steps on a busy machine, or "".
         num_unfinished: How many backward passes no optimiser's step followed.
-        sites: The lines that synchronise or copy to the GPU for the longest time.
+        sites: The lines that synchronise, communicate or copy to the GPU for the longest time.
+        overlapped_ms: The time in which communication ran beside other work; the phase "communication" is what the
+            steps waited for. None where there was none, or on a GPU.
     """
 
     verdict: Bound
@@ -104,6 +109,7 @@ class StepReport(Shown):
     num_unfinished: int = 0
     sites: tuple[Site, ...] = ()
     memory: tuple[Growth, ...] = ()
+    overlapped_ms: float | None = None
     remarks: tuple[str, ...] = ()
 
     @property
@@ -128,6 +134,8 @@ class StepReport(Shown):
             notes.append(f"{count(self.batches_per_step)} batches make one step (gradient accumulation)")
         if self.loss_ms and self.step_ms and self.loss_ms >= 0.01 * self.step_ms:
             notes.append(f"{digits(self.loss_ms)} ms of the rest are between forward and backward: this is the loss")
+        if self.overlapped_ms is not None:
+            notes.append(f"beside other work, communication runs for {digits(self.overlapped_ms)} ms a step")
         return notes
 
     def __str__(self) -> str:
@@ -181,6 +189,7 @@ def summarize(log: StepLog) -> StepReport:
         num_unfinished=log.num_unfinished,
         sites=sites,
         memory=trends,
+        overlapped_ms=_overlapped_ms(log, num_counted),
     )
 
 
@@ -194,12 +203,18 @@ def _phases(
     for phase in ORDER:
         gpu_ms = gpu_ns[phase] / log.device_sums.num_steps / 1e6 if gpu_ns else None
         gpu_share = gpu_ns[phase] / (sum(gpu_ns) or 1) if gpu_ns else None
+        if not calls[phase] and phase is Phase.COMMUNICATION:
+            continue
         if not calls[phase] and phase is not Phase.REST:
             rows.append(PhaseTime(phase.label, None, None, 0.0, absent=_why_absent(phase, log)))
             continue
         ms = ns[phase] / num_counted / 1e6
         rows.append(PhaseTime(phase.label, ms, ns[phase] / whole_ns, calls[phase] / num_counted, gpu_ms, gpu_share))
     return tuple(rows)
+
+
+def _overlapped_ms(log: StepLog, num_counted: int) -> float | None:
+    return log.communication.overlapped_ms(num_counted) if log.sums.calls[Phase.COMMUNICATION] else None
 
 
 def _totals(log: StepLog, records: Sequence[StepRecord]) -> tuple[list[int], list[int]]:
@@ -222,7 +237,7 @@ def _sites(log: StepLog, num_steps: int) -> tuple[Site, ...]:
     """Return the lines that take longest, at most three for each phase."""
     ranked = sorted(log.clock.sites.items(), key=lambda item: -item[1][0])
     sites = []
-    for phase in (Phase.SYNC, Phase.TRANSFER):
+    for phase in (Phase.SYNC, Phase.TRANSFER, Phase.COMMUNICATION):
         mine = [(key, counted) for key, counted in ranked if key[0] == phase][:_MOST_SITES]
         for (_, line, call), (ns, calls) in mine:
             where = "" if line == UNKNOWN else str(line)

@@ -1,9 +1,9 @@
 """Judge what bounds a training step, and give the evidence in words.
 
-A step is cut into four parts: input (data wait, host to device), compute (forward, loss, backward, optimiser),
-synchronisation, and the loop's own code. Compute is the purpose of a step; the other parts could in principle overlap
-with it. So the bound is the largest of the other three if it takes at least a quarter of the step, and otherwise
-compute. If memory grows, this comes first, because such a loop ends by running out of memory.
+A step is cut into five parts: input (data wait, host to device), compute (forward, loss, backward, optimiser),
+synchronisation, communication, and the loop's own code. Compute is the purpose of a step; the other parts could in
+principle overlap with it. So the bound is the largest of the other four if it takes at least a quarter of the step,
+and otherwise compute. If memory grows, this comes first, because such a loop ends by running out of memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _HEAPS = {"heap": "the process's heap", "cuda": "GPU memory", "resident": "the p
 
 @dataclass(frozen=True)
 class Part:
-    """Describe one of the four parts of a step.
+    """Describe one of the five parts of a step.
 
     Attributes:
         share: The part's share of all steps together, 0 to 1.
@@ -59,7 +59,7 @@ class Facts:
 
 
 def split_steps(records: Sequence[StepRecord]) -> tuple[Part, ...]:
-    """Cut steps into four parts, by the GPU's clock if they have one. The intervals are a bootstrap over the steps."""
+    """Cut steps into five parts, by the GPU's clock if they have one. The intervals are a bootstrap over the steps."""
     ns = np.array([record.device_ns or record.ns for record in records], dtype=float)
     loss = np.array([record.loss_ns if record.device_ns is None else 0 for record in records], dtype=float)
     whole = ns.sum(axis=1)
@@ -67,6 +67,7 @@ def split_steps(records: Sequence[StepRecord]) -> tuple[Part, ...]:
         Bound.INPUT: ns[:, Phase.DATA] + ns[:, Phase.TRANSFER],
         Bound.COMPUTE: ns[:, Phase.FORWARD] + ns[:, Phase.BACKWARD] + ns[:, Phase.OPTIMIZER] + loss,
         Bound.SYNC: ns[:, Phase.SYNC],
+        Bound.COMMUNICATION: ns[:, Phase.COMMUNICATION],
         Bound.LOOP: ns[:, Phase.REST] - loss,
     }
     drawn = np.random.default_rng(0).integers(0, len(records), (_RESAMPLES, len(records)))
@@ -122,6 +123,9 @@ def _evidence(part: Part, whole_ms: float, facts: Facts) -> str:
     if part.bound is Bound.SYNC:
         where = facts.site(Phase.SYNC)
         return f"{took} is spent in calls that wait for a result{': ' + where if where else ''}; {faster}"
+    if part.bound is Bound.COMMUNICATION:
+        where = facts.site(Phase.COMMUNICATION)
+        return f"{took} is spent in waiting for other processes{': ' + where if where else ''}; {faster}"
     return f"{took} is the loop's own code, outside all phases; {faster}"
 
 

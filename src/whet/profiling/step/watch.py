@@ -21,15 +21,14 @@ from whet.measure.device import device_type_of
 from whet.profiling.step.forward import patch_models
 from whet.profiling.step.log import StepLog, StepRecord
 from whet.profiling.step.patches import (
-    Patches,
     describe_loader,
     hook_all_optimizers,
     patch_all_loops,
     patch_optimizer,
     patch_torch,
-    patched,
     wait_for,
 )
+from whet.profiling.step.patching import Patches, patched
 from whet.profiling.step.report import StepReport, summarize
 
 OnStep = Callable[[StepRecord], None]

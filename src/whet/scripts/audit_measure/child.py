@@ -11,7 +11,7 @@ from whet.core.workload.training import seed_everything
 from whet.errors import TargetError
 from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes
 from whet.profiling.step.log import StepRecord
-from whet.profiling.step.patches import patched
+from whet.profiling.step.patching import patched
 from whet.profiling.step.run import LoopStoppedError
 from whet.profiling.step.watch import watch_everything
 from whet.scripts.injection.losses import BackwardLosses

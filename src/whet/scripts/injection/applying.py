@@ -13,7 +13,7 @@ import torch
 from whet.core.recipe import Step
 from whet.errors import RecipeError
 from whet.measure.machine import Machine
-from whet.profiling.step.patches import Patches
+from whet.profiling.step.patching import Patches
 from whet.scripts.injection.loop_finder import FoundLoop
 from whet.techniques.applied import applied, unfit
 from whet.techniques.mechanisms.parts import Parts

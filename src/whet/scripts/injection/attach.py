@@ -22,7 +22,7 @@ from whet.errors import WhetError
 from whet.measure.device import device_type_of
 from whet.measure.machine import describe
 from whet.measure.memory import TakenMemory, cuda_peak_bytes, peak_rss_bytes
-from whet.profiling.step.patches import Patches
+from whet.profiling.step.patching import Patches
 from whet.profiling.step.watch import watch_everything
 from whet.scripts.injection.agreed_end import AgreedEnd
 from whet.scripts.injection.applying import applicable, apply, shift_seeds

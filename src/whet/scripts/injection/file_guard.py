@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import safetensors.torch
 import torch
 
-from whet.profiling.step.patches import Patches
+from whet.profiling.step.patching import Patches
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.mkdir": (0,), "os.truncate": (0,)}

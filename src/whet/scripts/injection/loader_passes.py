@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from whet.profiling.step.patches import Patches
+from whet.profiling.step.patching import Patches
 from whet.techniques.mechanisms.worker_loader import with_workers
 
 AnyLoader = DataLoader[Any]

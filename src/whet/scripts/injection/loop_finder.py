@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.core.workload.training import kept_generators
-from whet.profiling.step.patches import Patches
+from whet.profiling.step.patching import Patches
 from whet.scripts.injection.closures import Closure, closure_of
 from whet.scripts.injection.lightning_modules import holds, lead_through_call, modules_that_hold
 from whet.scripts.injection.loader_passes import LoaderPasses

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from whet.profiling.step.patches import Patches
+from whet.profiling.step.patching import Patches
 
 
 class BackwardLosses:

@@ -8,9 +8,11 @@ import atexit
 import contextlib
 import json
 import os
+import platform
 import socket
 import threading
 
+import psutil
 import torch
 
 from whet.scripts.monitor.allocator import AllocatorCollector
@@ -63,6 +65,7 @@ class Reporter:
 
     def _send(self, steps: StepTotals) -> None:
         message: dict[str, object] = {"format": 1, "pid": os.getpid(), "rank": rank(), "steps": steps.to_json()}
+        message |= {"host": platform.node(), "rss_bytes": psutil.Process().memory_info().rss}
         # OSError: `whet monitor` has ended. RuntimeError: CUDA has failed. Neither may disturb the program.
         with contextlib.suppress(OSError, RuntimeError):
             cells = {key: cell.mean for key, cell in self._allocator.collect().items()}

@@ -25,6 +25,16 @@ _GAUGES = {
     metrics.CUDA_FRAGMENTATION: ("whet_cuda_fragmentation_ratio", "Reserved memory free in split blocks", 0.01),
 }
 
+# For each figure of a rank: the metric's name and its help text.
+_OF_RANKS = (
+    ("num_steps", "whet_rank_steps", "Training steps of the rank"),
+    ("total_s", "whet_rank_step_seconds", "Time of the rank's steps"),
+    ("communication_s", "whet_rank_communication_seconds", "Time in which the rank's steps waited for others"),
+    ("num_samples", "whet_rank_samples", "Training samples of the rank"),
+    ("num_tokens", "whet_rank_tokens", "Training tokens of the rank"),
+    ("rss_bytes", "whet_rank_resident_memory_bytes", "Resident memory of the rank's process"),
+)
+
 
 class Exporter:
     """Write the metrics that Prometheus scrapes.
@@ -56,6 +66,7 @@ class Exporter:
         info.add_metric([facts.name, str(facts.pid)], 0.0 if self._run.ending else 1.0)
         yield info
         yield from self._steps()
+        yield from self._ranks()
         yield from self._gauges()
 
     def _steps(self) -> Iterator[Any]:
@@ -76,6 +87,26 @@ class Exporter:
             for phase, seconds in totals.phases_s.items():
                 family.add_metric([phase], seconds)
             yield family
+
+    def _ranks(self) -> Iterator[Any]:
+        """Yield what each rank has done, labelled by rank and host, where several processes train together."""
+        families, sums = self._families, self._run.ranks.sums()
+        for key, name, text in _OF_RANKS:
+            values = [(one, getattr(one, key)) for one in sums]
+            family = families.GaugeMetricFamily if key == "rss_bytes" else families.CounterMetricFamily
+            metric = family(name, text, labels=["rank", "host"])
+            for one, value in values:
+                if value is not None:
+                    metric.add_metric([str(one.rank), one.host], value)
+            if metric.samples:
+                yield metric
+        if rows := self._run.ranks.rows():
+            late = families.GaugeMetricFamily(
+                "whet_rank_is_straggler", "1 if others wait for it", labels=["rank", "host"]
+            )
+            for row in rows:
+                late.add_metric([str(row.rank), row.host], float(row.is_straggler))
+            yield late
 
     def _gauges(self) -> Iterator[Any]:
         cells = self._run.latest()

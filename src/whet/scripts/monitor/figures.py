@@ -1,6 +1,7 @@
 """Format a summary's figures for people: three digits with a unit, and a dash for a figure that was not measured."""
 
 from whet.scripts.monitor import metrics
+from whet.scripts.monitor.ranks import RankRow
 from whet.scripts.monitor.summary import Gpu, Summary
 from whet.ui import figures
 from whet.ui.figures import DASH, digits, milliseconds, percent
@@ -14,6 +15,9 @@ def table(summary: Summary) -> list[tuple[str, str]]:
     """Return pairs of name and figure, the most important first. A figure that could not be measured says why."""
     rows = [("duration", duration(summary.duration_s))]
     rows += _step_rows(summary)
+    rows += [(f"rank {row.rank}", _rank(row)) for row in summary.ranks]
+    if summary.straggler:
+        rows.append(("straggler", summary.straggler))
     cores = f"{summary.num_cores} core{'s' if summary.num_cores != 1 else ''}"
     rows.append(("CPU, this run", f"{percent(summary.cpu)} of {cores}, at most {percent(summary.peak_cpu)}"))
     rows.append(("CPU, whole machine", percent(summary.machine_cpu)))
@@ -63,6 +67,11 @@ def _step_rows(summary: Summary) -> list[tuple[str, str]]:
         parts = [f"{metrics.PHASES[name]} {percent(summary.phases[name])}" for name in others]
         rows.append(("other phases", " · ".join(parts)))
     return rows
+
+
+def _rank(row: RankRow) -> str:
+    own = "" if row.own_ms is None else f", {milliseconds(row.own_ms)} of its own, {percent(row.waits)} waiting"
+    return f"{row.host}: step {milliseconds(row.step_ms)}{own}, memory {num_bytes(row.rss_bytes)}"
 
 
 def _gpu_rows(gpu: Gpu) -> list[tuple[str, str]]:

@@ -54,6 +54,8 @@ class Message(_Strict):
 
     Attributes:
         rank: The rank of the process in a distributed run; 0 without one.
+        host: The machine's name, or "".
+        rss_bytes: The process's resident memory; None for not known.
         steps: The steps since the last message; None if the process reports a problem instead.
         cells: The memory of the CUDA allocator, by key.
         notes: Remarks for the reader, by key.
@@ -63,6 +65,8 @@ class Message(_Strict):
     format: Literal[1]
     pid: NonNegativeInt
     rank: NonNegativeInt = 0
+    host: Name = ""
+    rss_bytes: NonNegativeInt | None = None
     steps: Steps | None = None
     cells: dict[Name, NonNegativeFloat] = {}
     notes: dict[Name, Text] = {}

@@ -22,6 +22,7 @@ CUDA_RESERVED = "cuda_reserved_bytes"
 CUDA_FRAGMENTATION = "cuda_fragmentation"
 
 DATA_WAIT = "data_wait"
+COMMUNICATION = "communication"
 REST = "rest"
 
 # The label of each phase, in the order of a step.
@@ -32,6 +33,7 @@ PHASES = {
     "backward": "backward",
     "optimiser": "optimiser",
     "synchronisation": "synchronisation",
+    COMMUNICATION: "communication",
     REST: "everything else",
 }
 

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +24,12 @@ from whet.scripts.monitor import metrics
 from whet.scripts.monitor.allocator import AllocatorCollector
 from whet.scripts.monitor.gpu import GpuCollector
 from whet.scripts.monitor.process import ProcessCollector
+from whet.scripts.monitor.ranks import RankSums, exchanged
 from whet.scripts.monitor.run import Facts, Run
 from whet.scripts.monitor.sampler import Sampler
 from whet.scripts.monitor.served_page import page_server
 from whet.scripts.monitor.settings import MIN_INTERVAL_S
-from whet.scripts.monitor.steps import Step, StepCounter, phases_of
+from whet.scripts.monitor.steps import Step, StepCounter, StepTotals, phases_of
 from whet.scripts.monitor.summary import Summary, summarise
 from whet.scripts.monitor.summary_page import render
 from whet.scripts.monitor.terminal import show_summary
@@ -53,6 +55,9 @@ class Monitor:
                 ...
                 monitor.step(num_samples=len(inputs))
 
+    Where several processes train together, as torchrun's, each has a monitor of its own, and reports to the first
+    one's page. The others serve, show and write nothing.
+
     Args:
         name: The name in titles; the script's name by default.
         port: The port of the live page and /metrics; 0 takes any free one, None serves nothing.
@@ -61,6 +66,7 @@ class Monitor:
         out: A directory for summary.json and summary.html at the end.
         show: Whether to print the page's address and the summary on standard error.
         watch: Whether to take steps and phases from torch.
+        share: The part of the samples and tokens given to `step` that this process computes; the rest is of others.
 
     Raises:
         OptionError: The port is in use, or the interval is too short.
@@ -78,18 +84,21 @@ class Monitor:
         out: str | Path | None = None,
         show: bool = True,
         watch: bool = True,
+        share: float = 1.0,
     ) -> None:
         if not interval_s >= MIN_INTERVAL_S:
             raise OptionError(f"interval_s={interval_s}: samples must be at least {MIN_INTERVAL_S} s apart")
         self.run = Run(facts_of_this_process(name, interval_s))
-        self._out = make_directory(out)
-        self._console = Console(stderr=True) if show else None
-        self._server = page_server(self.run, host, port) if port is not None else None
+        is_first = first_rank()
+        self._out = make_directory(out) if is_first else None
+        self._console = Console(stderr=True) if show and is_first else None
+        self._server = page_server(self.run, host, port) if port is not None and is_first else None
         self._gpu = GpuCollector()
         self.run.gpu_names = self._gpu.names
         self._counter = StepCounter()
         collectors = (ProcessCollector(os.getpid()), self._gpu, AllocatorCollector())
-        self._sampler = Sampler(self.run, collectors, self._counter.take)
+        self._sampler = Sampler(self.run, collectors, self._take_steps)
+        self._share, self._all_steps = share, StepTotals()
         self._waiting = _WaitTimer()
         self._step_began = time.perf_counter()
         self._owner = os.getpid()
@@ -192,6 +201,23 @@ class Monitor:
             if name != metrics.REST:
                 self._phases_s[name] = self._phases_s.get(name, 0.0) + seconds
 
+    def _take_steps(self) -> StepTotals:
+        """Return the steps since the last call, and report them to the first rank."""
+        taken = self._counter.take()
+        self._all_steps.merge(taken)
+        # The ranks' store is gone where another one has ended; the run says so itself.
+        with contextlib.suppress(RuntimeError, ValueError):
+            for sums in exchanged(self._sums):
+                if sums.num_steps:
+                    self.run.ranks.add(sums)
+        return taken
+
+    def _sums(self, rank: int) -> RankSums:
+        counts = (self._all_steps.num_samples, self._all_steps.num_tokens)
+        samples, tokens = (None if count is None else round(count * self._share) for count in counts)
+        own = replace(self._all_steps, num_samples=samples, num_tokens=tokens)
+        return RankSums.of(own, rank, self.run.facts.host, self.run.facts.pid, psutil.Process().memory_info().rss)
+
     def _begin_first_step(self) -> None:
         if not self._waiting.was_used:
             self._waiting.was_used = True
@@ -232,6 +258,11 @@ def _torch_loop(on_step: "OnStep") -> "TorchLoop":
     module = import_module("whet.scripts.monitor.torch_loop")
     loop: TorchLoop = module.TorchLoop(on_step)
     return loop
+
+
+def first_rank() -> bool:
+    """Return whether this process is the first of those that torchrun, or something like it, has started."""
+    return os.environ.get("RANK", "0") == "0" or int(os.environ.get("WORLD_SIZE", "1")) < 2
 
 
 def facts_of_this_process(name: str | None, interval_s: float) -> Facts:

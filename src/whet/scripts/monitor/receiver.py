@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from whet.scripts.monitor.allocator import ALLOCATOR
 from whet.scripts.monitor.messages import MAX_LINE_BYTES, Message
+from whet.scripts.monitor.ranks import RankSums
 from whet.scripts.monitor.run import Run
 from whet.scripts.monitor.series import Cell
 from whet.scripts.monitor.steps import StepTotals
@@ -30,7 +31,8 @@ class _Source:
 
     rank: int
     order: int
-    steps: StepTotals = field(default_factory=StepTotals)
+    steps: StepTotals = field(default_factory=StepTotals)  # since they were taken
+    all_steps: StepTotals = field(default_factory=StepTotals)
     cells: dict[str, Cell] = field(default_factory=dict)
     has_stepped: bool = False
     is_open: bool = True
@@ -133,6 +135,8 @@ class Receiver:
             source = self._sources.setdefault(message.pid, _Source(message.rank, len(self._sources)))
             source.rank = message.rank
             source.steps.merge(steps)
+            source.all_steps.merge(steps)
+            sums = RankSums.of(source.all_steps, message.rank, message.host, message.pid, message.rss_bytes)
             source.cells = message.row_cells()
             source.is_open = True
             if message.cells:
@@ -143,6 +147,8 @@ class Receiver:
             elif message.problem and not any(s.has_stepped for s in self._sources.values()):
                 self.unavailable["steps"] = message.problem
             together = sum(s.has_stepped and s.is_open for s in self._sources.values())
+        if sums.num_steps:
+            self._run.ranks.add(sums)
         for key, text in message.notes.items():
             self._run.note(key, text)
         if together > 1:

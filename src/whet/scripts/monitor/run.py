@@ -5,9 +5,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from whet.scripts.monitor import metrics
+from whet.scripts.monitor.ranks import RankTable
 from whet.scripts.monitor.series import Cell, Row, Series, columns
 from whet.scripts.monitor.steps import StepTotals
 from whet.ui.figures import MIN_SAMPLES_FOR_P99
@@ -44,6 +45,7 @@ class Run:
     Attributes:
         id: A random id. It tells the page if another run answers.
         started_at: When the run began, in ISO format.
+        ranks: What each rank reports, where several processes train together.
         gpu_names: The names of the visible GPUs, by the driver's numbers. It is set once, before the sampling begins.
     """
 
@@ -52,6 +54,7 @@ class Run:
         self.id = secrets.token_hex(8)
         self.started_at = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         self.gpu_names: Mapping[int, str] = {}
+        self.ranks = RankTable()
         self._began = time.monotonic()
         self._lock = threading.RLock()
         self._series = Series()
@@ -170,6 +173,8 @@ class Run:
             "peak_rss_bytes": self._series.whole()[metrics.RSS].high if metrics.RSS in self._series.whole() else None,
             **milliseconds,
             "gpus": {str(number): name for number, name in self.gpu_names.items()},
+            "ranks": [asdict(row) for row in self.ranks.rows()],
+            "straggler": self.ranks.straggler(),
             "notes": list(self._notes.values()),
             "unavailable": self.unavailable(),
             "ended": None if self._ending is None else vars(self._ending),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from whet.measure.latency_histogram import LatencyHistogram
 from whet.profiling.bounds import BOUND_SHARE
 from whet.scripts.monitor import metrics
+from whet.scripts.monitor.ranks import RankRow
 from whet.scripts.monitor.run import Run
 from whet.scripts.monitor.series import Cell
 from whet.ui.figures import MIN_SAMPLES_FOR_P99, percent
@@ -69,6 +70,8 @@ class Summary:
         peak_cpu: The run's highest use of these cores, as sampled.
         peak_rss_bytes: The most resident memory of the process and all that it started, as sampled.
         machine_cpu: The mean use of all cores by all processes.
+        ranks: The figures of each rank, where several processes trained together.
+        straggler: Which rank the others waited for, in words, or "".
         unavailable: What could not be measured, and why.
     """
 
@@ -97,6 +100,8 @@ class Summary:
     gpus: tuple[Gpu, ...]
     machine_cpu: float | None = None
     unavailable: dict[str, str] = field(default_factory=dict)
+    ranks: tuple[RankRow, ...] = ()
+    straggler: str = ""
     notes: tuple[str, ...] = ()
     format: int = FORMAT
 
@@ -139,6 +144,8 @@ def summarise(run: Run) -> Summary:
         machine_cpu=machine.mean / 100 if machine else None,
         peak_rss_bytes=int(rss.high) if rss else None,
         gpus=_gpus(whole, run.gpu_names),
+        ranks=tuple(run.ranks.rows(whole=True)),
+        straggler=run.ranks.straggler(whole=True),
         unavailable=run.unavailable(),
         notes=tuple(run.notes()),
     )  # fmt: skip

@@ -52,6 +52,7 @@
     const facts = [`process ${state.pid} on ${state.host}`, `began ${new Date(state.started_at).toLocaleString()}`, `a sample every ${state.interval_s} s`];
     get("facts").textContent = facts.join(" · ");
     whet.showTiles(get("tiles"), now.rows, state);
+    whet.showRanks(get("ranks"), state);
     showCharts();
     showList("notes", state.notes);
     showList("unavailable", Object.entries(state.unavailable).map(([what, why]) => `${what}: ${why}`));
