@@ -85,7 +85,7 @@ class CheckpointError(WhetError):
 
 
 class RanksError(WhetError):
-    """One of the processes that train together failed, or does not answer.
+    """Another process of the same training has failed, or does not answer.
 
     Attributes:
         is_told: Whether another process tells people about it, so that this one need not.

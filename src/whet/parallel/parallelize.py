@@ -90,6 +90,7 @@ def parallelize(
     the same seed, or the same file. Without torchrun, one process makes all steps. Where one process fails, all end.
 
     Args:
+        model: The model; the loop calls parallel.model in its place.
         optimizer: Its optimiser, which has made no step yet.
         plan: How the work is divided; by default each process holds a copy of the model.
         seed: Decides what each process draws, such as dropout.

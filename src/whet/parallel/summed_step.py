@@ -56,7 +56,10 @@ class SummedStep:
             compression.end_step()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a micro-batch, given its loss: the mean over its targets, a tensor of one element.
+        """Add the gradients of a micro-batch.
+
+        Args:
+            loss: The mean over its targets, a tensor of one element.
 
         Raises:
             TargetError: It was called outside of the loop over micro-batches, or twice for one.
