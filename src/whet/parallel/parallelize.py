@@ -86,8 +86,8 @@ def parallelize(
                 ...
 
     Call it once the model is on its device and before the first step, in the place of init_process_group; make
-    schedules of the learning rate afterwards, of parallel.optimizer. Each process must have made the same model: from
-    the same seed, or the same file. Without torchrun, one process makes all steps. Where one process fails, all end.
+    schedules of the learning rate afterwards, of parallel.optimizer. Each process must have made the same model, from
+    the same seed or the same file. Without torchrun, one process makes all steps. Where one process fails, all end.
 
     Args:
         model: The model; the loop calls parallel.model in its place.
