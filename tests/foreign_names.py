@@ -140,7 +140,7 @@ PRIVATE: dict[str, str] = {
     "torch.cuda.memory._dump_snapshot": "profiling/model/session.py: PyTorch's documented memory snapshot",
     "torch.cuda.memory._record_memory_history": "profiling/model/session.py: PyTorch's documented memory snapshot",
     "torch.distributed.distributed_c10d._get_default_store": "monitor/ranks.py: each rank posts its figures there",
-    "torch.distributed.distributed_c10d._set_pg_timeout": "parallel/division.py: the groups of a mesh have torch's own time-out",
+    "torch.distributed.distributed_c10d._set_pg_timeout": "parallel/division.py: the time-out of a mesh's groups",
     "torch.library.Library._destroy": "kernels/register.py: takes back an operator that is not its reference",
     "torch.nn.Module._call_impl": "mechanisms/compiled.py: compiled where a forward is PyTorch's own",
     "torch.ops.aten._assert_tensor_metadata.default": "core/artefact/inductor.py: dropped from graphs",
