@@ -229,10 +229,6 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
         OptionError: The degrees do not multiply to their number, or what is asked for does not run here.
     """
     degrees = degrees_of(plan, ranks.world_size)
-    if plan.stage == 1 and degrees.data == 1:
-        raise OptionError(
-            "parallel.zero_stage 1 divides the optimiser among processes, and one was started; leave it out"
-        )
     if degrees.context > 1:
         raise OptionError(
             f"parallel.context_parallel_degree is {degrees.context}, and whet does not divide rows of tokens among "
@@ -245,7 +241,8 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
             "it out"
         )
     asked = {"compression": plan.compression != "none", "hierarchical_all_reduce": plan.hierarchical_all_reduce}
-    if degrees.data == 1 and (names := [name for name, is_set in asked.items() if is_set]):
+    # One process, which may go on with what several began, sends nothing.
+    if degrees.data == 1 and not ranks.is_alone and (names := [name for name, is_set in asked.items() if is_set]):
         raise OptionError(
             f"parallel.{names[0]} is for the gradients of several processes that see other rows, and there is one; "
             "leave it out, or start more"
