@@ -33,9 +33,9 @@ def gradient_norm(gradients: Iterable[Tensor], stages: Any = None) -> Tensor:
     by_groups: defaultdict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     device = torch.device("cpu")
     for gradient in gradients:
-        local = local_of(gradient)
-        device = local.device
-        by_groups[_sharing(gradient)].append(local)
+        held = local_of(gradient)
+        device = held.device
+        by_groups[_sharing(gradient)].append(held)
     total = torch.zeros((), dtype=torch.float32, device=device)
     for groups, local in by_groups.items():
         norms = torch.stack(

@@ -20,7 +20,7 @@ from whet.errors import OptionError
 from whet.parallel.clipping import clip_gradients
 from whet.parallel.plan import Degrees, ParallelPlan, degrees_of
 from whet.parallel.ranks import Ranks
-from whet.parallel.tensor_parallel import divide_matrices
+from whet.parallel.tensor_parallel import divide_matrices, exchange_while_multiplying
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -73,9 +73,9 @@ class Division:
 
     @property
     def shards_data(self) -> bool:
-        """Return whether fully_shard divides the model among processes that see other rows, or keeps their copies equal.
+        """Return whether fully_shard divides the model among processes that see other rows, or keeps copies equal.
 
-        DDP, which does that for whole tensors, takes none that are divided already.
+        DDP keeps copies of whole tensors equal, and takes none that tensor parallelism has divided.
         """
         divides = not self.is_alone and self.plan.stage >= 2
         return divides or (self.degrees.tensor > 1 and self.degrees.data > 1)
@@ -88,6 +88,8 @@ class Division:
         """
         if self.degrees.tensor > 1:
             divide_matrices(model, self.mesh["tensor"], sequence_parallel=self.plan.sequence_parallel)
+        if self.plan.async_tensor_parallel:
+            exchange_while_multiplying(self.mesh["tensor"])
         if not self.shards_data:
             return
         options: dict[str, Any] = {
@@ -185,8 +187,7 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     if degrees.context > 1:
         raise OptionError(
             f"parallel.context_parallel_degree is {degrees.context}, and whet does not divide rows of tokens among "
-            "processes; leave it out. parallel.tensor_parallel_degree with sequence_parallel divides the tokens outside "
-            "attention"
+            "processes; leave it out, or set a tensor_parallel_degree, which divides the heads of attention"
         )
     if plan.async_tensor_parallel and device.type != "cuda":
         raise OptionError(
@@ -199,7 +200,8 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that a model consists of: the members of its longest list of modules."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    return list(max(lists, key=lambda one: sum(p.numel() for p in one.parameters()))) if lists else []
+    largest = max(lists, key=lambda one: sum(p.numel() for p in one.parameters()), default=nn.ModuleList())
+    return list(largest)
 
 
 def inner_optimizer(optimizer: Optimizer) -> Optimizer:

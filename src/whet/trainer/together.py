@@ -12,7 +12,7 @@ from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.batch_parts import num_samples_of, rows_of_batch
 from whet.core.workload.training import Trainer
-from whet.errors import RecipeError, WhetError
+from whet.errors import OptionError, RecipeError, WhetError
 from whet.measure.machine import describe
 from whet.parallel.clipping import local_of
 from whet.parallel.division import Division
@@ -25,6 +25,26 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.trainer.model import Batch
 from whet.trainer.setup import ACCUMULATION, SetUp
 from whet.trainer.stops import Stop
+
+# What leaves a divided model's modules as they are, or was held to the steps of one process with it.
+_BESIDE_DIVIDED_MATRICES = frozenset(
+    {
+        ACCUMULATION,
+        "adamw_8bit",
+        "allocator",
+        "autocast",
+        "checkpointing",
+        "compile",
+        "cudnn_benchmark",
+        "fused_optimizer",
+        "loader",
+        "matmul_precision",
+        "optimizer_in_backward",
+        "prefetch",
+        "set_to_none",
+        "threads",
+    }
+)
 
 
 class Together:
@@ -112,6 +132,8 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
         RecipeError: A technique does not apply here.
         OptionError: The plan does not fit the model.
     """
+    if division.degrees.tensor > 1:
+        _check_beside_divided_matrices(setup, division)
     division.share(workload.model)
     workload = replace(workload, optimizer=division.optimizer(workload.optimizer))
     # Of several processes, each weighs its parts itself, by the targets of all.
@@ -123,6 +145,31 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
         kind = partial(RankTrainer, division=division, count=setup.model.num_targets, num_parts=parts)
     prepared = PreparedTrainer(workload, fitting(workload, steps), kind)
     return prepared, Together(setup, prepared, division)
+
+
+def _check_beside_divided_matrices(setup: SetUp, division: Division) -> None:
+    """Check that nothing else changes the matrices that tensor parallelism divides, or needs whole ones.
+
+    Raises:
+        RecipeError: A technique does.
+        OptionError: Pruning does, or what is asked for needs a technique.
+    """
+    if division.plan.async_tensor_parallel and all(step.technique != "compile" for step in setup.steps):
+        raise OptionError(
+            "parallel.async_tensor_parallel changes compiled models alone; add the technique compile to the recipe, or "
+            "leave it out"
+        )
+    for step in setup.steps:
+        if step.technique not in _BESIDE_DIVIDED_MATRICES:
+            raise RecipeError(
+                f"{step.technique} does not bear matrices that processes share (parallel.tensor_parallel_degree); "
+                "leave it out of the recipe, or divide the work otherwise"
+            )
+    if setup.config.prune is not None and setup.config.prune.kind == "unstructured":
+        raise OptionError(
+            "[prune] of single weights needs whole matrices, and parallel.tensor_parallel_degree divides them; leave "
+            "one of them out"
+        )
 
 
 def fitting(workload: TrainingWorkload, steps: Sequence[Step]) -> list[Step]:
