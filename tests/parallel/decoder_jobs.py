@@ -6,15 +6,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor.debug import CommDebugMode
 
 from whet.core.workload import TrainingWorkload
-from whet.models.decoder.reference import Decoder, DecoderConfig
+from whet.core.workload.training import seed_everything
+from whet.models.decoder.reference import Attention, Decoder, DecoderConfig, GatedMLP
+from whet.parallel.clipping import local_of
 from whet.parallel.division import Division, division_of
+from whet.parallel.dropout import dropped
 from whet.parallel.pieces import whole_of
 from whet.parallel.plan import ParallelPlan
-from whet.parallel.rank_trainer import RankTrainer
+from whet.parallel.rank_trainer import RankTrainer, seed_of
 from whet.parallel.ranks import Ranks
-from whet.trainer.model import TrainedModel, add_dropout
 
 IGNORED = -100
 STEPS, ROWS, CLIP, RATE = 3, 5, 0.5, 1e-2
@@ -82,24 +85,42 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(logits_of(model, batch).flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
 
 
+@torch.no_grad()
+def evaluated(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the logits of evaluation, and leave the model in training."""
+    found = logits_of(model.eval(), batch)
+    model.train()
+    return found
+
+
 def count(batch: Batch) -> int:
     return int((batch["targets"] != IGNORED).sum())
 
 
-def with_dropout(model: nn.Module, share: float) -> None:
-    named = TrainedModel(model, "", 19, None, lambda *given: model(given[1]), lambda *given: None)
-    add_dropout(TrainedModel(**{**named.__dict__, "dropped": ("Attention", "GatedMLP")}), share)
+def add_dropout(model: nn.Module, share: float) -> None:
+    """Add dropout where whet train adds it: to the embedding, and to what blocks add to the stream."""
+
+    def drop(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return dropped(output, share, is_training=module.training)
+
+    for module in model.modules():
+        if share and isinstance(module, nn.Embedding | Attention | GatedMLP):
+            module.register_forward_hook(drop)
 
 
-def alone(family: str, length: int, *, is_packed: bool, dtype: str = "float64", **changes: Any) -> dict[str, Any]:
+def alone(
+    family: str, length: int = 7, *, is_packed: bool = False, dtype: str = "float64", dropout: float = 0.0, **sizes: int
+) -> dict[str, Any]:
     """Return what a plain loop of one process finds."""
-    model = decoder(family, getattr(torch, dtype), **changes)
+    model = decoder(family, getattr(torch, dtype), **sizes)
+    add_dropout(model, dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
-    for step, batch in enumerate(batches(length, is_packed=is_packed)):
-        if not step:
-            logits = logits_of(model, batch).detach()
+    given = batches(length, is_packed=is_packed)
+    logits = evaluated(model, given[0])
+    torch.manual_seed(0)
+    for batch in given:
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -118,11 +139,21 @@ def alone(family: str, length: int, *, is_packed: bool, dtype: str = "float64", 
 
 
 def divided(
-    ranks: Ranks, plan: dict[str, Any], family: str, length: int, *, is_packed: bool, dtype: str, num_parts: int = 1
+    ranks: Ranks,
+    plan: dict[str, Any],
+    family: str,
+    length: int = 7,
+    *,
+    is_packed: bool = False,
+    dtype: str = "float64",
+    dropout: float = 0.0,
+    num_parts: int = 1,
+    **sizes: int,
 ) -> dict[str, Any]:
     """Return what processes find that share a decoder by a plan."""
     division = division_of(ParallelPlan(**plan), ranks, torch.device("cpu"))
-    model = decoder(family, getattr(torch, dtype))
+    model = decoder(family, getattr(torch, dtype), **sizes)
+    add_dropout(model, dropout)
     division.share(model)
     mine = [_rows(batch, division) for batch in batches(length, is_packed=is_packed)]
     workload = TrainingWorkload(
@@ -133,8 +164,8 @@ def divided(
         clip_norm=CLIP,
     )
     trainer = RankTrainer(workload, division, count, num_parts=num_parts)
-    with torch.no_grad():
-        logits = logits_of(model, mine[0])
+    logits = evaluated(model, mine[0])
+    seed_everything(seed_of(0, division.data_rank))
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
     for batch in mine:
@@ -161,6 +192,25 @@ def _arrays(tensors: dict[str, Tensor]) -> dict[str, Any]:
 def _rows(batch: Batch, division: Division) -> Batch:
     rank, number = division.data_rank, division.degrees.data
     return {name: x[rank * ROWS // number : (rank + 1) * ROWS // number] for name, x in batch.items()}
+
+
+def exchanges(ranks: Ranks, family: str, sequence_parallel: bool) -> dict[str, Any]:
+    """Return how often processes exchange in forward and in backward, and which part of the matrices each holds."""
+    plan = ParallelPlan(tensor_parallel_degree=ranks.world_size, sequence_parallel=sequence_parallel)
+    model = decoder(family)
+    whole = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    division_of(plan, ranks, torch.device("cpu")).share(model)
+    [batch, *_] = batches(8, is_packed=False)
+    found: dict[str, Any] = {}
+    with CommDebugMode() as forward:
+        loss = loss_of(model, batch)
+    with CommDebugMode() as backward:
+        loss.backward()  # type: ignore[no-untyped-call]
+    for name, mode in (("forward", forward), ("backward", backward)):
+        found[name] = {str(one).rpartition(".")[2]: number for one, number in mode.get_comm_counts().items()}
+    held = sum(local_of(p.detach()).numel() for p in model.parameters() if p.dim() == 2)
+    gradients = sum(local_of(p.grad).numel() for p in model.parameters() if p.dim() == 2 and p.grad is not None)
+    return {**found, "held": held / whole, "gradients": gradients / whole}
 
 
 def all_divided(ranks: Ranks, cases: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:

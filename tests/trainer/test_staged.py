@@ -17,8 +17,8 @@ from whet.errors import WhetError
 from whet.parallel.plan import ParallelPlan
 from whet.parallel.ranks import Ranks
 from whet.trainer.config import checked_config
+from whet.trainer.plan_checks import check_staged
 from whet.trainer.setup import set_up
-from whet.trainer.staged import check_staged
 
 PIPELINE: dict[str, Any] = {"pipeline_parallel_degree": 2, "pipeline_micro_batches": 2}
 

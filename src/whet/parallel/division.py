@@ -24,7 +24,7 @@ from whet.parallel.compression import compress
 from whet.parallel.machine_sums import machine_sums
 from whet.parallel.plan import Degrees, ParallelPlan, degrees_of
 from whet.parallel.ranks import Ranks
-from whet.parallel.tensor_parallel import divide_matrices
+from whet.parallel.tensor_parallel import divide_matrices, exchange_while_multiplying
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -106,7 +106,7 @@ class Division:
     def shards_data(self) -> bool:
         """Return whether fully_shard divides the model among processes that see other rows, or keeps copies equal.
 
-        DDP, which does that for whole tensors, takes none that are divided already.
+        DDP keeps copies of whole tensors equal, and takes none that tensor parallelism has divided.
         """
         divides = not self.is_alone and self.plan.stage >= 2
         return divides or (self.degrees.tensor > 1 and self.degrees.data > 1)
@@ -119,6 +119,8 @@ class Division:
         """
         if self.degrees.tensor > 1:
             divide_matrices(model, self.mesh["tensor"], sequence_parallel=self.plan.sequence_parallel)
+        if self.plan.async_tensor_parallel:
+            exchange_while_multiplying(self.mesh["tensor"])
         if not self.shards_data:
             return
         options: dict[str, Any] = {

@@ -8,6 +8,7 @@ embedding and the head are divided by the vocabulary. What leaves the model is w
 The stream is a DTensor, which knows the whole shape. So tokens and the vocabulary need not divide evenly.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from torch.distributed.tensor.parallel import (
 
 from whet.errors import OptionError
 from whet.models.decoder.config import MODEL_TYPES
-from whet.models.decoder.reference import Decoder
+from whet.models.decoder.reference import Decoder, DecoderLayer
 
 _KEY = "parallel.tensor_parallel_degree"
+_DIVIDED = (nn.Linear, nn.Embedding, nn.RMSNorm)
 _TOKENS, _HEADS = 1, 2  # dimensions of [B, T, D], and of [B, T, N, H]
 
 
@@ -43,23 +45,39 @@ def divide_matrices(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bo
     stream: Placement = Shard(_TOKENS) if sequence_parallel else Replicate()
     trained = {name: p.requires_grad for name, p in decoder.named_parameters()}
     is_tied = decoder.lm_head.weight is decoder.embed_tokens.weight
-    dropout = list(decoder.embed_tokens._forward_hooks)
+    hooks: Any = decoder.embed_tokens._forward_hooks
+    dropout = list(hooks)
     for norm in _norms_of_stream(decoder):
         # Without sequence parallelism, what follows reads a plain tensor: then its gradient is summed here, once.
-        distribute_module(norm, mesh, output_fn=None if sequence_parallel else _local_output)
+        distribute_module(decoder.get_submodule(norm), mesh, output_fn=None if sequence_parallel else _local_output)
     parallelize_module(decoder, mesh, _styles(decoder, stream), src_data_rank=None)
     decoder.lm_head.register_forward_hook(_local_logits)
     for hook in dropout:  # it drops numbers of the whole sums, which the styles' own hooks make
-        decoder.embed_tokens._forward_hooks.move_to_end(hook)
+        hooks.move_to_end(hook)
     if is_tied:
         decoder.lm_head.weight = decoder.embed_tokens.weight
-    for layer in decoder.layers:
+    for layer in _layers(decoder):
         layer.self_attn.num_heads //= mesh.size()
         layer.self_attn.num_kv_heads //= mesh.size()
     for name, p in decoder.named_parameters():
         p.requires_grad_(trained[name])
-        if trained[name]:
-            p.register_hook(_Placed(p.placements))
+        if trained[name] and isinstance(p, DTensor):
+            p.register_hook(_Placed(p.placements))  # type: ignore[no-untyped-call]
+
+
+def exchange_while_multiplying(mesh: DeviceMesh) -> None:
+    """Have torch.compile divide products into parts, of which processes exchange one while they compute the next one.
+
+    It needs GPUs that reach each other's memory (Wang et al., 2023, doi:10.1145/3567955.3567959).
+    """
+    from torch._inductor import config  # torch's compiler takes seconds to import
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    config._micro_pipeline_tp = True
+    with warnings.catch_warnings():
+        # It says that it is not needed, but the compiler asks whether it was called.
+        warnings.simplefilter("ignore", FutureWarning)
+        enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 def checked(model: nn.Module, degree: int) -> Decoder:
@@ -73,7 +91,7 @@ def checked(model: nn.Module, degree: int) -> Decoder:
             f"{_KEY} is {degree}, and whet divides the matrices of its own decoders alone ({', '.join(MODEL_TYPES)}); "
             f"this model is a {type(model).__name__}. Leave it out, and share the model with parallel.zero_stage = 3"
         )
-    for layer in model.layers:
+    for layer in _layers(model):
         for key, size in (
             ("num_attention_heads", layer.self_attn.num_heads),
             ("num_key_value_heads", layer.self_attn.num_kv_heads),
@@ -83,7 +101,9 @@ def checked(model: nn.Module, degree: int) -> Decoder:
                 raise OptionError(
                     f"{_KEY} {degree} does not divide model.{key} {size}; choose a degree that does, or another size"
                 )
-    known = {id(p) for module in _matrices_and_norms(model) for p in module.parameters(recurse=False)}
+    names = [*_styles(model, Replicate()), *_norms_of_stream(model)]
+    divided = [module for name, module in model.named_modules() if name in names and type(module) in _DIVIDED]
+    known = {id(p) for module in divided for p in module.parameters(recurse=False)}
     for name, p in model.named_parameters():
         if id(p) not in known:
             raise OptionError(
@@ -93,13 +113,13 @@ def checked(model: nn.Module, degree: int) -> Decoder:
     return model
 
 
-def _matrices_and_norms(decoder: Decoder) -> list[nn.Module]:
-    return [one for one in decoder.modules() if type(one) in (nn.Linear, nn.Embedding, nn.RMSNorm)]
+def _layers(decoder: Decoder) -> list[DecoderLayer]:
+    return [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
 
 
-def _norms_of_stream(decoder: Decoder) -> list[nn.Module]:
-    norms = [norm for layer in decoder.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-    return [*norms, decoder.norm]
+def _norms_of_stream(decoder: Decoder) -> list[str]:
+    kinds = ("input_layernorm", "post_attention_layernorm")
+    return ["norm", *(f"layers.{number}.{kind}" for number in range(len(decoder.layers)) for kind in kinds)]
 
 
 def _styles(decoder: Decoder, stream: Placement) -> dict[str, ParallelStyle]:
@@ -108,7 +128,7 @@ def _styles(decoder: Decoder, stream: Placement) -> dict[str, ParallelStyle]:
         "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream, use_local_output=False),
         "lm_head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate(), use_local_output=False),
     }
-    for number, layer in enumerate(decoder.layers):
+    for number, layer in enumerate(_layers(decoder)):
         own: dict[str, ParallelStyle] = {
             "self_attn": PrepareModuleInput(
                 input_layouts=(stream, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
@@ -126,12 +146,12 @@ def _styles(decoder: Decoder, stream: Placement) -> dict[str, ParallelStyle]:
     return styles
 
 
-def _local_output(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+def _local_output(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
     return output.to_local()
 
 
 def _local_logits(module: nn.Module, inputs: Any, logits_BTV: DTensor) -> Tensor:
-    found: Tensor = _Local.apply(logits_BTV)
+    found: Tensor = _Local.apply(logits_BTV)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -144,7 +164,7 @@ class _Local(torch.autograd.Function):
         return x.to_local().detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> DTensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> DTensor:
         return DTensor.from_local(gradient, ctx.mesh, [Replicate()], run_check=False)
 
 

@@ -176,7 +176,7 @@ def _restore_generators(state: TrainingState, division: Division) -> tuple[str, 
         return notes
     return (
         *notes,
-        "the processes are divided otherwise than when this was saved: dropout, if any, draws other numbers",
+        "the processes are divided otherwise than when this was saved: dropout, if any, may draw other numbers",
     )
 
 

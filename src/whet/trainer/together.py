@@ -12,7 +12,7 @@ from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.batch_parts import num_samples_of, rows_of_batch
 from whet.core.workload.training import Trainer
-from whet.errors import OptionError, RecipeError, WhetError
+from whet.errors import RecipeError, WhetError
 from whet.measure.machine import describe
 from whet.parallel.clipping import local_of
 from whet.parallel.division import Division
@@ -26,11 +26,11 @@ from whet.techniques.mechanisms.packing.packing import IGNORED
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, updates_plainly
 from whet.techniques.training import TRAINING_TABLE
-from whet.techniques.training_technique import TrainingStage
 from whet.trainer.communication import Communication
 from whet.trainer.model import Batch
+from whet.trainer.plan_checks import check_plan
 from whet.trainer.setup import ACCUMULATION, SetUp
-from whet.trainer.staged import arguments_of, check_staged
+from whet.trainer.staged import arguments_of
 from whet.trainer.stops import Stop
 
 
@@ -141,14 +141,8 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
         RecipeError: A technique does not apply here.
         OptionError: The plan does not fit the model.
     """
-    if division.plan.stage >= 2 and setup.config.prune is not None and setup.config.prune.kind == "unstructured":
-        raise OptionError(
-            "[prune] compares the weights of whole matrices, which parallel.zero_stage 2 and 3 divide; set zero_stage "
-            "to 0 or 1, or leave [prune] out"
-        )
+    check_plan(setup, division)
     has_stages = division.degrees.pipeline > 1
-    if has_stages:
-        check_staged(setup, division.plan)
     stages = stages_of(workload.model, division) if has_stages else []
     parts: Sequence[nn.Module] = stages or [workload.model]
     for part in parts:
@@ -159,7 +153,6 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
     kind: Any = Trainer
     if not division.is_alone:
         most = setup.share.most(setup.config.batch.global_batch_size)
-        _check_divided_optimizer(division, steps)
         options: dict[str, Any] = {
             "division": division,
             "count": setup.model.num_targets,
@@ -171,16 +164,6 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
             kind = partial(PipelineTrainer, arguments=arguments_of, loss=setup.model.summed_loss, **options)
     prepared = PreparedTrainer(workload, fitting(workload, steps), kind)
     return prepared, Together(setup, prepared, division)
-
-
-def _check_divided_optimizer(division: Division, steps: Sequence[Step]) -> None:
-    """Raise RecipeError where a technique takes another optimiser than the one that processes divide."""
-    for step in steps:
-        if division.plan.stage == 1 and TRAINING_TABLE[step.technique].stage is TrainingStage.OPTIMIZER:
-            raise RecipeError(
-                f"{step.technique} changes the optimiser, which parallel.zero_stage 1 has divided; leave it out of the "
-                "recipe, or set zero_stage to 2"
-            )
 
 
 def fitting(workload: TrainingWorkload, steps: Sequence[Step]) -> list[Step]:
