@@ -127,6 +127,11 @@ class ParallelPlan(BaseModel):
         if self.zero_stage == 1 and self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
             raise ValueError("zero_stage 1 divides the optimiser of whole models; with other degrees, set it to 2")
         self._fits_pipeline()
+        if self.tensor_parallel_degree > 1 and self.pipeline_parallel_degree > 1:
+            raise ValueError(
+                "tensor_parallel_degree and pipeline_parallel_degree do not go together yet; set one of them to 1, and "
+                "divide further by zero_stage 2 or 3"
+            )
         if self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
             own = [name for name in _OF_DDP if getattr(self, name) != type(self).model_fields[name].default]
             if own:
