@@ -81,4 +81,4 @@ class RankTrainer(Trainer):
 
 def seed_of(seed: int, data_rank: int, step: int = 0) -> int:
     """Return the seed of what a process draws, such as dropout: of its own, and the run's for the first process."""
-    return (seed + data_rank * 1_000_003 + step * 7_919_000_017) % 2**63
+    return (seed + data_rank * 1_000_003 + step * 7_919_000_017) % 2**32  # NumPy takes no larger one
