@@ -8,11 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tiny_run
 import tomli_w
+import torch
 from many import Group
 from safetensors.torch import load_file
 
+# Rows have different numbers of targets, and processes different numbers of rows.
+UNEVEN = {"batch": {"global_batch_size": 7, "micro_batch_size": 7}, "data": {"pack": True, "sequence_length": 24}}
 _FIGURES = ("step", "tokens", "loss", "lr", "gradient_norm", "held_out_loss")
 
 
@@ -108,3 +112,20 @@ def log(out: Path) -> list[dict[str, Any]]:
 
 def weights(out: Path) -> dict[str, Any]:
     return load_file(out / "model" / "model.safetensors")
+
+
+def check_same(found: Path, wanted: Path, *, steps: int = 12) -> None:
+    """Compare a run line by line with another, whose sums have another order."""
+    mine, theirs = log(found), log(wanted)
+    assert [line["step"] for line in mine] == [line["step"] for line in theirs] == list(range(1, steps + 1))
+    for one, other in zip(mine, theirs, strict=True):
+        assert one["tokens"] == other["tokens"] and one["lr"] == other["lr"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
+        assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-4)
+        assert (one["held_out_loss"] is None) == (other["held_out_loss"] is None)
+        if one["held_out_loss"] is not None:
+            assert one["held_out_loss"] == pytest.approx(other["held_out_loss"], rel=1e-6)
+    kept, known = weights(found), weights(wanted)
+    assert kept.keys() == known.keys()
+    for name, value in kept.items():
+        torch.testing.assert_close(value, known[name], rtol=1e-4, atol=2e-5)

@@ -11,8 +11,7 @@ from killed_runs import _checkpoints as checkpoints
 from killed_runs import _logged as logged
 from killed_runs import _names as names
 from many import Group
-from rank_runs import train_here, trained, written
-from test_ranks import UNEVEN, check_same
+from rank_runs import UNEVEN, check_same, train_here, trained, written
 from tiny_run import config
 from tiny_run import trained as trained_alone
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rank_runs import log, written
-from test_ranks import UNEVEN, check_same
+from rank_runs import UNEVEN, check_same, log, written
 from tiny_run import config
 from tiny_run import trained as trained_alone
 

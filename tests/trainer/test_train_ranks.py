@@ -7,30 +7,11 @@ from typing import Any
 import pytest
 import torch
 from many import Group
-from rank_runs import log, refused, train_here, trained, weights, written
+from rank_runs import UNEVEN, check_same, log, refused, train_here, trained, weights, written
 from tiny_run import config
 from tiny_run import trained as trained_alone
 
-# Rows have different numbers of targets, and processes different numbers of rows.
-UNEVEN = {"batch": {"global_batch_size": 7, "micro_batch_size": 7}, "data": {"pack": True, "sequence_length": 24}}
 STAGES = ["parallel.zero_stage=0", "parallel.zero_stage=1", "parallel.zero_stage=2", "parallel.zero_stage=3"]
-
-
-def check_same(found: Path, wanted: Path, *, steps: int = 12) -> None:
-    """Compare a run line by line with another, whose sums have another order."""
-    mine, theirs = log(found), log(wanted)
-    assert [line["step"] for line in mine] == [line["step"] for line in theirs] == list(range(1, steps + 1))
-    for one, other in zip(mine, theirs, strict=True):
-        assert one["tokens"] == other["tokens"] and one["lr"] == other["lr"]
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
-        assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-4)
-        assert (one["held_out_loss"] is None) == (other["held_out_loss"] is None)
-        if one["held_out_loss"] is not None:
-            assert one["held_out_loss"] == pytest.approx(other["held_out_loss"], rel=1e-6)
-    kept, known = weights(found), weights(wanted)
-    assert kept.keys() == known.keys()
-    for name, value in kept.items():
-        torch.testing.assert_close(value, known[name], rtol=1e-4, atol=2e-5)
 
 
 @pytest.fixture(scope="module")
