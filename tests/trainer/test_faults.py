@@ -21,6 +21,7 @@ from whet.core.recipe import Step
 from whet.core.workload.training import Trainer
 from whet.errors import ModelError, OptionError, OutputError, TargetError
 from whet.models.decoder import load_decoder
+from whet.parallel.division import Division
 from whet.techniques.prepared_trainer import PreparedTrainer
 from whet.trainer import memory_parts
 from whet.trainer.checkpoints import Checkpoints
@@ -120,7 +121,7 @@ def test_a_model_that_cannot_be_written_leaves_the_older_one(tmp_path: Path) -> 
     (made.out / ".model-1234").mkdir()  # of a process that was killed
     setup = set_up(made, lambda line: None)
     with largest_file(10_000), pytest.raises(OutputError, match=r"cannot write .*model: .*large.*; free some space"):
-        write_model(setup, setup.model.module, made.out / "model")
+        write_model(setup, setup.model.module.state_dict(), made.out / "model")
     assert sorted(path.name for path in made.out.iterdir()) == ["checkpoints", "log.jsonl", "model"]
     for name, value in load_decoder(made.out / "model").state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -247,7 +248,7 @@ def test_the_parts_are_those_of_a_step(tmp_path: Path) -> None:
     assert expected.rows == 2
     trainer = PreparedTrainer(setup.workload(), setup.steps).trainer
     trainer.step()
-    tensors = state_of(trainer, {}).tensors
+    tensors = state_of(trainer, {}, Division.alone()).tensors
     model = sum(x.nbytes for x in {x.data_ptr(): x for x in setup.model.module.parameters()}.values())
     moments = sum(x.nbytes for name, x in tensors.items() if name.endswith(("exp_avg", "exp_avg_sq")))
     assert expected.parts["their gradients"] == model

@@ -265,6 +265,17 @@ def inner_optimizer(optimizer: Optimizer) -> Optimizer:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
+def settled_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimiser that holds this process's part of the state, with the settings of its next step.
+
+    A schedule has set them already, and the part would get them in that step.
+    """
+    found = inner_optimizer(optimizer)
+    for own, group in zip(found.param_groups, optimizer.param_groups, strict=True):
+        own.update({name: value for name, value in group.items() if name != "params"})
+    return found
+
+
 def _divided(optimizer: Optimizer, group: Any) -> Optimizer:
     """Return an optimiser of the same kind and settings, of which each process updates a part and sends it to all."""
     with warnings.catch_warnings():

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from whet.core.workload.training import Trainer, seed_everything
-from whet.parallel.division import Division, inner_optimizer
+from whet.parallel.division import Division, inner_optimizer, settled_optimizer
 from whet.parallel.pieces import Piece, is_first_copy, piece_of
 from whet.parallel.pipeline.stages import later_copies
 from whet.parallel.rank_trainer import RankTrainer, seed_of
@@ -55,7 +55,7 @@ def state_of(
         frozen = _frozen(trainer)
         model = TrainingState({name: x for name, x in model.tensors.items() if name not in frozen})
     found = TrainingState(values=kept) | model
-    found = found | optimizer_tensors(trainer.model, inner_optimizer(trainer.optimizer))
+    found = found | optimizer_tensors(trainer.model, settled_optimizer(trainer.optimizer))
     found = found if pruning is None else found | pruning.state()
     own = _of_rank(generator_state(), division.ranks.rank) | _compression_state(trainer, division.ranks.rank)
     return _own_part(found, division, later_copies(trainer.model, division)) | own
