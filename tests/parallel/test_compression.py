@@ -66,10 +66,9 @@ def test_groups_by_machine() -> None:
         machine_groups([[0, 1, 2, 3, 4]], ["0", "0", "0", "1", "1"])
 
 
-def test_one_process_compresses_nothing_and_says_so() -> None:
-    for plan in ({"compression": "bf16"}, {"hierarchical_all_reduce": True}):
-        with pytest.raises(OptionError, match=f"parallel.{next(iter(plan))} is for the gradients of several processes"):
-            compressed(Ranks(), plan)
+def test_one_process_which_goes_on_with_what_several_began_compresses_nothing() -> None:
+    for plan in ({"compression": "powersgd"}, {"compression": "fp16"}, {"hierarchical_all_reduce": True}):
+        assert compressed(Ranks(), plan) == _alone()
 
 
 def test_gradients_beyond_the_range_are_refused_where_compression_made_them_so() -> None:

@@ -242,13 +242,6 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
             f"parallel.async_tensor_parallel exchanges through the memory of GPUs, and device is {device.type}; leave "
             "it out"
         )
-    asked = {"compression": plan.compression != "none", "hierarchical_all_reduce": plan.hierarchical_all_reduce}
-    # One process, which may go on with what several began, sends nothing.
-    if degrees.data == 1 and not ranks.is_alone and (names := [name for name, is_set in asked.items() if is_set]):
-        raise OptionError(
-            f"parallel.{names[0]} is for the gradients of several processes that see other rows, and there is one; "
-            "leave it out, or start more"
-        )
     return Division(plan, ranks, degrees, device)
 
 
