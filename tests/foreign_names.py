@@ -109,7 +109,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._cuda_endAllocateToPool": "models/diffusion/graphs.py: ends what a failed recording leaves begun",
     "torch._C._current_autograd_node": "costs/layer_profile.py: whose backward runs",
     "torch._C._disabled_torch_function_impl": "cpu_offloaded_gradients.py: operators come to __torch_dispatch__ alone",
-    "torch._C._distributed_c10d.PrefixStore": "parallel/ranks.py: keys of torch and of whet, by the start of a run",
+    "torch._C._distributed_c10d.PrefixStore": "parallel/joining.py: keys of torch and of whet, by the start of a run",
     "torch._C._distributed_c10d._resolve_process_group": "parallel/wire.py: how large a group is that operators name",
     "torch._C._dispatch_dump": "core/artefact/operators.py: who registered a custom operator",
     "torch._C._dispatch_key_for_device": "kernels/register.py: under which key an implementation is registered",

@@ -95,7 +95,7 @@ def _called(pipe: Connection, variables: dict[str, str], timeout_s: float | None
     os.environ.update(variables)
     import torch
 
-    from whet.parallel.ranks import joined
+    from whet.parallel.joining import joined
 
     torch.set_num_threads(1)
     try:

@@ -80,7 +80,7 @@ def _compare_ranks(*, as_json: bool) -> int:
     """Compare the processes that torchrun started; the first one prints what they found."""
     torch = import_large("torch")
     checkup = import_module("whet.parallel.rank_checkup").checkup
-    joined = import_module("whet.parallel.ranks").joined
+    joined = import_module("whet.parallel.joining").joined
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     with joined(kind) as ranks:
         device = torch.device(kind, ranks.local_rank if kind == "cuda" else None)

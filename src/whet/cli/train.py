@@ -59,7 +59,7 @@ def train(
         from rich.console import Console
 
         from whet.cli.tuning_progress import TuningProgress
-        from whet.parallel.ranks import speaks
+        from whet.parallel.started import speaks
         from whet.trainer.train import train as train_model
     console = Console(stderr=as_json)
 

@@ -13,9 +13,10 @@ from whet.core.workload.training import seed_everything
 from whet.errors import OptionError
 from whet.measure.device import device_type_of
 from whet.parallel.division import Division, division_of
+from whet.parallel.joining import joined
 from whet.parallel.plan import ParallelPlan
 from whet.parallel.rank_trainer import seed_of
-from whet.parallel.ranks import Ranks, joined
+from whet.parallel.ranks import Ranks
 from whet.parallel.summed_step import CountsTargets, SummedStep
 
 

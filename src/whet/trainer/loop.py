@@ -13,7 +13,8 @@ import torch
 from whet.errors import ModelError, OptionError, WhetError
 from whet.files import usable_directory
 from whet.parallel.division import Division
-from whet.parallel.ranks import Ranks, failing_together
+from whet.parallel.joining import failing_together
+from whet.parallel.ranks import Ranks
 from whet.scripts.monitor.monitor import Monitor
 from whet.techniques.mechanisms.evaluating import evaluating
 from whet.techniques.mechanisms.later_notes import NUM_STEPS

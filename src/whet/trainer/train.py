@@ -12,7 +12,9 @@ import torch
 from whet.errors import OptionError, RanksError
 from whet.measure.device import usable_device
 from whet.parallel.division import division_of
-from whet.parallel.ranks import Ranks, joined, restart_count, started_together
+from whet.parallel.joining import joined
+from whet.parallel.ranks import Ranks
+from whet.parallel.started import restart_count, started_together
 from whet.trainer.checkpoints import step_directories
 from whet.trainer.config import TrainConfig, read_config
 from whet.trainer.loop import CHECKPOINTS, run

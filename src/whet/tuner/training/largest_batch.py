@@ -17,7 +17,8 @@ from whet.core.workload.training import Trainer, num_samples_of, seed_everything
 from whet.errors import OptionError, TargetError
 from whet.measure.isolate import QUIET, FailureKind, run_isolated
 from whet.measure.memory import TakenMemory, begin_peak, cuda_peak_bytes, free_bytes
-from whet.parallel.ranks import joined, neighbours, started_together
+from whet.parallel.joining import joined
+from whet.parallel.started import neighbours, started_together
 from whet.ui.figures import num_bytes
 from whet.workloads.target import open_any
 
