@@ -43,9 +43,14 @@ def joined(device: str = "cpu", timeout_s: float = 600.0) -> Iterator[Ranks]:
         yield Ranks(timeout_s=timeout_s)
         return
     ranks = _met(device, timeout_s)
-    with _ending_soon(), _watched(ranks), failing_together(ranks):
-        yield ranks
-        ranks.gather("the end", None)  # where the first process holds the store, it leaves last
+    try:
+        with _ending_soon(), _watched(ranks), failing_together(ranks):
+            yield ranks
+            ranks.gather("the end", None)  # where the first process holds the store, it leaves last
+    except BaseException:
+        if device == "cpu":  # NCCL would wait for those that are gone
+            distributed.destroy_process_group()
+        raise
     distributed.destroy_process_group()
 
 
