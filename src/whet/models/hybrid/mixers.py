@@ -62,6 +62,7 @@ class ShortConv(nn.Module):
         self.out_proj = nn.Linear(D, D, bias=bias)
 
     def initialise(self, generator: torch.Generator | None) -> None:
+        self.conv.initialise(generator)
         initialise_linear(self.in_proj, generator)
         initialise_linear(self.out_proj, generator)
 
