@@ -44,7 +44,7 @@ def configurations(place: Path) -> dict[str, dict[str, Any]]:
     found["dropped tail"]["batch"] = {"global_batch_size": 5, "micro_batch_size": 1}
     test_classification.written(place / "train.jsonl")
     model = test_classification.encoder(place)
-    found["bert"] = test_classification.config(place, model, **SHORT).model_dump(mode="json", exclude_none=True)
+    found["bert"] = test_classification.config(place, model, **SHORT).model_dump(mode="json", exclude_unset=True)
     return found
 
 

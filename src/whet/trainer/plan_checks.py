@@ -49,6 +49,8 @@ def check_plan(setup: SetUp, division: Division) -> None:
             "to 0 or 1, or leave [prune] out"
         )
     for step in setup.steps:
+        if step.technique == ACCUMULATION:  # each process sums its parts by itself
+            continue
         if division.plan.stage == 1 and TRAINING_TABLE[step.technique].stage is TrainingStage.OPTIMIZER:
             raise RecipeError(
                 f"{step.technique} changes the optimiser, which parallel.zero_stage 1 has divided; leave it out of the "
