@@ -139,7 +139,7 @@ PRIVATE: dict[str, str] = {
     "torch.autograd._get_sequence_nr": "costs/layer_profile.py: which operators of forward a module called",
     "torch.cuda.memory._dump_snapshot": "profiling/model/session.py: PyTorch's documented memory snapshot",
     "torch.cuda.memory._record_memory_history": "profiling/model/session.py: PyTorch's documented memory snapshot",
-    "torch.distributed._symmetric_memory.enable_symm_mem_for_group": "parallel/tensor_parallel.py: exchanges that overlap with products on GPUs",
+    "torch.distributed._symmetric_memory.enable_symm_mem_for_group": "parallel/tensor_parallel.py: beside products",
     "torch.distributed.distributed_c10d._get_default_store": "monitor/ranks.py: each rank posts its figures there",
     "torch.distributed.distributed_c10d._set_pg_timeout": "parallel/division.py: the time-out of a mesh's groups",
     "torch.library.Library._destroy": "kernels/register.py: takes back an operator that is not its reference",
