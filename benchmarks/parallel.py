@@ -30,12 +30,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, distributed, nn
 
+from whet.core.workload.blocks import blocks_of
 from whet.files import write_whole
 from whet.measure.isolate import RANK, RENDEZVOUS, WORLD_SIZE
 from whet.measure.stats import paired_ratio
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.reference import Decoder
-from whet.parallel.division import blocks_of, inner_optimizer
+from whet.parallel.division import inner_optimizer
 from whet.parallel.parallelize import parallelize
 from whet.parallel.plan import ParallelPlan
 

@@ -4,13 +4,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
+from runs_together import run_with
 
-from whet.parallel.division import division_of
 from whet.parallel.ranks import Ranks
 from whet.trainer.config import checked_config
-from whet.trainer.loop import run
-from whet.trainer.setup import set_up
 
 LAST = "step-00000004"  # the checkpoint that a run loses where it is cut
 
@@ -22,12 +19,9 @@ def went(ranks: Ranks, tables: dict[str, Any], cut: str | None = None) -> list[s
         cut: The directory of a run that this one goes on with, as if that had been killed before its last checkpoint.
     """
     config = checked_config(tables, "test")
-    said: list[str] = []
     if cut is not None:
         ranks.first_does("a copy of a run", lambda: _cut_off(Path(cut), config.out))
-    division = division_of(config.parallel, ranks, torch.device("cpu"))
-    run(set_up(config, said.append), resume=cut is not None, say=said.append, division=division)
-    return said
+    return run_with(ranks, config, resume=cut is not None)[1]
 
 
 def _cut_off(run: Path, place: Path) -> None:

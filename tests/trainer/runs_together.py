@@ -10,7 +10,7 @@ from tiny_run import config
 
 from whet.parallel.division import division_of
 from whet.parallel.ranks import Ranks
-from whet.trainer.config import TrainConfig
+from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.loop import run
 from whet.trainer.result import TrainResult
 from whet.trainer.setup import set_up
@@ -32,6 +32,11 @@ def run_with(
     setup = ranks.all_succeed("the others' set-up", lambda: setup or set_up(made, say))
     division = division_of(made.parallel, ranks, torch.device("cpu"))
     return run(setup, resume=resume, say=say, division=division), said
+
+
+def runs(ranks: Ranks, work: list[tuple[dict[str, Any], bool]]) -> list[int]:
+    """Do the runs of configurations one after the other, each with whether it goes on, and return their steps."""
+    return [run_with(ranks, checked_config(tables, "test"), resume=resume)[0].step for tables, resume in work]
 
 
 def compressed_and_stopped(ranks: Ranks, place: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from many import on_ranks
+from runs_together import runs
 from safetensors.torch import load_file
-from staged_jobs import runs
 from tiny_run import tables
 from torch import Tensor
 

@@ -18,12 +18,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from whet.core.workload.blocks import blocks_of
 from whet.errors import OptionError
 from whet.parallel.clipping import clip_gradients
 from whet.parallel.compression import compress
 from whet.parallel.machine_sums import machine_sums
 from whet.parallel.plan import Degrees, ParallelPlan, degrees_of
 from whet.parallel.ranks import Ranks
+from whet.parallel.share import Share
 from whet.parallel.tensor_parallel import divide_matrices, exchange_while_multiplying
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,11 +66,16 @@ class Division:
 
     @cached_property
     def data_rank(self) -> int:
-        """Return which share of the rows this process sees."""
+        """Return the place of this process among those that see other rows."""
         if self.is_alone:
             return 0
         places = [self.mesh.get_local_rank(name) for name in ("replicate", "shard")]
         return places[0] * self.degrees.shard + places[1]
+
+    @property
+    def rows(self) -> Share:
+        """Return which share of the rows of a batch this process sees."""
+        return Share(self.data_rank, self.degrees.data)
 
     @cached_property
     def data_group(self) -> Any:
@@ -181,6 +188,14 @@ class Division:
         if isinstance(model, FSDPModule):
             model.set_is_last_backward(is_last)
 
+    def check_parts(self, number: int) -> None:
+        """Raise OptionError where the engine cannot sum the gradients of so many micro-batches."""
+        if number > 1 and self.plan.static_graph:
+            raise OptionError(
+                f"parallel.static_graph needs gradients to be summed in each backward, and a step has {number} "
+                "micro-batches; leave it out, or leave out batch.micro_batch_size"
+            )
+
     def total_of_all(self, numbers: Iterable[float]) -> list[float]:
         """Return the sums of numbers over all processes."""
         given = torch.tensor([float(one) for one in numbers], dtype=torch.float64)
@@ -245,13 +260,6 @@ def division_of(plan: ParallelPlan, ranks: Ranks, device: torch.device) -> Divis
     return Division(plan, ranks, degrees, device)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks that a model consists of: the members of its longest list of modules."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    sizes = [sum(p.numel() for p in one.parameters()) for one in lists]
-    return list(lists[sizes.index(max(sizes))]) if lists else []
-
-
 def inner_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimiser that holds this process's part of the state."""
     inner = getattr(optimizer, "optim", None)  # of ZeroRedundancyOptimizer
@@ -264,9 +272,14 @@ def settled_optimizer(optimizer: Optimizer) -> Optimizer:
     A schedule has set them already, and the part would get them in that step.
     """
     found = inner_optimizer(optimizer)
-    for own, group in zip(found.param_groups, optimizer.param_groups, strict=True):
-        own.update({name: value for name, value in group.items() if name != "params"})
+    copy_settings(optimizer, found)
     return found
+
+
+def copy_settings(source: Optimizer, target: Optimizer) -> None:
+    """Give the groups of an optimiser the settings that those of another one have."""
+    for group, own in zip(source.param_groups, target.param_groups, strict=True):
+        own.update({name: value for name, value in group.items() if name != "params"})
 
 
 def _divided(optimizer: Optimizer, group: Any) -> Optimizer:

@@ -47,11 +47,10 @@ class Parallel:
         Raises:
             OptionError: There are fewer rows than processes that share them.
         """
-        size, number = num_samples_of(batch), self.division.degrees.data
-        if size < number:
-            raise OptionError(f"a batch of {size} rows is shared by {number} processes; make it larger")
-        index = self.division.data_rank
-        return rows_of_batch(batch, slice(index * size // number, (index + 1) * size // number))
+        size, share = num_samples_of(batch), self.division.rows
+        if size < share.number:
+            raise OptionError(f"a batch of {size} rows is shared by {share.number} processes; make it larger")
+        return rows_of_batch(batch, share.of(size))
 
     def micro_batches(self, batch: Any, count: CountsTargets = num_samples_of, *, num_parts: int = 1) -> SummedStep:
         """Divide this process's rows of a step into micro-batches, for a loop over them.
@@ -103,13 +102,18 @@ def parallelize(
     plan = plan or ParallelPlan()
     if distributed.is_initialized():
         raise OptionError("whet.parallelize joins the processes itself; leave init_process_group out")
+    if plan.pipeline_parallel_degree > 1:
+        raise OptionError(
+            "whet.parallelize does not divide the layers of a loop's own model; set pipeline_parallel_degree to 1, or "
+            "train by whet train"
+        )
     if optimizer.state:
         raise OptionError("the optimiser has made steps already; call whet.parallelize before the first one")
     kind = device_type_of(model.parameters())
     with joined(kind, plan.timeout_s) as ranks:
         division = ranks.all_succeed("the plan", lambda: division_of(plan, ranks, _device(kind, ranks)))
         made = ranks.all_succeed("the division", lambda: _divided(division, model, optimizer))
-        seed_everything(seed_of(seed, division.data_rank))
+        seed_everything(seed_of(seed, division.drawing_rank))
         yield Parallel(division, division.called(model), made)
 
 

@@ -71,9 +71,8 @@ def whole_of(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     placements = list(tensor.placements)
-    for dim in range(
-        len(placements)
-    ):  # one by one, since torch warns where two dimensions of a mesh divide the same one
+    # One by one, since torch warns where two dimensions of a mesh divide the same one.
+    for dim in range(len(placements)):
         placements[dim] = Replicate()
         tensor = tensor.redistribute(placements=placements)
     return tensor.to_local()

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.training import Change, Trainer, seed_everything
-from whet.errors import OptionError
 from whet.parallel.compression import compression_of
 from whet.parallel.division import Division
 from whet.parallel.summed_step import CountsTargets, SummedStep
@@ -34,11 +33,7 @@ class RankTrainer(Trainer):
         Raises:
             OptionError: The plan's engine cannot accumulate them.
         """
-        if num_parts > 1 and division.plan.static_graph:
-            raise OptionError(
-                f"parallel.static_graph needs gradients to be summed in each backward, and a step has {num_parts} "
-                "micro-batches; leave it out, or leave out batch.micro_batch_size"
-            )
+        division.check_parts(num_parts)
         super().__init__(workload, keeps_losses=False, change=change)
         self.division, self._count, self._num_parts = division, count, num_parts
         self.called = self.wrapped()

@@ -85,16 +85,30 @@ class Ranks:
             WhetError: It failed here.
             RanksError: It failed on another process.
         """
+        found, _ = self._tried(name, action, timeout_s, tells=False)
+        return found
+
+    def all_tell(self, name: str, action: Callable[[], Any]) -> list[Any]:
+        """Do something on each process, and return the results of all, which JSON can hold; see all_succeed."""
+        return self._tried(name, action, None, tells=True)[1]
+
+    def first_tells(self, name: str, action: Callable[[], Any]) -> Any:
+        """Do something on the first process, and return its result on all, which JSON can hold; see all_succeed."""
+        return self.all_tell(name, action if self.is_first else lambda: None)[0]
+
+    def _tried(
+        self, name: str, action: Callable[[], Any], timeout_s: float | None, *, tells: bool
+    ) -> tuple[Any, list[Any]]:
         error: WhetError | None = None
         found = None
         try:
             found = action()
         except WhetError as failed:
             error = failed
-        faults = self.gather(name, None if error is None else str(error), timeout_s)
-        rank, fault = next(((rank, fault) for rank, fault in enumerate(faults) if fault is not None), (0, None))
+        told = self.gather(name, [None if error is None else str(error), found if tells else None], timeout_s)
+        rank, fault = next(((rank, fault) for rank, (fault, _) in enumerate(told) if fault is not None), (0, None))
         if fault is None:
-            return found
+            return found, [result for _, result in told]
         if error is not None and self.is_first:
             raise error
         raise RanksError(fault if rank == 0 else f"rank {rank}: {fault}", is_told=not self.is_first) from error
@@ -105,16 +119,19 @@ class Ranks:
 
     def _wait(self, keys: list[str], what: str, timeout_s: float) -> None:
         began, pause = time.monotonic(), POLL_S[0]
-        pulse = Pulse(self)
+        pulse, look_at = Pulse(self), began + BEAT_S
         while not self._store.check(keys):
             if (failure := self.failure()) is not None:
                 raise RanksError(failure, is_told=self.rank > 0)
-            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            if gone := [rank for rank in pulse.silent(_GONE_S) if rank in missing]:
-                raise self.without(gone)
-            if missing and time.monotonic() - began > timeout_s:
-                self.fail(self.late(missing, what, timeout_s))
-                raise self.ended(missing)
+            now = time.monotonic()
+            if now > look_at:  # a look asks for each process by itself
+                look_at = now + BEAT_S
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                if gone := [rank for rank in pulse.silent(_GONE_S) if rank in missing]:
+                    raise self.without(gone)
+                if missing and now - began > timeout_s:
+                    self.fail(self.late(missing, what, timeout_s))
+                    raise self.ended(missing)
             time.sleep(pause)
             pause = min(1.5 * pause, POLL_S[1])
 
@@ -182,9 +199,8 @@ class Pulse:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._seen: dict[
-            int, tuple[float, float]
-        ] = {}  # what its clock said in its latest sign, and when that was seen
+        # What its clock said in the latest sign of each process, and when that was seen by this one's.
+        self._seen: dict[int, tuple[float, float]] = {}
         self._looked = 0.0
 
     def silent(self, seconds: float) -> list[int]:

@@ -27,7 +27,11 @@ class SummedStep:
         Args:
             called: What the loop calls in the place of the model.
             count: Counts the targets of a micro-batch, which its loss is the mean of.
+
+        Raises:
+            OptionError: The plan's engine cannot accumulate them.
         """
+        division.check_parts(num_parts)
         self._division, self._called = division, called
         parts = parts_of(batch, num_parts)
         counts = [count(part) for part in parts]

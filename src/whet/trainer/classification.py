@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from whet.core.workload.micro_batches import counted
 from whet.errors import OptionError
+from whet.parallel.share import WHOLE, Share
 from whet.trainer.config import TrainConfig
 from whet.trainer.labelled import (
     Example,
@@ -27,7 +28,6 @@ from whet.trainer.labelled import (
 )
 from whet.trainer.model import Batch, TrainedModel
 from whet.trainer.sections import DataSection
-from whet.trainer.share import WHOLE, Share
 from whet.trainer.tokens.order import Order
 from whet.trainer.tokens.tokenizer import CHARACTERS, LoadedTokenizer, load_tokenizer, save_tokenizer
 from whet.workloads.huggingface_classifier import OpenedClassifier, load_classifier

@@ -11,11 +11,11 @@ from typing import Any
 
 from whet.core.tokenizer_files.reading import FILE as TOKENIZER
 from whet.errors import OptionError, TargetError, foreign
+from whet.parallel.share import WHOLE, Share
 from whet.techniques.mechanisms.packing.packing import IGNORED, TokenBatch
 from whet.trainer.config import TrainConfig
 from whet.trainer.model import Batch
 from whet.trainer.sections import DataSection
-from whet.trainer.share import WHOLE, Share
 from whet.trainer.tokens.batches import PackedRows, Rows, TokenBatches, Windows, split
 from whet.trainer.tokens.file_digests import check_untouched, file_identity
 from whet.trainer.tokens.store import TokenStore, open_raw

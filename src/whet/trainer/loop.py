@@ -26,7 +26,6 @@ from whet.trainer.metrics_log import Line, MetricsLog
 from whet.trainer.pruning import gradual_pruning
 from whet.trainer.result import TrainResult
 from whet.trainer.setup import SetUp, check_same
-from whet.trainer.share import Share
 from whet.trainer.state import RUN, restore, state_of
 from whet.trainer.stops import Stop, stopping
 from whet.trainer.together import together
@@ -49,7 +48,7 @@ def run(setup: SetUp, *, resume: bool, say: Callable[[str], None], division: Div
     """
     division = division or Division.alone()
     ranks = division.ranks
-    setup = setup.divided(Share(division.data_rank, division.degrees.data), division.device)
+    setup = setup.divided(division.rows, division.device)
     with ExitStack() as open_:
         # The lock is the run's: the first process holds it for all.
         directory, lock = ranks.first_does("the run's directory", lambda: _locked(setup)) or (setup.config.out, None)
@@ -312,7 +311,6 @@ class _Run:
             "largest_loss": self._watch.largest,
             "scores": self._scores,
             "losses": self._losses,
-            "seed": self._config.seed,
         }
         saves_frozen = self._config.lora is None
         state = state_of(self._trainer, values, self._division, self._pruning, saves_frozen=saves_frozen)

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from whet.core.workload.blocks import blocks_of
 from whet.errors import MissingExtra, OptionError, TargetError, foreign
-from whet.techniques.mechanisms.distillation import blocks_of
 from whet.trainer.model import TrainedModel
 from whet.trainer.sections import LoraSection
 

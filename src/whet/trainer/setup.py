@@ -11,6 +11,7 @@ from whet.core.recipe import Recipe, Step
 from whet.core.workload import TrainingWorkload
 from whet.errors import OptionError, RecipeError, TargetError
 from whet.measure.machine import describe
+from whet.parallel.share import WHOLE, Share
 from whet.trainer.classification import ClassificationData, open_classification
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
@@ -18,7 +19,6 @@ from whet.trainer.lora import with_lora
 from whet.trainer.model import Batch, TrainedModel, add_dropout, new_model, open_model
 from whet.trainer.placing import on_device
 from whet.trainer.pruning import check_structured, cut_to_size
-from whet.trainer.share import WHOLE, Share
 from whet.trainer.teacher import Teacher, open_teacher
 from whet.trainer.tokens.file_digests import tokens_cache, weights_digest
 from whet.trainer.workload import workload_of

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from whet.core.workload.training import Trainer, seed_everything
-from whet.parallel.division import Division, inner_optimizer, settled_optimizer
+from whet.parallel.division import Division, copy_settings, inner_optimizer, settled_optimizer
 from whet.parallel.pieces import Piece, is_first_copy, piece_of
 from whet.parallel.pipeline.stages import later_copies
 from whet.parallel.rank_trainer import RankTrainer, seed_of
@@ -135,8 +135,8 @@ def restore(
         # The functions of the schedule are those of the configuration.
         functions = [None] * len(trainer.optimizer.param_groups)
         trainer.scheduler.load_state_dict({**state.values[_SCHEDULE], "lr_lambdas": functions})
-        _set_rates(trainer)
-    return (*_restore_compression(trainer, state, division), *_restore_generators(state, division))
+        copy_settings(inner_optimizer(trainer.optimizer), trainer.optimizer)  # the rates, which the checkpoint has
+    return (*_restore_compression(trainer, state, division), *_restore_generators(trainer, state, division))
 
 
 def _restore_compression(trainer: Trainer, state: TrainingState, division: Division) -> tuple[str, ...]:
@@ -154,21 +154,13 @@ def _restore_compression(trainer: Trainer, state: TrainingState, division: Divis
     )
 
 
-def _set_rates(trainer: Trainer) -> None:
-    """Give the optimiser of all processes the rates of its part, which the checkpoint has."""
-    inner = inner_optimizer(trainer.optimizer)
-    if inner is not trainer.optimizer:
-        for group, saved in zip(trainer.optimizer.param_groups, inner.param_groups, strict=True):
-            group.update({name: value for name, value in saved.items() if name != "params"})
-
-
-def _restore_generators(state: TrainingState, division: Division) -> tuple[str, ...]:
+def _restore_generators(trainer: Trainer, state: TrainingState, division: Division) -> tuple[str, ...]:
     same = state.values.get(_DEGREES, {}) in ({}, division.degrees.sizes)
     # Divided otherwise, those that share the first process's rows draw what it draws.
     rank = division.ranks.rank if same else division.data_rank
     part = _random(rank)
     if rank and (not same or part not in state.values):
-        seed_everything(seed_of(trainer_seed(state), division.drawing_rank, state.values[RUN]["step"]))
+        seed_everything(seed_of(trainer.seed, division.drawing_rank, state.values[RUN]["step"]))
         return ()
     tensors = {f"{RANDOM}.{name.partition('.')[2]}": x for name, x in _part(state, part).items()}
     notes = load_generators(TrainingState(tensors, {RANDOM: state.values[part]}))
@@ -182,8 +174,3 @@ def _restore_generators(state: TrainingState, division: Division) -> tuple[str, 
 
 def _part(state: TrainingState, part: str) -> dict[str, Tensor]:
     return {name: state.tensors[name] for name in state.tensors if name.startswith(f"{part}.")}
-
-
-def trainer_seed(state: TrainingState) -> int:
-    """Return the seed of the run that a state is of."""
-    return int(state.values[RUN].get("seed", 0))

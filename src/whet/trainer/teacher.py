@@ -8,9 +8,10 @@ from torch import nn
 from whet.core.recipe import Step
 from whet.core.tokenizer_files.reading import FILE as TOKENIZER
 from whet.core.workload import TrainingWorkload
+from whet.core.workload.blocks import blocks_of
 from whet.errors import OptionError, RecipeError
 from whet.models.config_file import FILE
-from whet.techniques.mechanisms.distillation import HiddenStates, blocks_of, distilled, even_layers
+from whet.techniques.mechanisms.distillation import HiddenStates, distilled, even_layers
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData
 from whet.trainer.model import TrainedModel, open_model

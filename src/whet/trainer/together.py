@@ -80,27 +80,33 @@ class Together:
 
     def scores(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Return the scores of held-out batches, of each of which a process computes its rows."""
-        model, share, total = self._setup.model, self._setup.share, None
+        model, total = self._setup.model, None
         if isinstance(self._trainer, PipelineTrainer):
             return model.scored(self._sums_of_stages(self._trainer, batches))
         for batch in batches:
-            rows = share.of(num_samples_of(batch))
-            # A process without a row computes one that does not count: all must call a sharded model equally often.
-            mine = rows_of_batch(batch, rows if rows.start < rows.stop else slice(0, 1))
+            mine, counts = self._own_rows(batch)
             found = torch.tensor(model.tally(self._trainer.model, mine), dtype=torch.float64)
-            found = found if rows.start < rows.stop else torch.zeros_like(found)
+            found = found if counts else torch.zeros_like(found)
             total = found if total is None else total + found
         assert total is not None
         return model.scored(self._division.total(total.tolist()))
+
+    def _own_rows(self, batch: Batch) -> tuple[Batch, bool]:
+        """Return this process's rows of a batch, and whether they count.
+
+        A process without a row computes one that does not count: all must call a sharded model equally often.
+        """
+        rows = self._setup.share.of(num_samples_of(batch))
+        counts = rows.start < rows.stop
+        return rows_of_batch(batch, rows if counts else slice(0, 1)), counts
 
     def _sums_of_stages(self, trainer: PipelineTrainer, batches: Sequence[Batch]) -> list[float]:
         """Return what is summed over held-out batches, which only the processes of the last stage know at first."""
         found: list[list[float]] = []
         for batch in batches:
-            rows = self._setup.share.of(num_samples_of(batch))
-            mine = rows_of_batch(batch, rows if rows.start < rows.stop else slice(0, 1))
+            mine, counts = self._own_rows(batch)
             sums = trainer.tally(self._setup.model.tally, mine)
-            if sums is not None and rows.start < rows.stop:
+            if sums is not None and counts:
                 found.append(sums)
         told = self._division.ranks.gather("the held-out scores", found)
         return [sum(one) for one in zip(*(sums for of_rank in told for sums in of_rank), strict=True)]

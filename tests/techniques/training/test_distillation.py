@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import whet.techniques.mechanisms.distilled_losses as losses
 from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload
+from whet.core.workload.blocks import blocks_of
 from whet.core.workload.training import Trainer
 from whet.errors import OptionError, TargetError
 from whet.techniques.applied import applied
 from whet.techniques.mechanisms.distillation import (
     MAPS,
     HiddenStates,
-    blocks_of,
     distillation_loss,
     distilled,
     even_layers,

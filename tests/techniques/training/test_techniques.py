@@ -27,11 +27,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import whet
 from whet.core.recipe import Recipe, Step
 from whet.core.workload import TrainingWorkload
+from whet.core.workload.blocks import repeated_blocks
 from whet.core.workload.training import Trainer
 from whet.errors import RecipeError
 from whet.measure.machine import Machine, describe
 from whet.techniques.costs.step_profile import StepProfile, kind_of, profile_steps
-from whet.techniques.mechanisms.blocks import head_of, repeated_blocks
+from whet.techniques.mechanisms.blocks import head_of
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import updates_plainly
 from whet.techniques.proof import gradients

@@ -176,6 +176,7 @@ class Trainer:
     Creating a Trainer seeds all generators, puts the model into training mode and builds the optimiser.
 
     Attributes:
+        seed: The seed of the run.
         scheduler: What changes its learning rate; None where the workload has no schedule.
         gradient_norm: The norm of the latest step's gradients before they were clipped, a tensor of one element; None
             where they are not clipped.
@@ -191,7 +192,8 @@ class Trainer:
         Raises:
             TargetError: The workload's function returns no optimiser.
         """
-        seed_everything(workload.seed)
+        self.seed = workload.seed
+        seed_everything(self.seed)
         self.losses: list[Tensor] = []
         self._keeps_losses = keeps_losses
         self.num_samples = workload.num_samples  # in a batch; if not given, the first batch tells

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from whet.core.workload.blocks import repeated_blocks
 from whet.techniques.costs.step_profile import kind_of
-from whet.techniques.mechanisms.blocks import repeated_blocks
 
 
 class SavedActivations(BaseModel, frozen=True):

@@ -1,37 +1,8 @@
-"""Find the parts of a model that techniques for training work on: repeated blocks, and the layer before the loss."""
+"""Find the layer of a model before its loss, and name the group of techniques that choose what forward keeps."""
 
 from torch import nn
 
 ACTIVATIONS = "activations"  # the group of techniques that choose what is kept from forward to backward
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the model's repeated blocks in order: the layers of a transformer, the blocks of a residual network.
-
-    They are the children of lists and sequences that have a sibling of their own class, with parameters and with
-    modules of their own, and that lie in no other such block.
-    """
-    found: list[nn.Module] = []
-    inside: set[int] = set()
-    for module in model.modules():
-        if id(module) in inside:
-            continue
-        for block in _repeated_in(module):
-            found.append(block)
-            inside.update(id(part) for part in block.modules())
-    return found
-
-
-def _repeated_in(module: nn.Module) -> list[nn.Module]:
-    if not isinstance(module, nn.ModuleList | nn.Sequential):
-        return []
-    blocks = [
-        child
-        for child in module.children()
-        if next(child.children(), None) and next(child.parameters(), None) is not None
-    ]
-    kinds = [type(block) for block in blocks]
-    return [block for block in blocks if kinds.count(type(block)) > 1]
 
 
 def head_of(model: nn.Module, *, least_outputs: int = 1024) -> nn.Linear | None:

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from whet.core.workload import TrainingWorkload
+from whet.core.workload.blocks import blocks_of
 from whet.core.workload.micro_batches import counted
 from whet.core.workload.training import Loss
 from whet.errors import TargetError
-from whet.techniques.mechanisms.blocks import repeated_blocks
 from whet.techniques.mechanisms.deferred_logits import DeferredLogits
 from whet.techniques.mechanisms.distilled_losses import (
     Rule,
@@ -37,7 +37,6 @@ __all__ = [
     "MAPS",
     "Distillation",
     "HiddenStates",
-    "blocks_of",
     "distillation_loss",
     "distilled",
     "even_layers",
@@ -51,15 +50,6 @@ MAPS = "distilled_maps"
 def even_layers(num_student: int, num_teacher: int) -> dict[int, int]:
     """Return the teacher's layer for each of the student's, counted from 0: evenly spaced, the last for the last."""
     return {i: max(0, round((i + 1) * num_teacher / num_student) - 1) for i in range(num_student)}
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a transformer, in order, also where there is only one."""
-    found = repeated_blocks(model)
-    if not found:
-        lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == 1)
-        found = next(([one[0]] for one in lists if next(one[0].children(), None) is not None), [])
-    return found
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from whet.core.workload.blocks import repeated_blocks
 from whet.measure.machine import Machine
-from whet.techniques.mechanisms.blocks import ACTIVATIONS, repeated_blocks
+from whet.techniques.mechanisms.blocks import ACTIVATIONS
 from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.offloaded_activations import Offloaded
 from whet.techniques.mechanisms.parts import Parts

@@ -21,10 +21,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from whet.core.workload.blocks import repeated_blocks
 from whet.measure.machine import Machine
 from whet.techniques.costs.memory import StepMemory
 from whet.techniques.costs.step_profile import kind_of
-from whet.techniques.mechanisms.blocks import ACTIVATIONS, repeated_blocks
+from whet.techniques.mechanisms.blocks import ACTIVATIONS
 from whet.techniques.mechanisms.module_class import AddedForward, extend
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import Applicability, Applies, NotApplicable, OptionSpace

@@ -17,9 +17,9 @@ Source          Krell et al., 2021, arXiv:2107.02027 (packing); Dao et al., 2022
 
 from dataclasses import dataclass, replace
 
+from whet.core.workload.blocks import repeated_blocks
 from whet.measure.machine import Machine
 from whet.techniques.costs.step_profile import StepProfile
-from whet.techniques.mechanisms.blocks import repeated_blocks
 from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.packing.document_masking import note_of_masks, with_block_size
 from whet.techniques.mechanisms.packing.packed_masks import SEEN

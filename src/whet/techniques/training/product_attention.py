@@ -14,8 +14,8 @@ Source          Dao et al., 2022, arXiv:2205.14135 (recomputation by blocks); Va
 
 from dataclasses import dataclass
 
+from whet.core.workload.blocks import repeated_blocks
 from whet.measure.machine import Machine
-from whet.techniques.mechanisms.blocks import repeated_blocks
 from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.packing.unfused_attention import AttentionByProducts, AttentionComputedAgain
 from whet.techniques.mechanisms.parts import Parts

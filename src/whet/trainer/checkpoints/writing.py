@@ -63,12 +63,13 @@ def write_checkpoint(
     """
     ranks = ranks or Ranks()
     with contextlib.ExitStack() as made:
-        place = ranks.first_does("the place of a checkpoint", lambda: _begun(made, directory, step))
-        partial: Path = directory / ranks.of_first("the name of that place", place)
-        own = ranks.all_succeed("the files of a checkpoint", lambda: _own_files(directory, partial, step, copy, pieces))
-        told = ranks.gather("what is in a checkpoint", [*own, values])
-        name = ranks.first_does("a checkpoint's end", lambda: _completed(directory, partial, step, told))
-        written: Path = directory / ranks.of_first("a checkpoint's name", name)
+        place = ranks.first_tells("the place of a checkpoint", lambda: _begun(made, directory, step))
+        partial: Path = directory / place
+        told = ranks.all_tell(
+            "the files of a checkpoint", lambda: [*_own_files(directory, partial, step, copy, pieces), values]
+        )
+        name = ranks.first_tells("a checkpoint's end", lambda: _completed(directory, partial, step, told))
+        written: Path = directory / name
         return written
 
 

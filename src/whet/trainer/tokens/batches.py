@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from whet.errors import OptionError, TargetError
+from whet.parallel.share import WHOLE, Share
 from whet.techniques.mechanisms.packing.packing import IGNORED, TokenBatch, token_batch
-from whet.trainer.share import WHOLE, Share
 from whet.trainer.tokens.order import Order
 from whet.trainer.tokens.row_plan import row_plan
 from whet.trainer.tokens.store import TokenStore

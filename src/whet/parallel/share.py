@@ -1,11 +1,8 @@
 """Divide the rows of a batch among the processes that train together."""
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 from whet.errors import OptionError
-
-Rows = TypeVar("Rows")
 
 
 @dataclass(frozen=True)
