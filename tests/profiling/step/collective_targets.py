@@ -115,11 +115,14 @@ def _asynchronous(ranks: Ranks) -> tuple[nn.Module, Step]:
 
 
 def _hidden(ranks: Ranks) -> tuple[nn.Module, Step]:
-    """The first process works for longer than the other is late, so that the collective ends long before."""
+    """The first process works for three times what the other is late, so that the collective ends long before.
+
+    The other one then waits for twice as long as it was late, and so for longer than its loop took.
+    """
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         work = distributed.all_reduce(torch.zeros(8), async_op=True)
-        time.sleep(0 if ranks.rank else 2 * LATE_S)
+        time.sleep(0 if ranks.rank else 3 * LATE_S)
         work.wait()
         distributed.barrier()
         return _square(model, batch)

@@ -36,8 +36,8 @@ def seen() -> list[dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_process_in_time_waits_for_the_late_one(kind: str) -> None:
     first, second = (one[kind] for one in seen())
-    waiting, late = (second, first) if kind == "hidden" else (first, second)
-    assert 0.75 * LATE_MS < waiting["exposed"] < 2 * LATE_MS
+    waiting, late, expected = (second, first, 2 * LATE_MS) if kind == "hidden" else (first, second, LATE_MS)
+    assert 0.75 * expected < waiting["exposed"] < 3 * expected
     assert late["least"] < LATE_MS / 2  # the transfer itself, which takes long on a busy machine
     assert first["sync"] == second["sync"] == 0
     assert first["calls"] == second["calls"] == KINDS[kind]
@@ -48,10 +48,10 @@ def test_the_process_in_time_waits_for_the_late_one(kind: str) -> None:
 
 def test_what_runs_beside_other_work_is_told_apart() -> None:
     first, second = seen()
-    assert 0.9 * WORK_MS < first["asynchronous"]["overlapped"] < 3 * WORK_MS
-    assert 0.9 * LATE_MS < first["hidden"]["overlapped"] < 1.5 * LATE_MS  # it ends long before it is waited for
+    assert 0.9 * WORK_MS < first["asynchronous"]["overlapped"] < 5 * WORK_MS
+    assert 0.9 * LATE_MS < first["hidden"]["overlapped"] < 2.5 * LATE_MS  # it ends long before it is waited for
     for one in (first, second):
-        assert 0.9 * WORK_MS < one["ddp"]["overlapped"] < 3 * WORK_MS
+        assert 0.9 * WORK_MS < one["ddp"]["overlapped"] < 5 * WORK_MS
         assert one["blocking"]["overlapped"] == one["fsdp"]["overlapped"] == 0
         assert one["dtensor"]["overlapped"] < WORK_MS / 2
     assert "communication runs for" in first["hidden"]["text"]
