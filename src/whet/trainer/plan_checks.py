@@ -29,6 +29,12 @@ _BESIDE_DIVIDED_MATRICES = frozenset(
     }
 )
 
+# From which stage of ZeRO on a technique is not borne, up to which one it is, and why.
+_NOT_SHARDED = {
+    "adamw_8bit": (2, 0, "a checkpoint does not divide its state of 8-bit numbers"),
+    "chunked_loss": (3, 2, "it needs the weights of the head after forward, when they are divided again"),
+}
+
 
 def check_plan(setup: SetUp, division: Division) -> None:
     """Check that a run's sections and recipe bear its plan.
@@ -51,6 +57,12 @@ def check_plan(setup: SetUp, division: Division) -> None:
     for step in setup.steps:
         if step.technique == ACCUMULATION:  # each process sums its parts by itself
             continue
+        stage, borne, why = _NOT_SHARDED.get(step.technique, (4, 3, ""))
+        if division.plan.stage >= stage:
+            raise RecipeError(
+                f"{step.technique} does not bear parallel.zero_stage {division.plan.stage}: {why}; leave it out of the "
+                f"recipe, or set zero_stage to {borne}"
+            )
         if division.plan.stage == 1 and TRAINING_TABLE[step.technique].stage is TrainingStage.OPTIMIZER:
             raise RecipeError(
                 f"{step.technique} changes the optimiser, which parallel.zero_stage 1 has divided; leave it out of the "

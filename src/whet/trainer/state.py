@@ -20,6 +20,7 @@ from whet.trainer.checkpoints import (
     model_tensors,
     optimizer_tensors,
 )
+from whet.trainer.checkpoints.encoding import decoded, encoded
 from whet.trainer.checkpoints.generators import RANDOM
 from whet.trainer.checkpoints.optimizer_state import OPTIMIZER
 from whet.trainer.checkpoints.state import MODEL
@@ -47,14 +48,15 @@ def state_of(
         saves_frozen: Whether parameters are saved that are not trained. `restore` needs none of them.
     """
     kept: dict[str, Any] = {RUN: values, _DEGREES: division.degrees.sizes}
+    rates: dict[str, Tensor] = {}  # some optimisers keep theirs as tensors
     if trainer.scheduler is not None:
         known = trainer.scheduler.state_dict()
-        kept[_SCHEDULE] = {name: known[name] for name in _OF_SCHEDULE}
+        kept[_SCHEDULE] = encoded({name: known[name] for name in _OF_SCHEDULE}, rates, _SCHEDULE)
     model = model_tensors(trainer.model)
     if not saves_frozen:
         frozen = _frozen(trainer)
         model = TrainingState({name: x for name, x in model.tensors.items() if name not in frozen})
-    found = TrainingState(values=kept) | model
+    found = TrainingState(rates, kept) | model
     found = found | optimizer_tensors(trainer.model, settled_optimizer(trainer.optimizer))
     found = found if pruning is None else found | pruning.state()
     own = _of_rank(generator_state(), division.ranks.rank) | _compression_state(trainer, division.ranks.rank)
@@ -134,7 +136,8 @@ def restore(
     if trainer.scheduler is not None:
         # The functions of the schedule are those of the configuration.
         functions = [None] * len(trainer.optimizer.param_groups)
-        trainer.scheduler.load_state_dict({**state.values[_SCHEDULE], "lr_lambdas": functions})
+        rates = {name: rate.clone() for name, rate in _part(state, _SCHEDULE).items()}
+        trainer.scheduler.load_state_dict({**decoded(state.values[_SCHEDULE], rates), "lr_lambdas": functions})
         copy_settings(inner_optimizer(trainer.optimizer), trainer.optimizer)  # the rates, which the checkpoint has
     return (*_restore_compression(trainer, state, division), *_restore_generators(trainer, state, division))
 
