@@ -26,6 +26,7 @@ from peers import make_hf_directories
 from whet.core.recipe import Recipe, Step
 from whet.core.workload import examine
 from whet.files import write_whole
+from whet.measure.machine import describe
 from whet.tuner.agreement import agree
 from whet.tuner.batch import with_free_batch
 from whet.tuner.goal import MAX_DROP
@@ -54,7 +55,8 @@ def main() -> None:
             if name not in BUILTIN and not directories:
                 directories = make_hf_directories(Path(scratch) / "models")
             target = name if name in BUILTIN else f"hf:{directories[name]}"
-            row = {"name": name, "recipe": recipe, "published_in": places, **_judged(target, recipe, Path(scratch))}
+            judged = _judged(target, recipe, Path(scratch))
+            row = {"name": name, "recipe": recipe, "published_in": places, **judged, "chip": describe().chip}
             print(f"{name}: {recipe}: {row['status']}, {row['words']}", flush=True)
             rows[name + recipe] = row
             _write(rows)

@@ -121,20 +121,21 @@ def _judged(report: Report) -> list[str]:
     lines = [
         "## Published recipes, judged anew",
         "Recipes of other tables were built, saved, loaded, and judged as a trial is, by their worst column too. A "
-        f"drop of {report['max_drop']:.0%} is allowed. One that was not judged takes long where bfloat16 is emulated.",
+        f"drop of {report['max_drop']:.0%} is allowed. One that was not judged takes long where bfloat16 is emulated. "
+        "Each row names the chip that it was judged on; the line above is of the last ones.",
         "",
-        "| model | recipe | judged by | drop | cosine | worst column | verdict |",
-        "|---" * 7 + "|",
+        "| model | recipe | judged by | drop | cosine | worst column | verdict | chip |",
+        "|---" * 8 + "|",
     ]
     for row in report["rows"]:
         if row["status"] == "not judged":
-            lines.append(f"| {row['name']} | {row['recipe']} | — | — | — | — | not judged |")
+            lines.append(f"| {row['name']} | {row['recipe']} | — | — | — | — | not judged | — |")
             continue
         drop = "—" if row["drop"] is None else f"{row['drop']:.2%}"
         verdict = "kept" if row["status"] == "done" else f"**{row['status']}**: {row['words']}"
         lines.append(
             f"| {row['name']} | {row['recipe']} | {row['judged_by']} | {drop} | {row['cosine']:.5f} "
-            f"| {row['column'] or '—'} | {verdict} |"
+            f"| {row['column'] or '—'} | {verdict} | {row['chip']} |"
         )
     return lines
 
