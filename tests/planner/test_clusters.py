@@ -1,4 +1,4 @@
-"""Descriptions of clusters: what whet ships agrees with data sheets and with physics, and one's own is read or refused."""
+"""Descriptions of clusters: what whet ships agrees with data sheets and physics, and one's own is read."""
 
 import math
 import tomllib
@@ -109,7 +109,7 @@ def test_a_named_cluster_takes_other_nodes_and_links() -> None:
     [
         ("h10", 8, {}, "there is no GPU 'h10'; did you mean h100? whet knows "),
         ("zzz", 8, {}, "there is no GPU 'zzz'; whet knows "),
-        ("h100", 8, {"between": "ndr40"}, "there is no link 'ndr40'; did you mean ndr?"),
+        ("h100", 8, {"between": "ndr40"}, "there is no link 'ndr40'; did you mean ndr400?"),
         ("h100", 8, {"inside": "nvlnk4"}, "did you mean nvlink4?"),
         ("h100", 12, {}, "12 chips do not fill nodes of 8; ask for a multiple of that"),
         ("h100", 0, {}, "a cluster has one chip at least; got 0"),
