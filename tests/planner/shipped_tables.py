@@ -1,4 +1,4 @@
-"""Write the tables of docs/clusters.md from the descriptions that whet ships: python tests/planner/shipped_tables.py."""
+"""Write the tables of docs/clusters.md from what whet ships: python tests/planner/shipped_tables.py."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,29 +16,39 @@ def tables() -> str:
 
 
 def _all() -> Iterator[tuple[Sequence[str], Iterator[Sequence[str]]]]:
-    yield ("GPU", "also", "chip", "chips a node", "inside", "between", "source"), (
+    yield (
+        ("GPU", "also", "chip", "chips a node", "inside", "between", "source"),
         (
-            *(f"`{name}`", ", ".join(f"`{also}`" for also in one.also), one.chip, str(one.chips_per_node)),
-            *(one.inside, one.between + (f", {one.oversubscription:g}:1" if one.oversubscription > 1 else "")),
-            one.source,
-        )
-        for name, one in nodes().items()
+            (
+                *(f"`{name}`", ", ".join(f"`{also}`" for also in one.also), one.chip, str(one.chips_per_node)),
+                *(one.inside, one.between + (f", {one.oversubscription:g}:1" if one.oversubscription > 1 else "")),
+                one.source,
+            )
+            for name, one in nodes().items()
+        ),
     )
     kinds = ("float32", "tfloat32", "bfloat16", "float16", "fp8", "int8")
-    yield ("chip", *(f"{kind}, TFLOP/s" for kind in kinds), "GB", "GB/s", "W"), (
+    yield (
+        ("chip", *(f"{kind}, TFLOP/s" for kind in kinds), "GB", "GB/s", "W"),
         (
-            f"`{name}`",
-            *(f"{one.flops[kind] / 1e12:,.4g}" if kind in one.flops else "" for kind in kinds),  # type: ignore[index]
-            *(f"{one.memory_bytes / 1e9:,.0f}", f"{one.bytes_per_s / 1e9:,.0f}", f"{one.power_w:,.0f}"),
-        )
-        for name, one in chips().items()
+            (
+                f"`{name}`",
+                *(f"{one.flops[kind] / 1e12:,.4g}" if kind in one.flops else "" for kind in kinds),  # type: ignore[index]
+                *(f"{one.memory_bytes / 1e9:,.0f}", f"{one.bytes_per_s / 1e9:,.0f}", f"{one.power_w:,.0f}"),
+            )
+            for name, one in chips().items()
+        ),
     )
-    yield ("link", "GB/s", "latency, µs"), (
-        (f"`{name}`", f"{one.bytes_per_s / 1e9:.4g}", f"{one.latency_s * 1e6:.3g}") for name, one in links().items()
+    yield (
+        ("link", "GB/s", "latency, µs"),
+        ((f"`{name}`", f"{one.bytes_per_s / 1e9:.4g}", f"{one.latency_s * 1e6:.3g}") for name, one in links().items()),
     )
-    yield ("host", "GB", "link to a chip", "W without chips"), (
-        (f"`{name}`", f"{one.memory_bytes / 1e9:,.0f}", one.link.name, f"{one.power_w:,.0f}")
-        for name, one in hosts().items()
+    yield (
+        ("host", "GB", "link to a chip", "W without chips"),
+        (
+            (f"`{name}`", f"{one.memory_bytes / 1e9:,.0f}", one.link.name, f"{one.power_w:,.0f}")
+            for name, one in hosts().items()
+        ),
     )
 
 
