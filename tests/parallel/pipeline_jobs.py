@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from decoder_jobs import FAMILIES, add_dropout
 from stage_jobs import IGNORED, count
 from torch import Tensor, nn
 
@@ -20,14 +21,18 @@ from whet.parallel.plan import ParallelPlan
 from whet.parallel.rank_trainer import RankTrainer
 from whet.parallel.ranks import Ranks
 
-VOCAB, LENGTH = 23, 9
+VOCAB = 23
 
 
 @dataclass(frozen=True)
 class Case:
     """Say what is trained; the plan says by whom."""
 
+    family: str = "qwen2"
     layers: int = 5
+    kv_heads: int = 2
+    length: int = 9
+    dropout: float = 0.0
     tied: bool = False
     packed: bool = False
     dtype: str = "float64"
@@ -38,42 +43,40 @@ class Case:
 
 
 def decoder(case: Case) -> Decoder:
-    """Return a decoder with a window in some layers, whose weights do not depend on the process."""
-    config = DecoderConfig(
-        model_type="qwen2",
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=case.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        use_sliding_window=True,
-        sliding_window=4,
-        max_window_layers=2,
-        tie_word_embeddings=case.tied,
-    )
+    """Return a decoder with what its family has, such as a window, whose weights do not depend on the process."""
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": case.layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": case.kv_heads,
+        "head_dim": 4,
+        "max_position_embeddings": 32,
+    }
+    config = DecoderConfig.model_validate({**sizes, **FAMILIES[case.family], "tie_word_embeddings": case.tied})
     made: Decoder = fresh_decoder(config, torch.Generator().manual_seed(3))
     with torch.no_grad():
         for p in made.parameters():  # as drawn, the layers hardly change the stream
             if p.dim() == 2:
                 p.mul_(8)
+    add_dropout(made, case.dropout)
     return made.to(getattr(torch, case.dtype))
 
 
 def batches(case: Case) -> list[dict[str, Tensor]]:
     """Return batches whose rows have different numbers of targets, one of them none, and several documents each."""
-    generator = torch.Generator().manual_seed(5)
+    generator, length = torch.Generator().manual_seed(5), case.length
     found = []
     for step in range(case.steps):
-        ids, targets = (torch.randint(VOCAB, (case.rows, LENGTH), generator=generator) for _ in range(2))
+        ids, targets = (torch.randint(VOCAB, (case.rows, length), generator=generator) for _ in range(2))
         for row in range(case.rows):
-            targets[row, (3 * row + step) % LENGTH + 1 :] = IGNORED
+            targets[row, (3 * row + step) % length + 1 :] = IGNORED
         targets[step] = IGNORED
         batch = {"ids": ids, "targets": targets}
         if case.packed:
             begins = torch.tensor([2 + row % 4 for row in range(case.rows)])
-            places = torch.arange(LENGTH).expand(case.rows, LENGTH)
+            places = torch.arange(length).expand(case.rows, length)
             batch["documents"] = (places >= begins[:, None]).long()
             batch["positions"] = torch.where(batch["documents"] > 0, places - begins[:, None], places)
         found.append(batch)
@@ -84,7 +87,8 @@ def arguments(batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     if "documents" not in batch:
         return batch["ids"], {}
     n = batch["documents"]
-    mask = (n[:, :, None] == n[:, None, :]) & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    length = n.shape[1]
+    mask = (n[:, :, None] == n[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
     return batch["ids"], {"positions_BT": batch["positions"], "mask_B1TT": mask[:, None]}
 
 
@@ -103,8 +107,7 @@ def tally(model: nn.Module, batch: dict[str, Tensor]) -> list[float]:
 
 def _trainer(model: Decoder, division: Division, case: Case, mine: list[Any]) -> RankTrainer:
     stages = stages_of(model, division) if division.degrees.pipeline > 1 else []
-    for part in stages or [model]:
-        division.share(part)
+    division.share(model, stages)
     workload = TrainingWorkload(
         model=model,
         loss=loss_of,
@@ -157,6 +160,7 @@ def trained(ranks: Ranks, plan: dict[str, Any], case: Case) -> dict[str, Any]:
 
 def _held_out(trainer: RankTrainer, batch: dict[str, Tensor]) -> dict[str, Any]:
     ids, named = arguments(batch)
+    trainer.model.eval()
     with torch.no_grad():
         if isinstance(trainer, PipelineTrainer):
             return {"held_out": trainer.tally(tally, batch), "logits": trainer.relay(ids, **named).flatten().tolist()}

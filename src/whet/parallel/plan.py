@@ -127,11 +127,6 @@ class ParallelPlan(BaseModel):
         if self.zero_stage == 1 and self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
             raise ValueError("zero_stage 1 divides the optimiser of whole models; with other degrees, set it to 2")
         self._fits_pipeline()
-        if self.tensor_parallel_degree > 1 and self.pipeline_parallel_degree > 1:
-            raise ValueError(
-                "tensor_parallel_degree and pipeline_parallel_degree do not go together yet; set one of them to 1, and "
-                "divide further by zero_stage 2 or 3"
-            )
         if self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
             own = [name for name in _OF_DDP if getattr(self, name) != type(self).model_fields[name].default]
             if own:
@@ -164,6 +159,7 @@ class ParallelPlan(BaseModel):
             ("static_graph", self.static_graph),
             ("compression", self.compression != "none"),
             ("hierarchical_all_reduce", self.hierarchical_all_reduce),
+            ("async_tensor_parallel", self.async_tensor_parallel),
         ):
             if is_set:
                 raise ValueError(f"{name} does not go with a pipeline_parallel_degree above 1; leave it out")
