@@ -1,7 +1,7 @@
 """Say how the processes that share matrices hold the stream of a decoder, within a stage of a pipeline and between two.
 
-Within a stage it is a DTensor, which knows the whole shape. Between stages it is a plain tensor: what this process holds.
-With sequence parallelism these are its tokens alone, and so a stage sends no more than it holds.
+Within a stage it is a DTensor, which knows the whole shape. Between stages it is a plain tensor, of what this process
+holds. With sequence parallelism these are its tokens alone, and so a stage sends no more than it holds.
 """
 
 from dataclasses import dataclass
