@@ -20,6 +20,7 @@ from whet.parallel.pipeline.stages import later_copies, stages_of
 from whet.parallel.plan import ParallelPlan
 from whet.parallel.rank_trainer import RankTrainer
 from whet.parallel.ranks import Ranks
+from whet.parallel.wire import WireCount
 
 VOCAB = 23
 
@@ -105,7 +106,12 @@ def tally(model: nn.Module, batch: dict[str, Tensor]) -> list[float]:
     return [float(loss_of(model, batch)) * count(batch), float(count(batch))]
 
 
-def _trainer(model: Decoder, division: Division, case: Case, mine: list[Any]) -> RankTrainer:
+def _trainer(division: Division, case: Case) -> tuple[RankTrainer, list[Any]]:
+    """Return the trainer of this process's part of a new model, and its rows of each batch."""
+    model = decoder(case)
+    number, rank = division.degrees.data, division.data_rank
+    share = slice(rank * case.rows // number, (rank + 1) * case.rows // number)
+    mine = [{name: x[share] for name, x in batch.items()} for batch in batches(case)]
     stages = stages_of(model, division) if division.degrees.pipeline > 1 else []
     division.share(model, stages)
     workload = TrainingWorkload(
@@ -116,8 +122,8 @@ def _trainer(model: Decoder, division: Division, case: Case, mine: list[Any]) ->
         clip_norm=case.clip_norm,
     )
     if not stages:
-        return RankTrainer(workload, division, count, num_parts=case.num_parts)
-    return PipelineTrainer(
+        return RankTrainer(workload, division, count, num_parts=case.num_parts), mine
+    made = PipelineTrainer(
         workload,
         division,
         count,
@@ -128,16 +134,14 @@ def _trainer(model: Decoder, division: Division, case: Case, mine: list[Any]) ->
         rows=-(-case.rows // division.degrees.data),
         num_parts=case.num_parts,
     )
+    return made, mine
 
 
 def trained(ranks: Ranks, plan: dict[str, Any], case: Case) -> dict[str, Any]:
     """Make steps, and return losses, norms, gradients of the first step, weights at the end, and held-out sums."""
     division = division_of(ParallelPlan(**plan), ranks, torch.device("cpu"))
-    model = decoder(case)
-    number, rank = division.degrees.data, division.data_rank
-    share = slice(rank * case.rows // number, (rank + 1) * case.rows // number)
-    mine = [{name: x[share] for name, x in batch.items()} for batch in batches(case)]
-    trainer = _trainer(model, division, case, mine)
+    trainer, mine = _trainer(division, case)
+    model = trainer.model
     losses, norms = [], []
     gradients: dict[str, list[float]] = {}
     for step in range(case.steps):
@@ -170,6 +174,15 @@ def _held_out(trainer: RankTrainer, batch: dict[str, Tensor]) -> dict[str, Any]:
 def all_trained(ranks: Ranks, work: list[tuple[dict[str, Any], Case]]) -> list[dict[str, Any]]:
     """Do several trainings one after the other, since processes take long to start."""
     return [trained(ranks, plan, case) for plan, case in work]
+
+
+def sent(ranks: Ranks, plan: dict[str, Any], case: Case) -> int:
+    """Return the bytes that this process sends to those of other stages in the second step."""
+    trainer, mine = _trainer(division_of(ParallelPlan(**plan), ranks, torch.device("cpu")), case)
+    trainer.step_on([mine[0]])
+    with WireCount() as wire:
+        trainer.step_on([mine[1]])
+    return wire.num_bytes["send"]
 
 
 def cut(ranks: Ranks) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from many import on_ranks
-from pipeline_jobs import Case, all_trained, trained
+from pipeline_jobs import Case, all_trained, sent, trained
 
 from whet.parallel.ranks import Ranks
 
@@ -126,6 +126,15 @@ def test_processes_that_share_matrices_drop_what_one_drops() -> None:
         whole = {**last, **{kind: {**first[kind], **last[kind]} for kind in ("gradients", "weights")}}
         _check([one[number] for one in found], case, whole)
         assert whole["losses"] != pytest.approx(_alone(replace(case, dropout=0.0))["losses"], rel=1e-3)
+
+
+@pytest.mark.thorough
+def test_a_stage_sends_the_tokens_that_it_holds() -> None:
+    """Of 9 tokens, the first process of two holds 5. A stream is 16 wide, in float64, and so are its gradients."""
+    row = 16 * 8
+    for plan, tokens in ((GRID, (5, 4)), (COPIED, (9, 9))):
+        found = on_ranks(sent, 4, {**plan, "pipeline_micro_batches": 2}, Case(rows=8))
+        assert found == [8 * held * row for held in (*tokens, *tokens)]
 
 
 def _check(found: list[dict[str, Any]], case: Case, alone: dict[str, Any]) -> None:
