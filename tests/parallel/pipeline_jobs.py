@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from decoder_jobs import FAMILIES, add_dropout
 from stage_jobs import IGNORED, count
 from torch import Tensor, nn
 
@@ -19,15 +20,20 @@ from whet.parallel.pipeline.stages import later_copies, stages_of
 from whet.parallel.plan import ParallelPlan
 from whet.parallel.rank_trainer import RankTrainer
 from whet.parallel.ranks import Ranks
+from whet.parallel.wire import WireCount
 
-VOCAB, LENGTH = 23, 9
+VOCAB = 23
 
 
 @dataclass(frozen=True)
 class Case:
     """Say what is trained; the plan says by whom."""
 
+    family: str = "qwen2"
     layers: int = 5
+    kv_heads: int = 2
+    length: int = 9
+    dropout: float = 0.0
     tied: bool = False
     packed: bool = False
     dtype: str = "float64"
@@ -38,42 +44,40 @@ class Case:
 
 
 def decoder(case: Case) -> Decoder:
-    """Return a decoder with a window in some layers, whose weights do not depend on the process."""
-    config = DecoderConfig(
-        model_type="qwen2",
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=case.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        use_sliding_window=True,
-        sliding_window=4,
-        max_window_layers=2,
-        tie_word_embeddings=case.tied,
-    )
+    """Return a decoder with what its family has, such as a window, whose weights do not depend on the process."""
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": case.layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": case.kv_heads,
+        "head_dim": 4,
+        "max_position_embeddings": 32,
+    }
+    config = DecoderConfig.model_validate({**sizes, **FAMILIES[case.family], "tie_word_embeddings": case.tied})
     made: Decoder = fresh_decoder(config, torch.Generator().manual_seed(3))
     with torch.no_grad():
         for p in made.parameters():  # as drawn, the layers hardly change the stream
             if p.dim() == 2:
                 p.mul_(8)
+    add_dropout(made, case.dropout)
     return made.to(getattr(torch, case.dtype))
 
 
 def batches(case: Case) -> list[dict[str, Tensor]]:
     """Return batches whose rows have different numbers of targets, one of them none, and several documents each."""
-    generator = torch.Generator().manual_seed(5)
+    generator, length = torch.Generator().manual_seed(5), case.length
     found = []
     for step in range(case.steps):
-        ids, targets = (torch.randint(VOCAB, (case.rows, LENGTH), generator=generator) for _ in range(2))
+        ids, targets = (torch.randint(VOCAB, (case.rows, length), generator=generator) for _ in range(2))
         for row in range(case.rows):
-            targets[row, (3 * row + step) % LENGTH + 1 :] = IGNORED
+            targets[row, (3 * row + step) % length + 1 :] = IGNORED
         targets[step] = IGNORED
         batch = {"ids": ids, "targets": targets}
         if case.packed:
             begins = torch.tensor([2 + row % 4 for row in range(case.rows)])
-            places = torch.arange(LENGTH).expand(case.rows, LENGTH)
+            places = torch.arange(length).expand(case.rows, length)
             batch["documents"] = (places >= begins[:, None]).long()
             batch["positions"] = torch.where(batch["documents"] > 0, places - begins[:, None], places)
         found.append(batch)
@@ -84,7 +88,8 @@ def arguments(batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     if "documents" not in batch:
         return batch["ids"], {}
     n = batch["documents"]
-    mask = (n[:, :, None] == n[:, None, :]) & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    length = n.shape[1]
+    mask = (n[:, :, None] == n[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
     return batch["ids"], {"positions_BT": batch["positions"], "mask_B1TT": mask[:, None]}
 
 
@@ -101,10 +106,14 @@ def tally(model: nn.Module, batch: dict[str, Tensor]) -> list[float]:
     return [float(loss_of(model, batch)) * count(batch), float(count(batch))]
 
 
-def _trainer(model: Decoder, division: Division, case: Case, mine: list[Any]) -> RankTrainer:
+def _trainer(division: Division, case: Case) -> tuple[RankTrainer, list[Any]]:
+    """Return the trainer of this process's part of a new model, and its rows of each batch."""
+    model = decoder(case)
+    number, rank = division.degrees.data, division.data_rank
+    share = slice(rank * case.rows // number, (rank + 1) * case.rows // number)
+    mine = [{name: x[share] for name, x in batch.items()} for batch in batches(case)]
     stages = stages_of(model, division) if division.degrees.pipeline > 1 else []
-    for part in stages or [model]:
-        division.share(part)
+    division.share(model, stages)
     workload = TrainingWorkload(
         model=model,
         loss=loss_of,
@@ -113,8 +122,8 @@ def _trainer(model: Decoder, division: Division, case: Case, mine: list[Any]) ->
         clip_norm=case.clip_norm,
     )
     if not stages:
-        return RankTrainer(workload, division, count, num_parts=case.num_parts)
-    return PipelineTrainer(
+        return RankTrainer(workload, division, count, num_parts=case.num_parts), mine
+    made = PipelineTrainer(
         workload,
         division,
         count,
@@ -125,16 +134,14 @@ def _trainer(model: Decoder, division: Division, case: Case, mine: list[Any]) ->
         rows=-(-case.rows // division.degrees.data),
         num_parts=case.num_parts,
     )
+    return made, mine
 
 
 def trained(ranks: Ranks, plan: dict[str, Any], case: Case) -> dict[str, Any]:
     """Make steps, and return losses, norms, gradients of the first step, weights at the end, and held-out sums."""
     division = division_of(ParallelPlan(**plan), ranks, torch.device("cpu"))
-    model = decoder(case)
-    number, rank = division.degrees.data, division.data_rank
-    share = slice(rank * case.rows // number, (rank + 1) * case.rows // number)
-    mine = [{name: x[share] for name, x in batch.items()} for batch in batches(case)]
-    trainer = _trainer(model, division, case, mine)
+    trainer, mine = _trainer(division, case)
+    model = trainer.model
     losses, norms = [], []
     gradients: dict[str, list[float]] = {}
     for step in range(case.steps):
@@ -157,6 +164,7 @@ def trained(ranks: Ranks, plan: dict[str, Any], case: Case) -> dict[str, Any]:
 
 def _held_out(trainer: RankTrainer, batch: dict[str, Tensor]) -> dict[str, Any]:
     ids, named = arguments(batch)
+    trainer.model.eval()
     with torch.no_grad():
         if isinstance(trainer, PipelineTrainer):
             return {"held_out": trainer.tally(tally, batch), "logits": trainer.relay(ids, **named).flatten().tolist()}
@@ -166,6 +174,15 @@ def _held_out(trainer: RankTrainer, batch: dict[str, Tensor]) -> dict[str, Any]:
 def all_trained(ranks: Ranks, work: list[tuple[dict[str, Any], Case]]) -> list[dict[str, Any]]:
     """Do several trainings one after the other, since processes take long to start."""
     return [trained(ranks, plan, case) for plan, case in work]
+
+
+def sent(ranks: Ranks, plan: dict[str, Any], case: Case) -> int:
+    """Return the bytes that this process sends to those of other stages in the second step."""
+    trainer, mine = _trainer(division_of(ParallelPlan(**plan), ranks, torch.device("cpu")), case)
+    trainer.step_on([mine[0]])
+    with WireCount() as wire:
+        trainer.step_on([mine[1]])
+    return wire.num_bytes["send"]
 
 
 def cut(ranks: Ranks) -> dict[str, Any]:

@@ -31,6 +31,8 @@ CHANGES: dict[str, Any] = {
 }
 TWO = {"tensor_parallel_degree": 2}
 SHARDED = {**TWO, "zero_stage": 3}
+GRID = {**TWO, "pipeline_parallel_degree": 2, "pipeline_micro_batches": 3}
+CUBE = {**GRID, "zero_stage": 2, "pipeline_micro_batches": 2, "pipeline_schedule": "gpipe"}
 
 
 def _tables(place: Path, name: str, parallel: dict[str, Any], dropout: float) -> dict[str, Any]:
@@ -57,7 +59,13 @@ def _check_same(run: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "parallel", "dropout"), [(2, TWO, 0.1), pytest.param(4, SHARDED, 0.0, marks=pytest.mark.slow)]
+    ("world_size", "parallel", "dropout"),
+    [
+        (2, TWO, 0.1),
+        (4, GRID, 0.0),
+        pytest.param(4, SHARDED, 0.0, marks=pytest.mark.slow),
+        pytest.param(8, CUBE, 0.0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_goes_on_divided_otherwise(
     tmp_path: Path, world_size: int, parallel: dict[str, Any], dropout: float

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,12 @@ def misbehave(fault: str) -> None:
 
         writing._write = full
         return
+    from whet.parallel.pipeline.pipeline_trainer import PipelineTrainer
     from whet.parallel.rank_trainer import RankTrainer
 
-    compute, steps = RankTrainer.compute, [0]
+    steps = [0]
 
-    def failing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def failing(self: Any, compute: Any, *args: Any, **kwargs: Any) -> Any:
         steps[0] += 1
         if steps[0] == int(step):
             match what:
@@ -101,7 +103,8 @@ def misbehave(fault: str) -> None:
                     raise MemoryError
         return compute(self, *args, **kwargs)
 
-    RankTrainer.compute = failing  # type: ignore[method-assign]
+    for kind in (RankTrainer, PipelineTrainer):  # each has its own
+        kind.compute = partialmethod(failing, kind.compute)  # type: ignore[assignment]
 
 
 def log(out: Path) -> list[dict[str, Any]]:

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from tiny_run import config
 
-from whet.parallel.division import division_of
+from whet.core.workload.training import OutputLoss, Trainer, TrainingWorkload
+from whet.parallel.division import Division, division_of
+from whet.parallel.plan import ParallelPlan
 from whet.parallel.ranks import Ranks
 from whet.trainer.config import TrainConfig, checked_config
 from whet.trainer.loop import run
 from whet.trainer.result import TrainResult
 from whet.trainer.setup import set_up
+from whet.trainer.state import restore, state_of
 
 
 def run_with(
@@ -52,3 +55,18 @@ def compressed_and_stopped(ranks: Ranks, place: Path) -> dict[str, Any]:
         "losses": (straight.held_out_loss, resumed.held_out_loss),
         "went on": any(line.startswith("going on after step 4") for line in said),
     }
+
+
+def drawn(ranks: Ranks, plan: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Return what one process would draw next in a run, and what this one draws that goes on with it by a plan."""
+    division = division_of(ParallelPlan(**plan), ranks, torch.device("cpu"))
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    batches = [torch.ones(1, 2)]
+    trainer = Trainer(
+        TrainingWorkload(model=model, loss=OutputLoss(), optimizer=lambda parameters: optimizer, batches=batches)
+    )
+    state = state_of(trainer, {"step": 3}, Division.alone())
+    alone: list[float] = torch.rand(3).tolist()
+    restore(trainer, state, division)
+    return alone, torch.rand(3).tolist()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from many import on_ranks
-from runs_together import runs
+from runs_together import drawn, runs
 from safetensors.torch import load_file
 from tiny_run import tables
 from torch import Tensor
@@ -88,6 +88,14 @@ def test_processes_save_each_parameter_once(place: Path) -> None:
     assert len(names) == len(set(names))
     alone = place / "one" / "checkpoints" / "step-00000006" / "model.safetensors"
     assert set(names) == set(load_file(alone))
+
+
+def test_stages_that_go_on_with_a_run_of_one_process_draw_other_numbers() -> None:
+    (alone, first), (_, beside), (_, behind), (_, beside_that) = on_ranks(
+        drawn, 4, {**PIPELINE, "tensor_parallel_degree": 2}
+    )
+    assert first == beside == alone
+    assert behind == beside_that != alone
 
 
 @pytest.mark.parametrize(

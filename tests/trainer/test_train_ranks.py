@@ -11,6 +11,7 @@ from rank_runs import UNEVEN, check_same, log, refused, train_here, trained, wei
 from tiny_run import config
 from tiny_run import trained as trained_alone
 
+GRID = ["parallel.tensor_parallel_degree=2", "parallel.pipeline_parallel_degree=2"]
 STAGES = ["parallel.zero_stage=0", "parallel.zero_stage=1", "parallel.zero_stage=2", "parallel.zero_stage=3"]
 
 
@@ -52,6 +53,21 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(place: Path, alon
     check_same(place / name, alone)
 
 
+@pytest.mark.thorough
+def test_a_killed_run_of_shared_matrices_and_layers_goes_on_with_other_plans(place: Path, alone: Path) -> None:
+    file = written(place, "killed-grid", **UNEVEN)
+    [message] = refused(4, file, *GRID, fault="3 kill 8")
+    assert "rank 3 on " in message and "was last heard of in step " in message and "--resume" in message
+    for world_size, plan, fault in (
+        (2, ["parallel.zero_stage=2"], "1 term 2"),
+        (4, [*GRID, "parallel.sequence_parallel=false", "parallel.pipeline_schedule=gpipe"], "3 term 2"),
+    ):
+        with Group(train_here, world_size, str(file), plan, True, fault) as group:
+            assert [found["exit_code"] for _, found in group.answers()] == [143] * world_size
+    trained_alone(config(place, out=str(place / "killed-grid"), **UNEVEN), resume=True)
+    check_same(place / "killed-grid", alone)
+
+
 def test_one_process_goes_on_as_three(place: Path, alone: Path) -> None:
     file = written(place, "grown", **UNEVEN)
     trained_alone(config(place, out=str(place / "grown"), **UNEVEN), stop_at=5)
@@ -59,18 +75,24 @@ def test_one_process_goes_on_as_three(place: Path, alone: Path) -> None:
     check_same(place / "grown", alone)
 
 
-def test_a_signal_to_one_ends_all_with_a_checkpoint_and_they_go_on_bit_for_bit(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "plan"), [(2, ["parallel.zero_stage=2"]), pytest.param(4, GRID, marks=pytest.mark.thorough)]
+)
+def test_a_signal_to_one_ends_all_with_a_checkpoint_and_they_go_on_bit_for_bit(
+    place: Path, world_size: int, plan: list[str]
+) -> None:
     """Dropout draws on each process what it would have drawn."""
     changes: dict[str, Any] = {**UNEVEN, "optimizer": {"dropout": 0.2, "lr": 1e-2}}
-    trained(2, written(place, "dropped", **changes), "parallel.zero_stage=2")
-    file = written(place, "stopped", **changes)
-    with Group(train_here, 2, str(file), ["parallel.zero_stage=2"], False, "1 term 5") as group:
+    whole, cut = (place / f"{name}{world_size}" for name in ("dropped", "stopped"))
+    trained(world_size, written(place, whole.name, **changes), *plan)
+    file = written(place, cut.name, **changes)
+    with Group(train_here, world_size, str(file), plan, False, "1 term 5") as group:
         answers = [found for _, found in group.answers()]
-    assert [one["exit_code"] for one in answers] == [143, 143] and [one["step"] for one in answers] == [5, 5]
-    trained(2, file, "parallel.zero_stage=2", resume=True)
-    assert log(place / "stopped") == log(place / "dropped")
-    for name, value in weights(place / "stopped").items():
-        assert torch.equal(value, weights(place / "dropped")[name]), name
+    assert [(one["exit_code"], one["step"]) for one in answers] == [(143, 5)] * world_size
+    trained(world_size, file, *plan, resume=True)
+    assert log(cut) == log(whole)
+    for name, value in weights(cut).items():
+        assert torch.equal(value, weights(whole)[name]), name
 
 
 def test_dropout_differs_between_processes(place: Path, alone: Path) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,6 +26,7 @@ from whet.parallel.machine_sums import machine_sums
 from whet.parallel.plan import Degrees, ParallelPlan, degrees_of
 from whet.parallel.ranks import Ranks
 from whet.parallel.share import Share
+from whet.parallel.stream import TOKENS, WHOLE, Stream
 from whet.parallel.tensor_parallel import divide_matrices, exchange_while_multiplying
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -109,6 +110,21 @@ class Division:
         """Return what layers compute in, given the dtype of the parameters."""
         return dtype if self.plan.param_dtype is None else _DTYPES[self.plan.param_dtype]
 
+    @cached_property
+    def stream(self) -> Stream:
+        """Return how the processes that share matrices hold the stream of a decoder."""
+        if self.degrees.tensor == 1:
+            return Stream()
+        return Stream(self.mesh["tensor"], TOKENS if self.plan.sequence_parallel else WHOLE)
+
+    @property
+    def sums_in_backward(self) -> bool:
+        """Return whether engines sum gradients over processes that see other rows, within backward.
+
+        Zero-bubble schedules compute the gradients of weights outside of it, where no engine sees them.
+        """
+        return self.plan.pipeline_schedule != "zero_bubble"
+
     @property
     def shards_data(self) -> bool:
         """Return whether fully_shard divides the model among processes that see other rows, or keeps copies equal.
@@ -116,16 +132,19 @@ class Division:
         DDP keeps copies of whole tensors equal, and takes none that tensor parallelism has divided.
         """
         divides = not self.is_alone and self.plan.stage >= 2
-        return divides or (self.degrees.tensor > 1 and self.degrees.data > 1)
+        return divides or (self.degrees.tensor > 1 and self.degrees.data > 1 and self.sums_in_backward)
 
-    def share(self, model: nn.Module) -> None:
+    def share(self, model: nn.Module, stages: Sequence[nn.Module] = ()) -> None:
         """Divide a model's parameters in place. The optimiser is made afterwards, of the parameters that there are now.
+
+        Args:
+            stages: The parts of it that are called one by one, where other processes hold the others.
 
         Raises:
             OptionError: The plan does not fit the model.
         """
         if self.degrees.tensor > 1:
-            divide_matrices(model, self.mesh["tensor"], sequence_parallel=self.plan.sequence_parallel)
+            divide_matrices(model, self.stream)
         if self.plan.async_tensor_parallel:
             exchange_while_multiplying(self.mesh["tensor"])
         if not self.shards_data:
@@ -138,9 +157,10 @@ class Division:
             if self.plan.offload == "parameters"
             else OffloadPolicy(),
         }
-        for block in blocks_of(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
+        for part in stages or [model]:
+            for block in blocks_of(part):
+                fully_shard(block, **options)
+            fully_shard(part, **options)
 
     def _precision(self) -> MixedPrecisionPolicy:
         name, reduce = self.plan.param_dtype, self.plan.reduce_dtype
@@ -155,7 +175,7 @@ class Division:
         Raises:
             OptionError: The processes do not lie on machines as the plan needs.
         """
-        if self.shards_data or self.degrees.data == 1:
+        if self.shards_data or self.degrees.data == 1 or not self.sums_in_backward:
             return model
         found = DistributedDataParallel(
             model,
@@ -226,9 +246,14 @@ class Division:
         return self.plan.stage == 1 or self.degrees.pipeline > 1
 
     @cached_property
+    def tensor_rank(self) -> int:
+        """Return the place of this process among those that share matrices, and see the same rows."""
+        return 0 if self.is_alone else self.mesh.get_local_rank("tensor")
+
+    @property
     def holds_copies(self) -> bool:
         """Return whether another process, which comes first, holds a copy of what this one has undivided."""
-        return not self.is_alone and (self.data_rank > 0 or self.mesh.get_local_rank("tensor") > 0)
+        return self.data_rank > 0 or self.tensor_rank > 0
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float, copies: Iterable[nn.Parameter] = ()) -> Tensor:
         """Clip gradients by the norm over all processes, and return it.

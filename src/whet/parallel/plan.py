@@ -21,7 +21,7 @@ class ParallelPlan(BaseModel):
             are processes left.
         data_parallel_shard_degree: The processes that share one copy's state, from zero_stage 2 on; None for as many as
             there are processes left.
-        tensor_parallel_degree: The processes that share each matrix.
+        tensor_parallel_degree: The processes that share each matrix, within a stage where there is a pipeline.
         pipeline_parallel_degree: The processes that share the layers.
         context_parallel_degree: The processes that share each row of tokens.
         zero_stage: What data-parallel processes share in the place of keeping copies (Rajbhandari et al., 2020): 0
@@ -37,7 +37,8 @@ class ParallelPlan(BaseModel):
         powersgd_rank: The rank of the matrices that PowerSGD sends (Vogels et al., 2019).
         powersgd_start_step: The steps before gradients are compressed by it.
         hierarchical_all_reduce: Whether gradients are summed within each machine first, and then between machines.
-        sequence_parallel: Whether tensor-parallel processes share the tokens between their matrices.
+        sequence_parallel: Whether tensor-parallel processes share the tokens between their matrices, and on the way to
+            the next stage of a pipeline.
         async_tensor_parallel: Whether these exchange while they multiply; on CUDA, with torch.compile.
         pipeline_schedule: In which order stages compute.
         pipeline_micro_batches: The parts of a batch that go through the stages; None for twice as many as stages.
@@ -127,11 +128,6 @@ class ParallelPlan(BaseModel):
         if self.zero_stage == 1 and self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
             raise ValueError("zero_stage 1 divides the optimiser of whole models; with other degrees, set it to 2")
         self._fits_pipeline()
-        if self.tensor_parallel_degree > 1 and self.pipeline_parallel_degree > 1:
-            raise ValueError(
-                "tensor_parallel_degree and pipeline_parallel_degree do not go together yet; set one of them to 1, and "
-                "divide further by zero_stage 2 or 3"
-            )
         if self.tensor_parallel_degree * self.pipeline_parallel_degree > 1:
             own = [name for name in _OF_DDP if getattr(self, name) != type(self).model_fields[name].default]
             if own:
@@ -164,6 +160,7 @@ class ParallelPlan(BaseModel):
             ("static_graph", self.static_graph),
             ("compression", self.compression != "none"),
             ("hierarchical_all_reduce", self.hierarchical_all_reduce),
+            ("async_tensor_parallel", self.async_tensor_parallel),
         ):
             if is_set:
                 raise ValueError(f"{name} does not go with a pipeline_parallel_degree above 1; leave it out")

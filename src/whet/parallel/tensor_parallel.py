@@ -11,10 +11,9 @@ The stream is a DTensor, which knows the whole shape. So tokens and the vocabula
 import warnings
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -27,36 +26,41 @@ from torch.distributed.tensor.parallel import (
 from whet.errors import OptionError
 from whet.models.decoder.config import MODEL_TYPES
 from whet.models.decoder.reference import Decoder, DecoderLayer
+from whet.parallel.stream import Stream, held
 
 _KEY = "parallel.tensor_parallel_degree"
 _DIVIDED = (nn.Linear, nn.Embedding, nn.RMSNorm)
-_TOKENS, _HEADS = 1, 2  # dimensions of [B, T, D], and of [B, T, N, H]
+_HEADS = 2  # the dimension of [B, T, N, H]
 
 
-def divide_matrices(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Divide a decoder among the processes of a mesh of one dimension, in place; its parameters become DTensors.
+def divide_matrices(model: nn.Module, stream: Stream) -> None:
+    """Divide a decoder among the processes that hold its stream, in place; its parameters become DTensors.
 
-    All processes hold the same weights. Nothing is changed where the model is refused.
+    All processes hold the same weights: those of a whole decoder, or of the stages of a pipeline that are theirs.
+    Nothing is changed where the model is refused.
 
     Raises:
         OptionError: It is no decoder of models/, or the number of processes does not divide its heads or its MLP.
     """
+    mesh = stream.mesh
+    assert mesh is not None
     decoder = checked(model, mesh.size())
-    stream: Placement = Shard(_TOKENS) if sequence_parallel else Replicate()
     trained = {name: p.requires_grad for name, p in decoder.named_parameters()}
-    is_tied = decoder.lm_head.weight is decoder.embed_tokens.weight
+    is_tied = decoder.config.tie_word_embeddings and isinstance(decoder.lm_head, nn.Linear)
     hooks: Any = decoder.embed_tokens._forward_hooks
     dropout = list(hooks)
     for norm in _norms_of_stream(decoder):
-        # Without sequence parallelism, what follows reads a plain tensor: then its gradient is summed here, once.
-        distribute_module(decoder.get_submodule(norm), mesh, output_fn=None if sequence_parallel else _local_output)
-    parallelize_module(decoder, mesh, _styles(decoder, stream), src_data_rank=None)
-    decoder.lm_head.register_forward_hook(_local_logits)
+        # Where each holds all tokens, what follows reads a plain tensor: then its gradient is summed here, once.
+        output_fn = _local_output if stream.placement.is_replicate() else None
+        distribute_module(decoder.get_submodule(norm), mesh, output_fn=output_fn)
+    parallelize_module(decoder, mesh, _styles(decoder, stream.placement), src_data_rank=None)
+    if isinstance(decoder.lm_head, nn.Linear):
+        decoder.lm_head.register_forward_hook(_local_logits)
     for hook in dropout:  # it drops numbers of the whole sums, which the styles' own hooks make
         hooks.move_to_end(hook)
     if is_tied:
         decoder.lm_head.weight = decoder.embed_tokens.weight
-    for layer in _layers(decoder):
+    for layer in _layers(decoder).values():
         layer.self_attn.num_heads //= mesh.size()
         layer.self_attn.num_kv_heads //= mesh.size()
     for name, p in decoder.named_parameters():
@@ -91,7 +95,7 @@ def checked(model: nn.Module, degree: int) -> Decoder:
             f"{_KEY} is {degree}, and whet divides the matrices of its own decoders alone ({', '.join(MODEL_TYPES)}); "
             f"this model is a {type(model).__name__}. Leave it out, and share the model with parallel.zero_stage = 3"
         )
-    for layer in _layers(model):
+    for layer in _layers(model).values():
         for key, size in (
             ("num_attention_heads", layer.self_attn.num_heads),
             ("num_key_value_heads", layer.self_attn.num_kv_heads),
@@ -113,22 +117,27 @@ def checked(model: nn.Module, degree: int) -> Decoder:
     return model
 
 
-def _layers(decoder: Decoder) -> list[DecoderLayer]:
-    return [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+def _layers(decoder: Decoder) -> dict[int, DecoderLayer]:
+    """Return the layers that this process holds, by their places."""
+    return {number: layer for number, layer in enumerate(decoder.layers) if isinstance(layer, DecoderLayer)}
 
 
 def _norms_of_stream(decoder: Decoder) -> list[str]:
     kinds = ("input_layernorm", "post_attention_layernorm")
-    return ["norm", *(f"layers.{number}.{kind}" for number in range(len(decoder.layers)) for kind in kinds)]
+    last = ["norm"] if isinstance(decoder.norm, nn.RMSNorm) else []
+    return [*last, *(f"layers.{number}.{kind}" for number in _layers(decoder) for kind in kinds)]
 
 
 def _styles(decoder: Decoder, stream: Placement) -> dict[str, ParallelStyle]:
     """Return how each module is divided, where the stream lies on processes in a given way."""
-    styles: dict[str, ParallelStyle] = {
-        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream, use_local_output=False),
-        "lm_head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate(), use_local_output=False),
-    }
-    for number, layer in enumerate(_layers(decoder)):
+    styles: dict[str, ParallelStyle] = {}
+    if isinstance(decoder.embed_tokens, nn.Embedding):
+        styles["embed_tokens"] = RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=stream, use_local_output=False
+        )
+    if isinstance(decoder.lm_head, nn.Linear):
+        styles["lm_head"] = ColwiseParallel(input_layouts=stream, output_layouts=Replicate(), use_local_output=False)
+    for number, layer in _layers(decoder).items():
         own: dict[str, ParallelStyle] = {
             "self_attn": PrepareModuleInput(
                 input_layouts=(stream, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
@@ -151,21 +160,7 @@ def _local_output(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
 
 
 def _local_logits(module: nn.Module, inputs: Any, logits_BTV: DTensor) -> Tensor:
-    found: Tensor = _Local.apply(logits_BTV)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Local(torch.autograd.Function):
-    """Return what a process holds of a replicated DTensor. It is no view, as that of to_local: FSDP warns of views."""
-
-    @staticmethod
-    def forward(ctx: Any, x: DTensor) -> Tensor:
-        ctx.mesh = x.device_mesh
-        return x.to_local().detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> DTensor:
-        return DTensor.from_local(gradient, ctx.mesh, [Replicate()], run_check=False)
+    return held(logits_BTV)
 
 
 class _Placed:

@@ -159,8 +159,8 @@ def _restore_compression(trainer: Trainer, state: TrainingState, division: Divis
 
 def _restore_generators(trainer: Trainer, state: TrainingState, division: Division) -> tuple[str, ...]:
     same = state.values.get(_DEGREES, {}) in ({}, division.degrees.sizes)
-    # Divided otherwise, those that share the first process's rows draw what it draws.
-    rank = division.ranks.rank if same else division.data_rank
+    # Divided otherwise, those that share the first process's rows and layers draw what it draws.
+    rank = division.ranks.rank if same else division.drawing_rank
     part = _random(rank)
     if rank and (not same or part not in state.values):
         seed_everything(seed_of(trainer.seed, division.drawing_rank, state.values[RUN]["step"]))

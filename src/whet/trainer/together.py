@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload
@@ -106,7 +106,7 @@ class Together:
         for batch in batches:
             mine, counts = self._own_rows(batch)
             sums = trainer.tally(self._setup.model.tally, mine)
-            if sums is not None and counts:
+            if sums is not None and counts and self._division.tensor_rank == 0:
                 found.append(sums)
         told = self._division.ranks.gather("the held-out scores", found)
         return [sum(one) for one in zip(*(sums for of_rank in told for sums in of_rank), strict=True)]
@@ -150,9 +150,7 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
     check_plan(setup, division)
     has_stages = division.degrees.pipeline > 1
     stages = stages_of(workload.model, division) if has_stages else []
-    parts: Sequence[nn.Module] = stages or [workload.model]
-    for part in parts:
-        division.share(part)
+    division.share(workload.model, stages)
     workload = replace(workload, optimizer=division.optimizer(workload.optimizer))
     # Of several processes, each weighs its parts itself, by the targets of all.
     steps = [step for step in setup.steps if division.is_alone or step.technique != ACCUMULATION]

@@ -67,12 +67,10 @@ class PipelineTrainer(RankTrainer):
         self._dtype = division.computed_dtype(next(decoder.parameters()).dtype)
         self._copies = list(later_copies(decoder, division).values())
         self._tied = decoder.lm_head.weight if self._has_end and decoder.config.tie_word_embeddings else None
-        # Zero-bubble schedules compute the gradients of weights outside of backward, where DDP does not see them.
-        self._sums_itself = division.plan.pipeline_schedule == "zero_bubble" and division.degrees.data > 1
-        self._called = [stage if self._sums_itself else division.called(stage) for stage in stages]
+        self._called = [division.called(stage) for stage in stages]
         self._schedule: Any = None
         self._shape: tuple[int, int] = (0, 0)
-        self.relay = Relay(stages, self._group, self._sizes, self._dtype)
+        self.relay = Relay(stages, self._group, division.stream, self._sizes, self._dtype)
         # NCCL makes the connections of a group in its first collective, which all must call.
         distributed.all_reduce(torch.zeros((), device=division.device), group=self._group)
 
@@ -95,7 +93,7 @@ class PipelineTrainer(RankTrainer):
         losses: list[Tensor] = []
         for part in parts:
             losses += self._through(part, factor)
-        if self._sums_itself:
+        if not self.division.sums_in_backward and self.division.degrees.data > 1:
             self._average()
         self._sum_tied()
         loss = sum(float(one) for one in losses) / self.division.degrees.data
@@ -118,6 +116,7 @@ class PipelineTrainer(RankTrainer):
             losses=losses,
             return_outputs=False,
             loss_kwargs={"factor": factor},
+            length=ids_BT.shape[1],
             **named,
         )
         return [one.detach() for one in losses]
@@ -131,6 +130,7 @@ class PipelineTrainer(RankTrainer):
             self._group,
             rows=self._rows,
             length=length,
+            num_held=self.division.stream.num_held(length),
             sizes=self._sizes,
             dtype=self._dtype,
             device=self.division.device,
@@ -153,7 +153,7 @@ class PipelineTrainer(RankTrainer):
     @torch.no_grad()
     def _average(self) -> None:
         """Average the gradients over the processes that see other rows."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        gradients = [local_of(p.grad) for p in self._parameters if p.grad is not None]
         works = [distributed.all_reduce(one, group=self.division.data_group, async_op=True) for one in gradients]
         for work in works:
             work.wait()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from whet.parallel.pipeline.stages import DecoderStage
+from whet.parallel.stream import Stream
 
 
 class Relay(nn.Module):
@@ -14,13 +15,21 @@ class Relay(nn.Module):
 
     Args:
         group: The processes of the stages, in their order.
+        stream: How each process holds the stream.
         sizes: The widths of the stream and of the logits.
         dtype: Of the stream and of the logits.
     """
 
-    def __init__(self, stages: Sequence[DecoderStage], group: Any, sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        stages: Sequence[DecoderStage],
+        group: Any,
+        stream: Stream,
+        sizes: tuple[int, int],
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__()
-        self._stages, self._group, self._sizes, self._dtype = stages, group, sizes, dtype
+        self._stages, self._group, self._stream, self._sizes, self._dtype = stages, group, stream, sizes, dtype
         self.held = nn.ModuleList(stages)
         ranks = distributed.get_process_group_ranks(group)
         place = distributed.get_rank(group)
@@ -29,12 +38,14 @@ class Relay(nn.Module):
     @torch.no_grad()
     def logits(self, input_ids_BT: Tensor, *given: Tensor, **named: Tensor) -> Tensor | None:
         """Return the logits [B, T, V] in the process of the last stage, and None in others. All must call it."""
+        rows, length = input_ids_BT.shape
+        shape = rows, self._stream.num_held(length), self._sizes[0]
         for stage in self._stages:
             x = input_ids_BT
             if not stage.is_first:
-                x = torch.empty(*input_ids_BT.shape, self._sizes[0], dtype=self._dtype, device=input_ids_BT.device)
+                x = torch.empty(shape, dtype=self._dtype, device=input_ids_BT.device)
                 distributed.recv(x, self._before, group=self._group)
-            found_BTX: Tensor = stage(x, *given, **named)
+            found_BTX: Tensor = stage(x, *given, length=length, **named)
             if stage.is_last:
                 return found_BTX
             distributed.send(found_BTX.contiguous(), self._behind, group=self._group)

@@ -49,6 +49,7 @@ def schedule_of(
     *,
     rows: int,
     length: int,
+    num_held: int,
     sizes: tuple[int, int],
     dtype: torch.dtype,
     device: torch.device,
@@ -59,6 +60,7 @@ def schedule_of(
         called: What is called in the place of each stage, since it sums gradients over processes.
         loss: Called as loss(logits, targets, **given): the sum of a micro-batch's losses; they are added.
         group: The processes of the other stages.
+        num_held: The tokens of a row's stream that this process holds.
         sizes: The widths of the stream and of the logits.
         dtype: Of the stream and of the logits.
     """
@@ -67,9 +69,10 @@ def schedule_of(
 
     width, vocab_size = sizes
 
-    def like(size: int) -> Tensor:  # without the shapes, torch would run a micro-batch to see them
-        return torch.empty(rows, length, size, dtype=dtype, device="meta", requires_grad=True)
+    def like(tokens: int, size: int) -> Tensor:  # without the shapes, torch would run a micro-batch to see them
+        return torch.empty(rows, tokens, size, dtype=dtype, device="meta", requires_grad=True)
 
+    stream_BTD, logits_BTV = like(num_held, width), like(length, vocab_size)
     ids_BT = torch.empty(rows, length, dtype=torch.int64, device="meta")
     made = [
         PipelineStage(
@@ -77,8 +80,8 @@ def schedule_of(
             stage.number,
             stage.num_stages,
             device,
-            input_args=ids_BT if stage.is_first else like(width),
-            output_args=like(vocab_size if stage.is_last else width),
+            input_args=ids_BT if stage.is_first else stream_BTD,
+            output_args=logits_BTV if stage.is_last else stream_BTD,
             group=group,
         )
         for stage, module in zip(stages, called, strict=True)

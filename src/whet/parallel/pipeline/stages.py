@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from whet.errors import OptionError
 from whet.models.decoder.reference import Decoder
 from whet.parallel.division import Division
+from whet.parallel.stream import Stream
 
 
 class Elsewhere(nn.Module):
@@ -19,7 +20,8 @@ class DecoderStage(nn.Module):
     """Apply some layers of a decoder, with the embedding before the first one, and the head behind the last one.
 
     It takes token ids [B, T] in the first stage, and the stream [B, T, D] in others. It returns logits [B, T, V] in the
-    last stage, and the stream in others. Positions and mask are those of Decoder.forward.
+    last stage, and the stream in others. Positions and mask are those of Decoder.forward. Of a stream whose tokens
+    several processes share, it takes and returns those of this process.
 
     Attributes:
         number: Which stage it is, counted from 0.
@@ -27,7 +29,14 @@ class DecoderStage(nn.Module):
     """
 
     def __init__(
-        self, decoder: Decoder, number: int, num_stages: int, places: range, *, checkpoints_blocks: bool
+        self,
+        decoder: Decoder,
+        number: int,
+        num_stages: int,
+        places: range,
+        *,
+        stream: Stream,
+        checkpoints_blocks: bool,
     ) -> None:
         super().__init__()
         self.number, self.num_stages, self.places = number, num_stages, places
@@ -37,7 +46,7 @@ class DecoderStage(nn.Module):
         self.embed_tokens = decoder.embed_tokens if self.is_first or (tied and self.is_last) else None
         self.lm_head = decoder.lm_head if self.is_last or (tied and self.is_first) else None
         self.norm = decoder.norm if self.is_last else None
-        self._through = decoder.through
+        self._through, self._stream = decoder.through, stream
         self._checkpoints_blocks = checkpoints_blocks
 
     @property
@@ -48,13 +57,19 @@ class DecoderStage(nn.Module):
     def is_last(self) -> bool:
         return self.number == self.num_stages - 1
 
-    def forward(self, given: Tensor, positions_BT: Tensor | None = None, mask_B1TT: Tensor | None = None) -> Tensor:
-        x_BTD: Tensor = self.embed_tokens(given) if self.is_first and self.embed_tokens is not None else given
+    def forward(
+        self, given: Tensor, positions_BT: Tensor | None = None, mask_B1TT: Tensor | None = None, *, length: int
+    ) -> Tensor:
+        """Compute the stage of rows of so many tokens, of which `given` may hold some."""
+        if self.is_first and self.embed_tokens is not None:
+            x_BTD: Tensor = self.embed_tokens(given)
+        else:
+            x_BTD = self._stream.entering(given, length)
         # Without gradients, checkpoint calls a layer as it is.
         options: dict[str, Any] = {"call": partial(checkpoint, use_reentrant=False)} if self._checkpoints_blocks else {}
         x_BTD = self._through(self.places, x_BTD, positions_BT, mask_B1TT, **options)
         if self.norm is None or self.lm_head is None:
-            return x_BTD
+            return self._stream.leaving(x_BTD)
         logits_BTV: Tensor = self.lm_head(self.norm(x_BTD))
         return logits_BTV
 
@@ -96,6 +111,7 @@ def stages_of(model: nn.Module, division: Division) -> list[DecoderStage]:
             number,
             num_stages,
             places_of(number, num_stages, len(model.layers)),
+            stream=division.stream,
             checkpoints_blocks=division.plan.checkpointing == "blocks",
         )
         for number in range(division.stage_rank, num_stages, processes)
