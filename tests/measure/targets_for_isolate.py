@@ -16,8 +16,8 @@ import torch
 from torch import distributed
 
 from whet.errors import InputsError
-from whet.parallel.joining import joined
 from whet.measure.memory import TakenMemory, peak_rss_bytes
+from whet.parallel.joining import joined
 
 
 def add(a: float, b: float) -> dict[str, Any]:

@@ -8,16 +8,16 @@ from typing import Any
 from whet.core.recipe import Step
 from whet.parallel.plan import ParallelPlan
 from whet.techniques.costs.memory import StepMemory
-from whet.techniques.technique import PRECISION, AnyTechnique, Applies, NoOptions
+from whet.techniques.technique import PRECISION, AnyTechnique, Applies
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import Exactness, TrainingTechnique
 from whet.tuner.kind_options import PLAN_TECHNIQUES
 from whet.tuner.space import ApplicableTechnique, Variant, steps_of
+from whet.tuner.training.shared_step import SharedStep
 
 ACCUMULATION = "accumulation"  # which each process does for its own rows, weighed by the rows of all
 _STATE, _BUCKETS, _WIRE, _GRAPH = "state", "buckets", "wire", "graph"
 _ENGINE = frozenset({_STATE, _BUCKETS, _WIRE, _GRAPH})  # what DDP alone has a choice of
-_EXCHANGE = 2.0  # no measurement tells before a trial how long processes wait for each other
 
 
 class PlanStage(StrEnum):
@@ -68,12 +68,16 @@ class PlanTechnique(AnyTechnique):
         keys: Returns the keys of [parallel] that it sets, by the options.
         kept: Returns the least bytes of a step that are left with it, of so many processes.
         is_alone: Whether one process makes all steps.
+        exchanges_less: Whether it may shorten the sums of gradients over processes.
+        divides_update: Whether each process updates its part of the parameters alone.
     """
 
     exactness: Exactness = Exactness.EXACT
     keys: Callable[[Any], dict[str, Any]] = lambda options: {}
     kept: Callable[[StepMemory, int], float] | None = None
     is_alone: bool = False
+    exchanges_less: bool = False
+    divides_update: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -83,10 +87,13 @@ class PlanTechnique(AnyTechnique):
     def promise(self, options: Any) -> Exactness:
         return self.exactness
 
-    def variant(self, step: Step, memory: StepMemory, number: int) -> Variant:
+    def variant(self, step: Step, memory: StepMemory, shared: SharedStep, number: int) -> Variant:
         """Return a step with what it may save at the most of a training on so many processes."""
         shrink = 1.0 if self.kept is None else memory.peak_bytes / max(self.kept(memory, number), 1.0)
-        return Variant(step=step, bound=float(number) if self.is_alone else _EXCHANGE, shrink=max(1.0, shrink))
+        less, divides = self.exchanges_less, self.divides_update
+        bound = shared.bound(number, exchanges_less=less, divides_update=divides)
+        # No measurement tells before a trial how long the threads of one process wait for each other.
+        return Variant(step=step, bound=float(number) if self.is_alone else bound, shrink=max(1.0, shrink))
 
 
 def _technique(name: str, order: int, card: str, groups: frozenset[str], **more: Any) -> PlanTechnique:
@@ -110,6 +117,7 @@ PLAN_TABLE: Mapping[str, PlanTechnique] = {
             2,
             "each process holds its part of the optimiser's state",
             frozenset({_STATE}),
+            divides_update=True,
             keys=lambda options: {"zero_stage": 1},
             kept=lambda memory, number: memory.left(optimizer=1 / number),
         ),
@@ -118,6 +126,8 @@ PLAN_TABLE: Mapping[str, PlanTechnique] = {
             3,
             "each process holds its part of the optimiser's state and of the gradients",
             _ENGINE,
+            exchanges_less=True,
+            divides_update=True,
             keys=lambda options: {"zero_stage": 2},
             kept=lambda memory, number: memory.left(optimizer=1 / number, gradients=1 / number),
         ),
@@ -126,10 +136,10 @@ PLAN_TABLE: Mapping[str, PlanTechnique] = {
             4,
             "each process holds its part of the optimiser's state, the gradients and the parameters",
             _ENGINE,
+            exchanges_less=True,
+            divides_update=True,
             keys=lambda options: {"zero_stage": 3},
-            kept=lambda memory, number: memory.left(
-                optimizer=1 / number, gradients=1 / number, parameters=1 / number
-            ),
+            kept=lambda memory, number: memory.left(optimizer=1 / number, gradients=1 / number, parameters=1 / number),
         ),
         _technique(
             "bucket_size",
@@ -138,6 +148,7 @@ PLAN_TABLE: Mapping[str, PlanTechnique] = {
             frozenset({_BUCKETS}),
             options=Bucket,
             space={"mb": (100.0, 5.0, 1.0)},
+            exchanges_less=True,
             keys=lambda options: {"bucket_cap_mb": options.mb},
         ),
         _technique(
@@ -145,6 +156,7 @@ PLAN_TABLE: Mapping[str, PlanTechnique] = {
             6,
             "all steps use the same parameters in the same order",
             frozenset({_GRAPH}),
+            exchanges_less=True,
             keys=lambda options: {"static_graph": True},
         ),
         _technique(
@@ -155,6 +167,7 @@ PLAN_TABLE: Mapping[str, PlanTechnique] = {
             options=Casts,
             space={PRECISION: ("bf16", "fp16")},
             exactness=Exactness.ROUNDED,
+            exchanges_less=True,
             keys=lambda options: {"compression": options.precision},
         ),
         _technique(
@@ -165,6 +178,7 @@ PLAN_TABLE: Mapping[str, PlanTechnique] = {
             options=Rank,
             space={"rank": (4, 16, 1)},
             exactness=Exactness.OTHER,
+            exchanges_less=True,
             keys=lambda options: {
                 "compression": "powersgd",
                 "powersgd_rank": options.rank,
@@ -204,15 +218,17 @@ def of_loop(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(step for step in steps if step.technique not in PLAN_TABLE)
 
 
-def applicable_plans(memory: StepMemory, number: int, exclude: Sequence[str]) -> list[ApplicableTechnique]:
-    """Return what can be tried of the plan of a training on so many processes."""
+def applicable_plans(
+    memory: StepMemory, shared: SharedStep, number: int, exclude: Sequence[str]
+) -> list[ApplicableTechnique]:
+    """Return what can be tried of the plan of a training on so many processes, with what it may save at the most."""
     return [
         ApplicableTechnique(
             technique=name,
             detail=technique.card or "",
             groups=tuple(sorted(technique.groups)),
             options={option: tuple(values) for option, values in technique.space.items()},
-            variants=tuple(technique.variant(step, memory, number) for step in steps_of(name, technique.space)),
+            variants=tuple(technique.variant(step, memory, shared, number) for step in steps_of(name, technique.space)),
         )
         for name, technique in PLAN_TABLE.items()
         if name not in exclude

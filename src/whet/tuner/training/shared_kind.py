@@ -6,27 +6,25 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from whet.core.recipe import Recipe
 from whet.files import write_whole
 from whet.measure.cores import allowed_cores
 from whet.measure.isolate import Arguments, Function, Outcome
 from whet.techniques.technique import AnyTechnique
 from whet.tuner.asked import Asked
+from whet.tuner.budget import Runner
 from whet.tuner.kind import Work
 from whet.tuner.points import screened_point
 from whet.tuner.prepared_target import Prepared
-from whet.tuner.processes import SharedProcesses, TrainingProcesses, shared_processes
-from whet.tuner.records import TrialRecord
+from whet.tuner.processes import TrainingProcesses, shared_processes
+from whet.tuner.records import TrialOutcome, TrialRecord
 from whet.tuner.result import MeasuredVariant, RefusedTechnique, Result
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.kind import TrainingKind
-from whet.tuner.training.plan_techniques import ACCUMULATION, TRAINED_TABLE, applicable_plans, is_alone, plan_keys
-from whet.tuner.training.shared_training import num_threads
+from whet.tuner.training.plan_techniques import TRAINED_TABLE, applicable_plans, is_alone, plan_keys
+from whet.tuner.training.shared_words import PLAN, num_threads, plan_file
 from whet.ui.figures import counted
 
-PLAN = "parallel.toml"
 _OF_ONE = "each of the processes has its share of the cores"
 
 
@@ -57,7 +55,7 @@ class SharedTrainingKind(TrainingKind):
                 alone.renew()
                 shared.renew()
 
-            self._processes = TrainingProcesses(_chosen(alone, shared), renew, alone.are_forks)
+            self._processes = TrainingProcesses(chosen(alone.run, shared.run), renew, alone.are_forks)
             yield
 
     def examine(self) -> TrainingFacts:
@@ -65,19 +63,39 @@ class SharedTrainingKind(TrainingKind):
         facts = super().examine()
         own = [entry for entry in facts.applicable if entry.technique != "threads"]
         refused = [RefusedTechnique(technique="threads", reason=_OF_ONE)] * (len(own) < len(facts.applicable))
-        plans = applicable_plans(facts.memory, self.number, self.asked.exclude)
-        words = f"In one process: {facts.diagnosis.sentence}"
         cores = len(allowed_cores())
         hints = () if self.number <= cores else (f"{self.number} processes share {counted(cores, 'core')}",)
         self.facts = facts.model_copy(
             update={
-                "applicable": (*plans, *own),
+                "applicable": tuple(own),
                 "refused": (*facts.refused, *refused),
-                "diagnosis": facts.diagnosis.model_copy(update={"sentence": words}),
                 "hints": (*facts.hints, *hints),
             }
         )
         return self.facts
+
+    def measure_original(self) -> None:
+        """Measure the original on all processes, which tells what a plan may save of its step."""
+        super().measure_original()
+        facts, shared, evidence = self.facts, self._original.shared, self._original.outcome.training
+        assert shared is not None and evidence is not None and evidence.memory is not None
+        plans = applicable_plans(evidence.memory, shared, self.number, self.asked.exclude)
+        words = f"In one process, {facts.diagnosis.sentence[:1].lower()}{facts.diagnosis.sentence[1:]}"
+        self.facts = facts.model_copy(
+            update={
+                "applicable": (*plans, *facts.applicable),
+                "peak_bytes": evidence.memory.peak_bytes,
+                "diagnosis": facts.diagnosis.model_copy(update={"sentence": f"{words} {shared.words(self.number)}"}),
+            }
+        )
+
+    def why_unmeasured(self, outcome: TrialOutcome) -> str:
+        if outcome.rejected_for != "quality":
+            return super().why_unmeasured(outcome)
+        return (
+            f"shared by {self.number} processes, this would be another training ({outcome.reason}): the loss must be "
+            "the mean over the rows of its batch, and what is computed of a row must not depend on other rows"
+        )
 
     def title(self) -> str:
         return f"{super().title()} processes {self.number}"
@@ -93,15 +111,15 @@ class SharedTrainingKind(TrainingKind):
 
     def attempt(self, number: int, recipe: Recipe, left_s: float) -> TrialRecord:
         record = super().attempt(number, recipe, left_s)
-        # What an exchange between processes costs is not known before a trial: a bound of it promises nothing.
-        return record.model_copy(update={"predicted": None})
+        return record.model_copy(update={"predicted": None}) if is_alone(recipe.steps) else record
 
     def details(self, records: Sequence[TrialRecord], best: MeasuredVariant) -> dict[str, Any]:
         alone = next((record for record in records if is_alone(record.steps) and len(record.steps) == 1), None)
+        point = None if alone is None else screened_point(alone, self.facts.num_samples, quality=None)
         return super().details(records, best) | {
             "num_processes": self.number,
             "plan": None if is_alone(best.steps) else {"zero_stage": 0, **plan_keys(best.steps)},
-            "one_process": None if alone is None else screened_point(alone, self.facts.num_samples, quality=None),
+            "one_process": best if alone is not None and best.steps == alone.steps else point,
         }
 
     @property
@@ -114,27 +132,12 @@ class SharedTrainingKind(TrainingKind):
         write_whole(directory / PLAN, plan_file(result))
 
 
-def plan_file(result: Result) -> str:
-    """Return the plan of a result as a TOML file, with how it is started."""
-    number = result.num_processes
-    lines = [f"Found by {result.command}" if result.command else f"Found for {result.target}"]
-    if result.plan is None:
-        lines.append(f"One process with all cores makes more steps than {number} processes: start it without torchrun")
-        return "".join(f"# {line}\n" for line in lines)
-    threads = num_threads(number)
-    lines.append(f"Start it with OMP_NUM_THREADS={threads} torchrun --standalone --nproc-per-node {number} ...")
-    parts = next((step.options.get("num_parts") for step in result.best.steps if step.technique == ACCUMULATION), None)
-    if parts is not None:
-        lines.append(f"whet train takes the {parts} parts of a batch from the recipe, a loop of one's own by num_parts")
-    return "".join(f"# {line}\n" for line in lines) + "\n" + tomli_w.dumps({"parallel": result.plan})
-
-
-def _chosen(alone: TrainingProcesses, shared: SharedProcesses) -> Any:
-    """Return what runs a function in one process or in all: a recipe says which, and what has none is examined alone."""
+def chosen(alone: Runner, shared: Runner) -> Runner:
+    """Return what runs a function in one process or in several: a recipe says which; without one it is one."""
 
     def run(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
         steps = getattr(arguments, "steps", None)
-        chosen = alone.run if steps is None or is_alone(steps) else shared.run
-        return chosen(function, arguments, directory, time_limit_s)
+        runner = alone if steps is None or is_alone(steps) else shared
+        return runner(function, arguments, directory, time_limit_s)
 
     return run

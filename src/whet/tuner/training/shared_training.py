@@ -1,6 +1,7 @@
 """Open a training in one process or in each of several, which share its batches, and make its steps together."""
 
 import math
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from whet.core.workload.batch_parts import num_samples_of, rows_of_batch
 from whet.core.workload.measurables import TrainingSteps
 from whet.core.workload.training import Trainer
 from whet.errors import OptionError
-from whet.measure.cores import allowed_cores
 from whet.measure.device import device_type_of
 from whet.measure.machine import Machine
 from whet.parallel.division import Division, division_of
@@ -28,16 +28,15 @@ from whet.parallel.rank_trainer import RankTrainer
 from whet.parallel.ranks import Ranks
 from whet.parallel.started import neighbours, started_together
 from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.prepared_trainer import PreparedTrainer, refusal
+from whet.techniques.prepared_trainer import PreparedTrainer, refusal, stage_refusal
 from whet.tuner.training.opening import open_training
 from whet.tuner.training.plan_techniques import ACCUMULATION, of_loop, plan_of
+from whet.tuner.training.shared_step import SharedStep
+from whet.tuner.training.shared_words import num_threads
+from whet.ui.figures import counted
 
+_PROFILED_STEPS = 10
 _ASKED_S, _MOST_ASKED = 0.05, 16  # how many steps the first process asks the others for at once
-
-
-def num_threads(number: int) -> int:
-    """Return how many threads each of several processes on this machine computes with."""
-    return max(1, len(allowed_cores()) // number)
 
 
 class RowsTrainer(RankTrainer):
@@ -66,11 +65,7 @@ class RowsTrainer(RankTrainer):
 
     def _rows(self, batch: Any) -> Any:
         size, share = num_samples_of(batch), self.division.rows
-        if size < share.number:
-            raise OptionError(
-                f"a batch of {size} rows gives none to some of the {share.number} processes that share it; give "
-                "larger batches, or a smaller --nproc"
-            )
+        check_rows(size, share.number)
         return rows_of_batch(batch, share.of(size))
 
 
@@ -96,7 +91,10 @@ class SharedTraining:
 
     def refusal(self, machine: Machine) -> str:
         """Return why the techniques do not apply here; "" where they do on all processes."""
-        workload = self.workload
+        workload, stage = self.workload, self.division.plan.stage
+        unborne = [(step, found) for step in self.steps if (found := stage_refusal(step, stage)) is not None]
+        if unborne and not self.division.is_alone:
+            return "; ".join(f"{step.technique} {found.why}" for step, found in unborne)
         parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
         return agreed(self.ranks, refusal(workload, parts, self.steps, machine))
 
@@ -123,6 +121,22 @@ class SharedTraining:
             steps.follow()
         return run
 
+    def profiled(self, trainer: Trainer) -> SharedStep | None:
+        """Return where the time of a step goes; None where one process makes it.
+
+        Its last steps leave the processes with different parameters: the trainer is of no use afterwards.
+        """
+        if not isinstance(trainer, RowsTrainer):
+            return None
+        phases = [trainer.timed_step() for _ in range(_PROFILED_STEPS)]
+        with self.division.summed_later(trainer.called):
+            alone = [sum(trainer.timed_step().values()) for _ in range(_PROFILED_STEPS)]
+        return SharedStep(
+            total_s=statistics.median(sum(one.values()) for one in phases),
+            alone_s=min(alone),
+            optimizer_s=statistics.median(one["optimizer_s"] for one in phases),
+        )
+
     def most(self, number: int) -> int:
         """Return the largest of the numbers of all processes."""
         return max(self.ranks.gather("the largest", number))
@@ -131,9 +145,7 @@ class SharedTraining:
 class SharedSteps(TrainingSteps):
     """Make steps that the first process times, while the others follow it: it alone decides how many there are."""
 
-    def __init__(
-        self, workload: TrainingWorkload, trainer: Trainer, division: Division, *, num_steps: int = 1
-    ) -> None:
+    def __init__(self, workload: TrainingWorkload, trainer: Trainer, division: Division, *, num_steps: int = 1) -> None:
         super().__init__(workload, trainer, num_steps=num_steps)
         self._division = division
         self._left, self._asked, self._asked_at = 0, 1, -math.inf
@@ -168,6 +180,15 @@ class SharedSteps(TrainingSteps):
         self._asked_at = time.perf_counter()
 
 
+def check_rows(size: int, number: int) -> None:
+    """Raise OptionError where a batch has fewer rows than processes share it."""
+    if size < number:
+        raise OptionError(
+            f"a batch of {counted(size, 'row')} gives none to some of the {number} processes that share it; make the "
+            "batches larger, or --nproc smaller"
+        )
+
+
 def agreed(ranks: Ranks, why: str) -> str:
     """Return what the first process says that says anything, on all processes; "" where none does."""
     return next((one for one in ranks.gather("an objection", why) if one), "")
@@ -195,7 +216,6 @@ def opened(
         if ranks.is_alone:
             yield SharedTraining(workload, Division.alone(), of_loop(steps))
             return
-        ranks.all_succeed("the training", partial(_check, workload, ranks.world_size))
         division = division_of(plan, ranks, torch.device("cpu"))
         division.share(workload.model)
         num_parts = _num_parts(steps, ranks.world_size)
@@ -209,12 +229,14 @@ def _num_parts(steps: Sequence[Step], number: int) -> int:
     return max(1, -(-asked // number))
 
 
-def _check(workload: TrainingWorkload, number: int) -> None:
-    """Check that processes can share a training's batches.
+def check_shareable(workload: TrainingWorkload, batches: Sequence[Any], number: int) -> None:
+    """Check that so many processes can share a training, by its first batches.
 
     Raises:
         OptionError: They cannot; the message says what to do.
     """
+    for batch in batches:
+        check_rows(num_samples_of(batch), number)
     if workload.num_accumulated > 1:
         raise OptionError(
             f"the training sums the gradients of {workload.num_accumulated} batches in a step, and --nproc divides "

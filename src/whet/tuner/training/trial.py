@@ -15,6 +15,7 @@ from whet.core.workload.training import Trainer
 from whet.measure.machine import describe
 from whet.measure.machine.power import EnergyMeter
 from whet.measure.memory import TakenMemory, begin_peak, cuda_peak_bytes
+from whet.parallel.division import inner_optimizer
 from whet.techniques.costs.compile_time import compile_s
 from whet.techniques.costs.memory import StepMemory, step_memory
 from whet.techniques.mechanisms.evaluating import evaluating
@@ -22,6 +23,7 @@ from whet.techniques.proof.divergence import FAR, divergence
 from whet.tuner.records import TrainingEvidence, TrialOutcome
 from whet.tuner.training.facts import KnownTraining
 from whet.tuner.training.proof import TrialProof
+from whet.tuner.training.shared_step import SharedStep
 from whet.tuner.training.shared_training import SharedTraining, opened
 
 _MEMORY_STEPS = 2
@@ -50,12 +52,14 @@ class TrainingMeasured(BaseModel, ser_json_inf_nan="constants"):
         outcome: Whether the training is the same, with the evidence.
         run: Its times; None where it was refused or rejected.
         largest_loss: The largest size of a loss in any of its steps.
+        shared: Where the time of a step goes that several processes make together; None with a recipe.
     """
 
     outcome: TrialOutcome
     run: Run | None = None
     largest_loss: float = math.inf
     num_steps: int = 0
+    shared: SharedStep | None = None
 
     @property
     def most_loss(self) -> float:
@@ -105,7 +109,9 @@ def _tried(request: TrainingTrial, training: SharedTraining, taken: TakenMemory)
     run = run.model_copy(
         update={"peak_bytes": memory.peak_bytes}
     )  # above what the process held before, as in the finals
-    return TrainingMeasured(outcome=outcome, run=run, largest_loss=max(map(abs, losses)), num_steps=len(losses))
+    shared = None if request.steps else training.profiled(prepared.trainer)
+    largest = max(map(abs, losses))
+    return TrainingMeasured(outcome=outcome, run=run, largest_loss=largest, num_steps=len(losses), shared=shared)
 
 
 def _timed(training: SharedTraining, trainer: Trainer, timing_s: float) -> tuple[Run, float | None]:
@@ -129,7 +135,7 @@ def _memory(training: SharedTraining, trainer: Trainer, taken: TakenMemory) -> S
         trainer.step()
     on_gpu = cuda_peak_bytes()
     peak_bytes = training.most(taken.peak_bytes() if on_gpu is None else on_gpu)
-    return step_memory(trainer.model, trainer.optimizer, peak_bytes)
+    return step_memory(trainer.model, inner_optimizer(trainer.optimizer), peak_bytes)
 
 
 def _rejected(why: str, evidence: TrainingEvidence, notes: tuple[str, ...]) -> TrainingMeasured:
