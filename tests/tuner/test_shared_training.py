@@ -173,7 +173,7 @@ def test_a_search_writes_a_plan_that_whet_train_takes_and_goes_on(
 ) -> None:
     monkeypatch.setattr(finals, "ROUNDS", 2)
     monkeypatch.setattr(finals, "MIN_ROUNDS", 2)
-    out, kept = tmp_path / "out", {"one_process", "zero_1", "fused_optimizer"}
+    out, kept = tmp_path / "out", {"one_process", "zero_1"}
     left_out = ",".join(({*TRAINING_TABLE} | {*PLAN_TECHNIQUES}) - kept)
     command = ["tune", f"{script}:workload", "--nproc", "2", "--budget", "3m", "--exclude", left_out, "--json"]
     command += ["--on-busy", "go-on", "--out", str(out)]

@@ -119,8 +119,8 @@ def tune(
         found = run(kind, patience, listener)
     if isinstance(found, OtherKind) and found.word == "training":
         one, several = TrainingKind, SharedTrainingKind
-        kind = one(asked, handed_over()) if nproc is None else several(asked, handed_over(), nproc)
-        found = run(kind, patience, listener)
+        training_kind = one(asked, handed_over()) if nproc is None else several(asked, handed_over(), nproc)
+        found = run(training_kind, patience, listener)
     if isinstance(found, OtherKind):
         raise StreamTarget(f"{target} is a StreamWorkload; here whet takes an InferenceWorkload")
     if found.kind == "inference" and isinstance(target, Workload):

@@ -139,7 +139,8 @@ class SharedTraining:
 
     def most(self, number: int) -> int:
         """Return the largest of the numbers of all processes."""
-        return max(self.ranks.gather("the largest", number))
+        found: list[int] = self.ranks.gather("the largest", number)
+        return max(found)
 
 
 class SharedSteps(TrainingSteps):
