@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import pytest
@@ -59,7 +60,7 @@ class NoServer:
     def renew(self) -> None:
         pass
 
-    def start(self, function: str, directory: Path) -> None:
+    def start(self, function: str, directory: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         return None
 
 

@@ -21,6 +21,7 @@ from forked import ForkedPython
 
 from whet.techniques import TABLE
 from whet.techniques.training import TRAINING_TABLE
+from whet.tuner.kind_options import PLAN_TECHNIQUES
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "docs/reports"  # as whet wrote them; their snippets are parts of the audited code
@@ -58,7 +59,8 @@ def _parts(document: Path) -> list[list[str] | File]:
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("whet tune"):
-                    names = ",".join(TRAINING_TABLE if "train" in line and "--training" not in line else TABLE)
+                    left_out = [*(TRAINING_TABLE if "train" in line and "--training" not in line else TABLE)]
+                    names = ",".join([*left_out, *(PLAN_TECHNIQUES if "--nproc" in line else ())])
                     line = _BUDGET.sub(f"--budget 4m --on-busy go-on --exclude {names}", line)
                 line = _SIZES.sub(r"\1", _PROCESSES.sub("--processes 1", line))
                 if line.startswith("whet audit"):

@@ -16,8 +16,8 @@ import torch
 from torch import distributed
 
 from whet.errors import InputsError
-from whet.measure.group import joined
 from whet.measure.memory import TakenMemory, peak_rss_bytes
+from whet.parallel.joining import joined
 
 
 def add(a: float, b: float) -> dict[str, Any]:
@@ -94,10 +94,10 @@ def hold_memory(megabytes: int) -> dict[str, Any]:
 
 def sum_over_ranks(value: int) -> dict[str, Any]:
     """Meet the other processes of the group and add up everyone's value."""
-    with joined() as rank:
+    with joined() as ranks:
         total = torch.tensor([value])
         distributed.all_reduce(total)
-        return {"rank": rank, "sum": int(total)}
+        return {"rank": ranks.rank, "sum": int(total)}
 
 
 def hang_or_fail(pids: str, fails: bool) -> dict[str, Any]:

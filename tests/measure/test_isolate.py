@@ -17,6 +17,7 @@ import targets_for_isolate
 
 from whet.measure import fork_server, isolate
 from whet.measure.fork_server import ForkServer
+from whet.measure.group import run_together
 from whet.measure.isolate import (
     ARGUMENTS,
     LOG,
@@ -26,7 +27,6 @@ from whet.measure.isolate import (
     Outcome,
     address_of,
     run_isolated,
-    run_together,
 )
 
 HERE = Path(__file__).parent
@@ -200,6 +200,7 @@ import sys
 from pathlib import Path
 import targets_for_isolate
 from whet.measure.fork_server import ForkServer
+from whet.measure.group import run_together
 from whet.measure.isolate import run_isolated
 start = ForkServer([], {}).start if sys.argv[3] == "fork" else None
 try:

@@ -10,6 +10,7 @@ from whet.techniques.costs.memory import StepMemory
 from whet.tuner import figures
 from whet.tuner.result import FILE, MeasuredVariant, Result
 from whet.tuner.time_account import time_sentence
+from whet.tuner.training.shared_words import PLAN, plan_sentences
 from whet.tuner.training.words import batch_sentences, proof_of
 from whet.ui.figures import num_bytes
 from whet.ui.terminal_tables import plain_table
@@ -27,9 +28,10 @@ def show_result(console: Console, result: Result) -> None:
     if not result.is_disturbed:
         _show_rest(console, result)
     if result.out:
-        files = {"report": "report.html", "recipe": RECIPE, "result": FILE}
+        plan = {} if result.num_processes == 1 else {"plan": PLAN}
+        files = {"report": "report.html", "recipe": RECIPE, **plan, "result": FILE}
         written = {name: file for name, file in files.items() if (result.directory / file).exists()}
-        show_files(console, result, written)  # results of earlier versions may have no page
+        show_files(console, result, written, width=6)  # results of earlier versions may have no page
 
 
 def _table(result: Result) -> Table:
@@ -50,7 +52,12 @@ def _show_rest(console: Console, result: Result) -> None:
     if result.best.steps and (proof := proof_of(result.best)):
         console.print(Text(figures.one_line(proof), "dim"))
     spent = time_sentence(result.time_s, result.compile_s)
-    for line in [*_lines(result), *([spent] if spent else []), *map(figures.one_line, batch_sentences(result))]:
+    for line in [
+        *plan_sentences(result),
+        *_lines(result),
+        *([spent] if spent else []),
+        *map(figures.one_line, batch_sentences(result)),
+    ]:
         console.print(Text(line, "dim"))
 
 

@@ -20,7 +20,7 @@ from whet.scripts.injection.script_command import ScriptCommand
 from whet.streamer.target_name import names_a_stream
 from whet.techniques.names import check_excluded, technique_names, training_technique_names
 from whet.tuner.goal import MAX_SLOWDOWN, SCRIPT_STEPS, Goal, Objective
-from whet.tuner.kind_options import KindWord, check_options
+from whet.tuner.kind_options import PLAN_TECHNIQUES, KindWord, check_nproc, check_options
 from whet.ui.units import fraction, num_bytes, seconds
 from whet.workloads.target_name import check_name, is_training, with_training
 
@@ -67,6 +67,12 @@ _AllowBatch = Annotated[
     typer.Option(
         "--allow-batch",
         help="for a training: measure larger batches too, after equal numbers of samples; the recipe leaves them out",
+    ),
+]
+_Nproc = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="for a training: share its batches among N processes of this machine, and tune their plan too"
     ),
 ]
 _MaxMemory = Annotated[
@@ -148,6 +154,7 @@ def tune(
     max_drop: _MaxDrop = None,
     max_slowdown: _MaxSlowdown = MAX_SLOWDOWN,
     allow_batch: _AllowBatch = False,
+    nproc: _Nproc = None,
     max_memory: _MaxMemory = None,
     budget: _Budget = None,
     out: _Out = None,
@@ -170,6 +177,8 @@ def tune(
     The exit code is 0 with a verdict, 3 if the machine was too busy, or the budget too short, for one,
     and 1 if nothing could be measured.
     """
+    if nproc is not None:
+        check_nproc(nproc)
     streams = ForStreams(steps, source, sink, frame_budget, sampler, prompt, data, budget)
     given = {
         "--train": train is not None,
@@ -177,6 +186,7 @@ def tune(
         f"--objective {objective}": objective != "latency",
         "--max-slowdown": max_slowdown != MAX_SLOWDOWN,
         "--allow-batch": allow_batch,
+        "--nproc": nproc is not None,
         "--max-memory": max_memory is not None,
         "--storage": storage is not None,
         "--resume": resume,
@@ -188,6 +198,7 @@ def tune(
         "max_drop": None if max_drop is None else _max_drop(max_drop),
         "max_slowdown": max_slowdown,
         "allow_batch": allow_batch,
+        "nproc": nproc,
         "max_memory_bytes": num_bytes("--max-memory", max_memory) if max_memory is not None else None,
         "budget_s": seconds("--budget", budget or _BUDGET),
         "storage": storage,
@@ -217,6 +228,7 @@ def _check(target: str | Sequence[str], options: Mapping[str, Any], streams: For
         check_name(target)
     known = dict.fromkeys(() if kinds in (["training"], ["script"]) else technique_names())
     known |= dict.fromkeys(() if kinds in (["inference"], ["stream"]) else training_technique_names())
+    known |= dict.fromkeys(PLAN_TECHNIQUES if options["nproc"] is not None else ())
     check_excluded(options["exclude"], list(known))
     if kinds == ["stream"]:
         streams.check_options(str(target), options)

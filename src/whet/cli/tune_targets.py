@@ -61,7 +61,9 @@ class Request:
     def again(self, target: Target, out: Path, **changed: Any) -> str:
         """Return the command that goes on with the search for a target, with some of the options changed."""
         asked = {**self.options, **self.busy, "as_json": self.as_json, **changed}
-        return command_line(target, **asked, out=out, resume=True, more=self.streams.options())
+        number = asked.pop("nproc")
+        more = self.streams.options() if number is None else {"--nproc": str(number)}
+        return command_line(target, **asked, out=out, resume=True, more=more)
 
 
 def tune_targets(targets: Sequence[tuple[Target, Path]], request: Request) -> set[str]:
@@ -99,7 +101,7 @@ def _run(target: Target, out: Path, request: Request, listener: Listener) -> Res
     options, streams = request.options, request.streams
     how: dict[str, Any] = {"out": out, "resume": request.resume, "listener": listener}
     if not isinstance(target, str):
-        of_script = {name: value for name, value in options.items() if name != "allow_batch"}
+        of_script = {name: value for name, value in options.items() if name not in ("allow_batch", "nproc")}
         return tune_script(target, num_steps=streams.steps, **of_script, **request.busy, **how)
     if not names_a_stream(target):
         with contextlib.suppress(StreamTarget):

@@ -15,7 +15,8 @@ from dataclasses import replace
 from whet.comparison.child import ALONE, Request, TurnRequest, measure_in_turns
 from whet.comparison.run import Run, Side
 from whet.comparison.variant import Variant, run_of
-from whet.measure.isolate import FailureKind, Outcome, run_together
+from whet.measure.group import run_together
+from whet.measure.isolate import FailureKind, Outcome
 from whet.measure.load import cause_of, quiet_blocks
 
 _ENOUGH_BLOCKS = 5  # quiet ones that a pair needs to count

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from whet.measure import load
@@ -71,13 +72,15 @@ class ForkServer:
         with contextlib.suppress(OSError):
             self._open()
 
-    def start(self, function: str, directory: Path) -> "ForkedChild | None":
-        """Start a child that calls whet.measure.child.main(function, directory).
+    def start(
+        self, function: str, directory: Path, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> "ForkedChild | None":
+        """Start a child that calls whet.measure.child.main(function, directory), with more variables if there are any.
 
         Returns None where the server has ended or does not answer. A server that does not answer is ended.
         """
         with contextlib.suppress(OSError):
-            self._wire.send(json.dumps([function, str(directory)]).encode())
+            self._wire.send(json.dumps([function, str(directory), dict(environment)]).encode())
             if not select.select([self._wire], [], [], _START_S)[0]:
                 self.close()
                 return None
@@ -109,10 +112,11 @@ def serve(wire: socket.socket, preload: Sequence[str]) -> None:
     for name in preload:
         import_large(name)
     while request := wire.recv(_MESSAGE_BYTES):
-        function, directory = json.loads(request)
+        function, directory, variables = json.loads(request)
         pid = os.fork()
         if pid == 0:
             wire.close()
+            os.environ.update(variables)
             _become(function, Path(directory))
         wire.send(str(pid).encode())
         _, status = os.waitpid(pid, 0)

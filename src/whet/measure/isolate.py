@@ -1,4 +1,4 @@
-"""Run measurements in fresh processes with a time limit and a memory limit: in one process, or in several together.
+"""Run measurements in fresh processes with a time limit and a memory limit; group.py runs several together.
 
 A crash, a hang or running out of memory in a child is a result, and does not end the parent. A child's arguments and
 its result are JSON files, made of pydantic models or plain arguments. Its output goes to a log beside them.
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -27,7 +27,6 @@ from whet.measure import load
 from whet.measure.exchange import ARGUMENTS, RESULT
 
 LOG = "log.txt"
-MEETING = "meeting"  # the file at which the processes of a group meet
 
 RANK, WORLD_SIZE, RENDEZVOUS = "WHET_RANK", "WHET_WORLD_SIZE", "WHET_RENDEZVOUS"  # environment variables
 
@@ -162,56 +161,10 @@ def run_isolated(
             it has. Without it, or where it returns None, a fresh interpreter is started.
     """
     job = Job(function, arguments, directory, environment or {}, working_directory, tuple(inherit))
-    return _run(job, time_limit_s, memory_limit_bytes, start=start)
+    return run_job(job, time_limit_s, memory_limit_bytes, start=start)
 
 
-def run_together(jobs: Sequence[Job], *, time_limit_s: float, memory_limit_bytes: int | None = None) -> list[Outcome]:
-    """Call functions in processes of their own at the same time; the first failure ends all of them.
-
-    Each process finds in its environment where to meet the others: WHET_RANK, WHET_WORLD_SIZE and WHET_RENDEZVOUS, the
-    address of a file that `torch.distributed.init_process_group(init_method=...)` takes.
-
-    Args:
-        jobs: What each process does, by rank.
-        memory_limit_bytes: Resident memory of each process beyond which it is ended.
-
-    Returns:
-        What came of each job. A process that was ended since another one failed has FailureKind.PEER.
-    """
-    failed = threading.Event()
-    outcomes: dict[int, Outcome] = {}
-    errors_met: list[BaseException] = []
-    meeting = jobs[0].directory.absolute() / MEETING
-    meeting.unlink(missing_ok=True)
-
-    def run(rank: int) -> None:
-        place = {RANK: str(rank), WORLD_SIZE: str(len(jobs)), RENDEZVOUS: f"file://{meeting}"}
-        job = replace(jobs[rank], environment={**jobs[rank].environment, **place})
-        try:
-            outcomes[rank] = _run(job, time_limit_s, memory_limit_bytes, failed=failed)
-        except BaseException as error:  # noqa: BLE001 - it is raised again once all have ended
-            errors_met.append(error)
-        if rank not in outcomes or outcomes[rank].failure is not None:
-            failed.set()
-
-    others = [threading.Thread(target=run, args=(rank,)) for rank in range(1, len(jobs))]
-    try:
-        for other in others:
-            other.start()
-        run(0)  # in this thread, so that Ctrl-C ends it
-    except BaseException:
-        failed.set()
-        raise
-    finally:
-        for other in others:
-            if other.ident is not None:
-                other.join()
-    if errors_met:
-        raise errors_met[0]
-    return [outcomes[rank] for rank in range(len(jobs))]
-
-
-def _run(
+def run_job(
     job: Job,
     time_limit_s: float,
     memory_limit_bytes: int | None,

@@ -26,6 +26,7 @@ class RankTrainer(Trainer):
         count: CountsTargets,
         *,
         num_parts: int = 1,
+        keeps_losses: bool = False,
         change: Change | None = None,
     ) -> None:
         """Begin a training run; `num_parts` is the micro-batches of each process.
@@ -34,7 +35,7 @@ class RankTrainer(Trainer):
             OptionError: The plan's engine cannot accumulate them.
         """
         division.check_parts(num_parts)
-        super().__init__(workload, keeps_losses=False, change=change)
+        super().__init__(workload, keeps_losses=keeps_losses, change=change)
         self.division, self._count, self._num_parts = division, count, num_parts
         self.called = self.wrapped()
         self.compression = compression_of(self.called)
@@ -48,13 +49,17 @@ class RankTrainer(Trainer):
         """Sum the gradients of one step over all processes, update if asked, and return the loss of all rows."""
         self.optimizer.zero_grad()
         [batch] = batches
-        step = SummedStep(self.division, self.called, batch, self._num_parts, self._count)
-        for part in step:
-            step.backward(self._loss(part))
-        loss = step.loss()
+        loss = self.summed(batch)
         if updates:
             self.update()
         return torch.tensor(loss, dtype=torch.float64)
+
+    def summed(self, batch: Any) -> float:
+        """Add the gradients of one step over all processes, and return the loss of all rows."""
+        step = SummedStep(self.division, self.called, batch, self._num_parts, self._count)
+        for part in step:
+            step.backward(self._loss(part))
+        return step.loss()
 
     def update(self) -> None:
         if self._workload.clip_norm is not None:

@@ -5,8 +5,7 @@ from typing import Any
 from whet.errors import OptionError, RecipeError
 from whet.parallel.division import Division
 from whet.parallel.plan import ParallelPlan
-from whet.techniques.training import TRAINING_TABLE
-from whet.techniques.training_technique import TrainingStage
+from whet.techniques.prepared_trainer import stage_refusal
 from whet.trainer.setup import ACCUMULATION, SetUp
 
 # What leaves a divided model's modules as they are, or was held to the steps of one process with it.
@@ -28,12 +27,6 @@ _BESIDE_DIVIDED_MATRICES = frozenset(
         "threads",
     }
 )
-
-# From which stage of ZeRO on a technique is not borne, up to which one it is, and why.
-_NOT_SHARDED = {
-    "adamw_8bit": (2, 0, "a checkpoint does not divide its state of 8-bit numbers"),
-    "chunked_loss": (3, 2, "it needs the weights of the head after forward, when they are divided again"),
-}
 
 
 def check_plan(setup: SetUp, division: Division) -> None:
@@ -57,16 +50,9 @@ def check_plan(setup: SetUp, division: Division) -> None:
     for step in setup.steps:
         if step.technique == ACCUMULATION:  # each process sums its parts by itself
             continue
-        stage, borne, why = _NOT_SHARDED.get(step.technique, (4, 3, ""))
-        if division.plan.stage >= stage:
+        if (found := stage_refusal(step, division.plan.stage)) is not None:
             raise RecipeError(
-                f"{step.technique} does not bear parallel.zero_stage {division.plan.stage}: {why}; leave it out of the "
-                f"recipe, or set zero_stage to {borne}"
-            )
-        if division.plan.stage == 1 and TRAINING_TABLE[step.technique].stage is TrainingStage.OPTIMIZER:
-            raise RecipeError(
-                f"{step.technique} changes the optimiser, which parallel.zero_stage 1 has divided; leave it out of the "
-                "recipe, or set zero_stage to 2"
+                f"{step.technique} {found.why}; leave it out of the recipe, or set zero_stage to {found.instead}"
             )
 
 

@@ -191,5 +191,5 @@ def _recipe_of(result: Result) -> Recipe:
             peak_bytes=best.peak_bytes,
             share_of_limit=best.share_of_limit,
         ),
-        steps=best.steps,
+        steps=result.recipe.steps,
     )

@@ -3,15 +3,12 @@
 `driver.run` goes the same way for each kind: it examines, opens the study, searches, compares the finalists with the
 original, proves what the best of them owe, gives the verdict and writes the results. It asks the kind for the rest.
 
-The next two kinds fit in without a change to the driver; their names join those of `kind_options`:
+The next kind fits in without a change to the driver; its name joins those of `kind_options`:
 
 - Generation. What is examined is a served model on recorded prompts. A recipe holds engine options and techniques; an
   attempt starts an engine and sends it the requests; a side of the finals is an engine under the same load, and
   `Run.seconds` are seconds a token. The proof that is owed is the tokens' agreement with the original's: within
   the attempt for exact recipes, and in `prove` for those that round.
-- A training on several ranks. What is examined is the plan: one process a rank, started by torchrun, of which rank 0
-  answers. A recipe holds the plan's degrees beside techniques; an attempt and a side start all ranks and report the
-  slowest one's seconds; the peak is that of the largest rank. Gradients are held against those of one process.
 """
 
 from abc import ABC, abstractmethod

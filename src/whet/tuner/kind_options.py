@@ -12,6 +12,18 @@ _NAMES: Mapping[KindWord, str] = {
     "script": "a script",
     "stream": "a stream",
 }
+PLAN_TECHNIQUES = (
+    "one_process",
+    "zero_1",
+    "zero_2",
+    "zero_3",
+    "bucket_size",
+    "static_graph",
+    "gradients_16_bit",
+    "powersgd",
+)
+"""What --nproc tries of the plan beside the techniques for training."""
+
 _TRAINED: frozenset[KindWord] = frozenset({"training", "script"})
 _STREAM: frozenset[KindWord] = frozenset({"stream"})
 _PROVED: frozenset[KindWord] = frozenset({"inference", "training", "script"})
@@ -24,6 +36,7 @@ _OF_KINDS: Mapping[str, frozenset[KindWord]] = {
     "--objective throughput": _PROVED,
     "--max-slowdown": _TRAINED,
     "--allow-batch": frozenset({"training"}),
+    "--nproc": frozenset({"training"}),
     "--max-memory": _PROVED,
     "--storage": _ALL,
     "--resume": _ALL,
@@ -31,6 +44,7 @@ _OF_KINDS: Mapping[str, frozenset[KindWord]] = {
     **dict.fromkeys(("--source", "--sink", "--frame-budget", "--sampler", "--prompt", "--data"), _STREAM),
 }
 _INSTEAD: Mapping[tuple[str, KindWord], str] = {
+    ("--nproc", "script"): "give the processes to its own launcher: -- torchrun --nproc-per-node N train.py",
     ("--allow-batch", "inference"): "whet bench measures a model at many batch sizes",
     ("--objective size", "training"): "its objectives are throughput and memory",
     ("--objective size", "script"): "its objectives are throughput and memory",
@@ -59,6 +73,16 @@ def check_options(given: Iterable[str], target: str, kinds: Iterable[KindWord]) 
         instead = _INSTEAD.get((option, possible[0]))
         told = f"{option} goes with {goes}, and {target} is {_NAMES[possible[0]]}"
         raise OptionError(f"{told}; {instead}" if instead else f"{told}; leave it out")
+
+
+def check_nproc(number: int) -> None:
+    """Check the number of processes that share a training.
+
+    Raises:
+        OptionError: There are fewer than 2.
+    """
+    if number < 2:
+        raise OptionError(f"--nproc takes 2 processes or more, and got {number}; for one process leave it out")
 
 
 def _either(names: Sequence[str]) -> str:

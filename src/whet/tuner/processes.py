@@ -2,13 +2,15 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from whet.measure.allocator import steady
 from whet.measure.fork_server import ForkServer
-from whet.measure.isolate import QUIET, Arguments, Function, Outcome, run_isolated
+from whet.measure.group import run_together
+from whet.measure.isolate import QUIET, Arguments, FailureKind, Function, Job, Outcome, run_isolated
 from whet.measure.machine import describe
 from whet.tuner.budget import Runner
 
@@ -17,6 +19,15 @@ from whet.tuner.budget import Runner
 _OF_MODELS = ("whet.tuner.target_examination", "whet.tuner.trial")
 _OF_TRAININGS = tuple(f"whet.tuner.training.{name}" for name in ("examination", "trial", "steps_process"))
 _FORKED = (*_OF_MODELS, *_OF_TRAININGS)
+# Of several processes that fail, the first of these says why; the others fail since that one is gone.
+_BLAMED = (
+    FailureKind.MEMORY,
+    FailureKind.CRASH,
+    FailureKind.USER,
+    FailureKind.ERROR,
+    FailureKind.TIMEOUT,
+    FailureKind.PEER,
+)
 
 
 def isolated(
@@ -68,6 +79,50 @@ class TrainingProcesses(NamedTuple):
     run: Runner
     renew: Callable[[], None] = lambda: None
     are_forks: bool = False
+
+
+@contextlib.contextmanager
+def shared_processes(number: int, num_threads: int, memory_limit_bytes: int | None) -> Iterator["SharedProcesses"]:
+    """Yield so many processes that call a function together; they are forks, where forks are safe."""
+    own = {**QUIET, "OMP_NUM_THREADS": str(num_threads)}
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(ForkServer(_OF_TRAININGS, own)) for _ in range(number if _may_fork() else 0)]
+        yield SharedProcesses(number, memory_limit_bytes, own, servers)
+
+
+@dataclass(frozen=True)
+class SharedProcesses:
+    """Call functions in several processes together, each with its part of the memory.
+
+    Attributes:
+        servers: What each process is a fork of; none where each is a fresh one.
+    """
+
+    number: int
+    memory_limit_bytes: int | None
+    environment: Mapping[str, str]
+    servers: Sequence[ForkServer] = ()
+
+    def run(self, function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
+        """Return what the first process returns, or the failure that ended all of them."""
+        limit = self.memory_limit_bytes
+        outcomes = run_together(
+            [Job(function, arguments, directory / f"rank-{rank}", self.environment) for rank in range(self.number)],
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=None if limit is None else limit // self.number,
+            starts=[server.start for server in self.servers],
+        )
+        failed = [(rank, one.failure) for rank, one in enumerate(outcomes) if one.failure is not None]
+        if not failed:
+            return outcomes[0]
+        rank, failure = min(failed, key=lambda one: _BLAMED.index(one[1].kind))
+        if rank and failure.kind is not FailureKind.USER:  # which says itself where it was raised
+            failure = replace(failure, message=f"rank {rank}: {failure.message}")
+        return replace(outcomes[rank], value=None, failure=failure)
+
+    def renew(self) -> None:
+        for server in self.servers:
+            server.renew()
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ def _recipe_text(result: Result, directory: Path) -> str:
     if path.is_file():
         return path.read_text(encoding="utf-8", errors="replace").strip()
     recipe = Recipe(
-        target=result.target, fingerprint=result.fingerprint, versions=result.versions, steps=result.best.steps
+        target=result.target, fingerprint=result.fingerprint, versions=result.versions, steps=result.recipe.steps
     )
     return tomli_w.dumps(recipe.model_dump(exclude_none=True, exclude={"machine"}, mode="json")).strip()
 

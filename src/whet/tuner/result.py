@@ -13,7 +13,7 @@ from whet.errors import ArtefactError
 from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.proof.loss_proof import LossProof
 from whet.tuner.goal import Objective
-from whet.tuner.kind_options import KindWord
+from whet.tuner.kind_options import PLAN_TECHNIQUES, KindWord
 from whet.tuner.records import Agreement, QualityChange, StreamFigures, TrainingEvidence, TrialRecord
 from whet.ui.notebook import Shown
 
@@ -211,6 +211,10 @@ class Result(Shown, BaseModel, extra="ignore"):
         profile: For training: where the time of the original's steps goes, in seconds; None for inference, and in
             results of earlier versions.
         time_s: The seconds of the search by part, such as "examination"; without waiting for quiet.
+        num_processes: How many processes the original shares its steps among.
+        plan: For a training on several processes: the keys of [parallel] of what is kept; None where one process is
+            faster, and for all else.
+        one_process: For a training on several processes: the original in one process with all cores.
     """
 
     format: int = 1
@@ -256,6 +260,9 @@ class Result(Shown, BaseModel, extra="ignore"):
     larger_batches: list[LargerBatch] = Field(default_factory=list)
     profile: StepProfile | None = None
     time_s: dict[str, float] = Field(default_factory=dict)
+    num_processes: int = 1
+    plan: dict[str, bool | int | float | str] | None = None
+    one_process: MeasuredVariant | None = None
     _original: Any = PrivateAttr(None)
 
     @property
@@ -284,8 +291,8 @@ class Result(Shown, BaseModel, extra="ignore"):
 
     @property
     def recipe(self) -> Recipe:
-        """Return the recipe of the best variant."""
-        return Recipe(steps=self.best.steps)
+        """Return the recipe of the best variant. A plan of several processes is no part of it."""
+        return Recipe(steps=tuple(step for step in self.best.steps if step.technique not in PLAN_TECHNIQUES))
 
     @property
     def directory(self) -> Path:
@@ -352,6 +359,9 @@ class Result(Shown, BaseModel, extra="ignore"):
             "needed_s": self.needed_s,
             "source": self.source,
             "within_s": self.within_s,
+            "num_processes": self.num_processes,
+            "plan": self.plan,
+            "one_process": _figures(self.one_process),
             "time_s": self.time_s,
             "seconds": self.seconds,
         }

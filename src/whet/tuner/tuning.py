@@ -14,11 +14,13 @@ from whet.tuner.asked import Asked
 from whet.tuner.driver import run
 from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal, Objective
 from whet.tuner.kind import OtherKind
+from whet.tuner.kind_options import check_nproc
 from whet.tuner.listener import Listener
 from whet.tuner.model_kind import ModelKind
 from whet.tuner.prepared_target import Prepared, prepared, workload_of
 from whet.tuner.result import Result
 from whet.tuner.training.kind import TrainingKind
+from whet.tuner.training.shared_kind import SharedTrainingKind
 from whet.ui.units import duration_s
 from whet.workloads.target_name import check_name, is_training, with_training
 
@@ -34,6 +36,7 @@ def tune(
     max_drop: float | None = None,
     max_slowdown: float = MAX_SLOWDOWN,
     allow_batch: bool = False,
+    nproc: int | None = None,
     max_memory_bytes: int | None = None,
     budget_s: float | str = BUDGET_S,
     out: str | os.PathLike[str] | None = None,
@@ -63,6 +66,8 @@ def tune(
         max_slowdown: For the memory of a training: how many times the original's time a step may take.
         allow_batch: For a training: also measure larger batches, after equal numbers of samples, with the learning rate
             that is customary for them. They are no part of the recipe.
+        nproc: For a training: how many processes of this machine share it. The original is then DDP with its defaults,
+            and the plan of sharing is searched too.
         max_memory_bytes: Allowed peak resident memory of the whole process; for a training, what a step may take above
             what the process held before the model was built.
         budget_s: Seconds for everything, or text such as "5m", from the examination of the model to the report. After
@@ -98,7 +103,9 @@ def tune(
     asked = Asked(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
     listener = listener or Listener()
     patience = QuietWait(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
-    is_a_training = isinstance(target, TrainingWorkload) or is_training(target)
+    if nproc is not None:
+        check_nproc(nproc)
+    is_a_training = isinstance(target, TrainingWorkload) or is_training(target) or nproc is not None
     if is_a_training and training is not None:
         raise OptionError("training goes with a model to run; this target is a training itself")
 
@@ -111,7 +118,9 @@ def tune(
         kind = ModelKind(asked, handed_over(training), may_be_training=may_be_training)
         found = run(kind, patience, listener)
     if isinstance(found, OtherKind) and found.word == "training":
-        found = run(TrainingKind(asked, handed_over()), patience, listener)
+        one, several = TrainingKind, SharedTrainingKind
+        training_kind = one(asked, handed_over()) if nproc is None else several(asked, handed_over(), nproc)
+        found = run(training_kind, patience, listener)
     if isinstance(found, OtherKind):
         raise StreamTarget(f"{target} is a StreamWorkload; here whet takes an InferenceWorkload")
     if found.kind == "inference" and isinstance(target, Workload):

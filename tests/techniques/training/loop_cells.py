@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 import whet
 from whet.core.recipe import Recipe, Step
 from whet.errors import WhetError
-from whet.measure.group import joined
 from whet.measure.machine import Machine
+from whet.parallel.joining import joined
 from whet.techniques.applied import applied
 from whet.techniques.mechanisms import offloaded_activations
 from whet.techniques.mechanisms.parts import Parts

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_  # a reference of before whet.prepare, as scripts hold it
 
 from whet.errors import RecipeError
-from whet.measure.isolate import Job, run_together
+from whet.measure.group import run_together
+from whet.measure.isolate import Job
 from whet.techniques.mechanisms.uses import Use
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_catalogue import loop_table

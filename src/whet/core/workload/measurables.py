@@ -84,11 +84,14 @@ class TrainingSteps:
 
     def warm_up(self) -> None:
         for _ in range(_WARM_UP_STEPS):
-            self._trainer.step()
+            self.step()
 
     def once(self) -> None:
         for _ in range(self._num_steps):
-            self._trainer.step()
+            self.step()
+
+    def step(self) -> None:
+        self._trainer.step()
 
     def evidence(self, folder: Path) -> Evidence | None:
         """Return the loss of each step so far, the first ones included."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -91,7 +92,12 @@ def _num_bytes(tensors: Iterable[Tensor], device_type: str) -> int:
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that hold a tensor's numbers: an 8-bit optimiser's state is made of codes and their scales."""
+    """Yield the tensors that hold a tensor's numbers in this process.
+
+    An 8-bit optimiser's state is made of codes and their scales.
+    """
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from whet.core.workload import TrainingWorkload
 from whet.core.workload.training import Trainer
+from whet.parallel.pieces import whole_of
 from whet.techniques.proof.gradients import GradientProof, drops_something, judged, sample
 from whet.techniques.training_technique import Exactness
 
@@ -31,7 +32,7 @@ def first_gradients(trainer: Trainer) -> Iterator[dict[str, Tensor]]:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             name = names.get(id(p))
             if name is not None and name not in seen and p.grad is not None:
-                seen[name] = sample(p.grad)
+                seen[name] = sample(whole_of(p.grad))
 
     if drops_something(trainer.model):
         yield seen

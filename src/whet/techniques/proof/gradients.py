@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from whet.core.workload.micro_batches import micro_batches
 from whet.core.workload.training import Loss, seed_everything
+from whet.parallel.pieces import whole_of
 from whet.techniques.mechanisms.kept_gradients import kept_gradients
 from whet.techniques.training_technique import Exactness
 from whet.ui.figures import percent
@@ -66,7 +67,13 @@ class GradientProof(BaseModel, frozen=True, ser_json_inf_nan="constants"):
 
 
 def gradients_of(
-    model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: int, drops: bool = False
+    model: nn.Module,
+    loss: Loss,
+    batches: Sequence[Any],
+    *,
+    seed: int,
+    drops: bool = False,
+    backward: Callable[[Any], None] | None = None,
 ) -> dict[str, Tensor]:
     """Return a sample of each parameter's gradient for each batch, and its norm, in float64.
 
@@ -77,6 +84,7 @@ def gradients_of(
         batches: One gradient is taken for each.
         seed: The seed before each batch.
         drops: Whether dropout stays on.
+        backward: Computes the gradients of a batch, where several processes share it; all call this.
 
     Returns:
         "BATCH.NAME" -> the sampled numbers [n]; "norm.BATCH.NAME" -> the norm of all, [1].
@@ -87,8 +95,11 @@ def gradients_of(
         for i, batch in enumerate(batches):
             model.zero_grad(set_to_none=True)
             seed_everything(seed)
-            for part in micro_batches(model, batch):
-                loss(model, part).backward()
+            if backward is not None:
+                backward(batch)
+            else:
+                for part in micro_batches(model, batch):
+                    loss(model, part).backward()
             for name, p in model.named_parameters():
                 if p.grad is not None:
                     found |= noted(f"{i}.{name}", p.grad)
@@ -100,8 +111,12 @@ def gradients_of(
 
 
 def noted(key: str, gradient: Tensor) -> dict[str, Tensor]:
-    """Return a sample of a gradient under its key, and the norm under "norm." and the key."""
-    return {key: sample(gradient), f"norm.{key}": gradient.double().norm().reshape(1).cpu()}
+    """Return a sample of a gradient under its key, and the norm under "norm." and the key.
+
+    Of one that processes hold parts of, it is the whole; all must call this.
+    """
+    whole = whole_of(gradient)
+    return {key: sample(whole), f"norm.{key}": whole.double().norm().reshape(1).cpu()}
 
 
 def reference_gradients(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: int) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whet.core.workload.training import Trainer, TrainingWorkload
+from whet.parallel.pieces import whole_of
 from whet.techniques.mechanisms.master_weights import value_of
 
 NUM_STEPS = 3
@@ -37,6 +38,8 @@ class UpdateProof(BaseModel, frozen=True, ser_json_inf_nan="constants"):
 class UpdateFollower:
     """Make the updates of a loop once more, in float64, and judge how the loop's own differ.
 
+    Where processes hold parts of the parameters, each follows the whole ones, and all must call its methods.
+
     The optimiser is of the original's kind, over these parameters. It is taken over: from here on it updates the copies
     in float64.
     """
@@ -44,7 +47,7 @@ class UpdateFollower:
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self._parameters = list(parameters)
-        self._precise = [nn.Parameter(value_of(p).double().clone()) for _, p in parameters]
+        self._precise = [nn.Parameter(whole_of(value_of(p)).double().clone()) for _, p in parameters]
         self._begin = [p.detach().clone() for p in self._precise]
         self._twins = {id(p): twin for twin, (_, p) in zip(self._precise, parameters, strict=True)}
         self._updated: set[int] = set()  # in this step: nothing is updated twice
@@ -61,7 +64,7 @@ class UpdateFollower:
         self.optimizer.zero_grad(set_to_none=True)
         for p in (p for group in changed.param_groups for p in group["params"]):
             if p.grad is not None and id(p) in self._twins and id(p) not in self._updated:
-                self._twins[id(p)].grad = p.grad.detach().double().clone()
+                self._twins[id(p)].grad = whole_of(p.grad.detach()).double().clone()
                 self._updated.add(id(p))
         self.optimizer.step()
 
@@ -100,7 +103,7 @@ def _judged(
     for name, p, reference, first in zip(names, found, precise, begin, strict=True):
         change = reference.detach() - first
         norm = float(change.norm())
-        apart = float((value_of(p).double() - reference.detach()).norm())
+        apart = float((whole_of(value_of(p)).double() - reference.detach()).norm())
         # What rounding the parameter itself to float32 leaves of the change.
         rounding = NUM_STEPS * float(first.norm()) * torch.finfo(torch.float32).eps
         errors[name] = max(0.0, apart - rounding) / norm if norm else float(apart > rounding)

@@ -36,6 +36,7 @@ from whet.tuner.result import LayerRow, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
 from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
+from whet.tuner.training.shared_training import check_shareable
 from whet.tuner.training.soundness import (
     BUILDING,
     COMPARING,
@@ -59,12 +60,14 @@ class TrainingRequest(BaseModel, frozen=True):
     Attributes:
         directory: Where the gradients are written.
         budget_s: Seconds for everything. The layers are profiled where that takes little of it.
+        num_processes: How many processes are to share it later.
     """
 
     target: str
     directory: Path
     exclude: tuple[str, ...] = ()
     budget_s: float = 600.0
+    num_processes: int = 1
 
 
 def examine_training(request: TrainingRequest) -> TrainingFacts:
@@ -76,11 +79,14 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     began = time.perf_counter()
     taken = TakenMemory()
     note_stage(request.directory, BUILDING)
-    workload = open_training(request.target)
+    number = request.num_processes
+    workload = open_training(request.target, option="--nproc" if number > 1 else "")
     open_s = time.perf_counter() - began
     machine = describe()
     note_stage(request.directory, READING)
     batches = first_batches(workload, NUM_DIGESTS)
+    if number > 1:
+        check_shareable(workload, batches, number)
     sums = sums_of(workload.model)
     next_batches = digests(first_batches(workload, NUM_DIGESTS, later=1))
     model = digest_of(workload.model.named_parameters())

@@ -20,7 +20,7 @@ from whet.tuner.kind import Work
 from whet.tuner.kind_options import KindWord
 from whet.tuner.prepared_target import Prepared
 from whet.tuner.processes import training_processes
-from whet.tuner.records import TrialRecord
+from whet.tuner.records import TrialOutcome, TrialRecord
 from whet.tuner.result import MeasuredVariant
 from whet.tuner.search import SearchTime
 from whet.tuner.time_account import BATCHES
@@ -47,6 +47,7 @@ class TrainingKind(TrainedKind):
     word: ClassVar[KindWord] = "training"
 
     facts: TrainingFacts
+    number = 1  # of processes that share the training
 
     def __init__(self, asked: Asked, preparing: AbstractContextManager[Prepared]) -> None:
         super().__init__(asked)
@@ -71,7 +72,11 @@ class TrainingKind(TrainedKind):
     def examine(self) -> TrainingFacts:
         scratch, budget_s = self._scratch, self.asked.budget_s
         request = TrainingRequest(
-            target=self._prepared.address, directory=scratch, exclude=self.asked.exclude, budget_s=budget_s
+            target=self._prepared.address,
+            directory=scratch,
+            exclude=self.asked.exclude,
+            budget_s=budget_s,
+            num_processes=self.number,
         )
         run = self._whole.bounded(self._processes.run)
         outcome = run(examine_training, request, scratch / "examination", _EXAMINATION_LIMIT_S)
@@ -120,11 +125,15 @@ class TrainingKind(TrainedKind):
         )
         self._trial_s = _TRIAL_OVER_ORIGINAL * (budget.elapsed_s - began_s)
         if original.outcome.status != "done" or original.run is None:
-            raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
+            raise ModelError(self.why_unmeasured(original.outcome))
         self._original, self._original_run = original, original.run
         self.context = replace(self.context, most_loss=original.most_loss, num_known=original.num_steps)
         self._originals = InterleavedBaseline(self.context, original.run)
         self._servers = PairServers(self._processes.renew)
+
+    def why_unmeasured(self, outcome: TrialOutcome) -> str:
+        """Return why the original cannot be measured."""
+        return f"the original cannot be measured: {outcome.reason}"
 
     def title(self) -> str:
         facts = self.facts

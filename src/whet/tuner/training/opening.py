@@ -19,13 +19,14 @@ from whet.workloads.target import open_any
 NUM_DIGESTS = 6
 
 
-def open_training(target: str, *, seed: int | None = None, batch_factor: int = 1) -> TrainingWorkload:
+def open_training(target: str, *, seed: int | None = None, batch_factor: int = 1, option: str = "") -> TrainingWorkload:
     """Return the training workload with a target's name or address.
 
     Args:
         seed: The seed in place of the workload's own. It changes the order of the data and what is drawn in training;
             the weights that the model begins with are drawn before, by the target's own function.
         batch_factor: How many of its batches become one.
+        option: What was given that goes with a training alone.
 
     Raises:
         TargetError: It is of another kind.
@@ -33,6 +34,8 @@ def open_training(target: str, *, seed: int | None = None, batch_factor: int = 1
     seed_everything(0 if seed is None else seed)
     workload = open_any(target)
     if not isinstance(workload, TrainingWorkload):
+        if option:
+            raise TargetError(f"{option} goes with a training, and {target} is a {type(workload).__name__}")
         raise TargetError(f"{target} is a {type(workload).__name__}; here whet takes a TrainingWorkload")
     workload = workload if seed is None else replace(workload, seed=seed)
     return workload if batch_factor == 1 else with_larger_batch(workload, batch_factor)

@@ -15,6 +15,8 @@ from whet.techniques.training_technique import Exactness
 from whet.tuner.records import TrainingEvidence
 from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, KnownTraining
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches
+from whet.tuner.training.plan_techniques import TRAINED_TABLE, of_loop
+from whet.tuner.training.shared_training import RowsTrainer
 
 
 class TrialProof:
@@ -27,7 +29,8 @@ class TrialProof:
         self._workload = workload
         self._known = known
         self._exactness = exactness_of(steps)
-        keeps_dropout = steps and all(TRAINING_TABLE[step.technique].keeps_dropout for step in steps)
+        own = of_loop(steps)
+        keeps_dropout = own and all(TRAINING_TABLE[step.technique].keeps_dropout for step in own)
         self._dropped = self._with_dropout() if keeps_dropout else {}
 
     def judge(self, trainer: Trainer) -> tuple[str, TrainingEvidence]:
@@ -56,12 +59,15 @@ def disproved(
         Why it is another training, "" where nothing says so; and the evidence.
     """
     batches = first_batches(workload, gradients.NUM_BATCHES)
-    found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed)
+    shared = trainer if isinstance(trainer, RowsTrainer) else None
+    agreed = str if shared is None else shared.agreed  # what one process objects to, all refuse
+    backward = None if shared is None else shared.backward
+    found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed, backward=backward)
     original, reference, moved = (gradients.read(known.directory / name) for name in (ORIGINAL, REFERENCE, MOVED))
     proof = gradients.judged(found, original, reference, exactness, moved)
     evidence = TrainingEvidence(gradients=proof)
-    if not proof.is_same:
-        return proof.words, evidence
+    if why := agreed("" if proof.is_same else proof.words):
+        return why, evidence
     if exactness is not Exactness.OTHER:
         with first_gradients(trainer) as seen:
             updates = prove_updates(workload, trainer)
@@ -70,15 +76,15 @@ def disproved(
             words = f"the first update is given {given.words}"
             updates = UpdateProof(is_same=False, words=words, error=given.error, parameter=given.parameter)
         evidence = TrainingEvidence(gradients=proof, updates=updates)
-        if not updates.is_same:
-            return updates.words, evidence
-    return _other_batches(trainer, known), evidence
+        if why := agreed("" if updates.is_same else updates.words):
+            return why, evidence
+    return agreed(_other_batches(trainer, known)), evidence
 
 
 def exactness_of(steps: Sequence[Step]) -> Exactness:
     """Return the weakest promise of a recipe's techniques."""
     order = list(Exactness)
-    techniques = [(TRAINING_TABLE[step.technique], step) for step in steps]
+    techniques = [(TRAINED_TABLE[step.technique], step) for step in steps]
     kinds = [technique.promise(technique.options(**step.options)) for technique, step in techniques]
     return max(kinds, key=order.index, default=Exactness.EXACT)
 

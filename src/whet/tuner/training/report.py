@@ -15,6 +15,7 @@ from whet.tuner.report import environment, figure_of, shared
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.time_account import time_sentence
 from whet.tuner.training.loss_chart import loss_chart
+from whet.tuner.training.shared_words import PLAN, plan_file, plan_sentences
 from whet.tuner.training.words import batch_sentences, proofs_of, run_command
 
 # --c0 to --c6; the second line: the phases of a script
@@ -44,6 +45,9 @@ def render(result: Result, toml: str) -> str:
         },
         recipe_literal=repr(str(result.directory / RECIPE)),
         run_call=run_command(result),
+        plan=plan_file(result) if result.num_processes > 1 else "",
+        plan_path=str(figures.shortened(result.directory / PLAN)),
+        plan_words=plan_sentences(result),
     )
 
 

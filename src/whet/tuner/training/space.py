@@ -1,8 +1,9 @@
 """Define the space of a search for a training, without what cannot pay."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from whet.core.recipe import Step
+from whet.techniques.technique import AnyTechnique
 from whet.techniques.training import TRAINING_TABLE
 from whet.tuner.goal import Goal
 from whet.tuner.space import ApplicableTechnique, Space
@@ -11,7 +12,12 @@ COMPILE = Step(technique="compile")
 _LEAST_GAIN = 1.03  # of a technique's bound
 
 
-def worth_trying(entries: Sequence[ApplicableTechnique], goal: Goal, peak_bytes: int) -> Space:
+def worth_trying(
+    entries: Sequence[ApplicableTechnique],
+    goal: Goal,
+    peak_bytes: int,
+    table: Mapping[str, AnyTechnique] = TRAINING_TABLE,
+) -> Space:
     """Return the space without the techniques that cannot pay: screening could not tell their gain from noise.
 
     Where memory is asked for, these are what neither saves any nor makes a step faster. Otherwise the time that a
@@ -29,4 +35,4 @@ def worth_trying(entries: Sequence[ApplicableTechnique], goal: Goal, peak_bytes:
         ]
     else:
         kept = [entry for entry in entries if entry.most > 1 or entry.saves_memory]
-    return Space(kept, TRAINING_TABLE, COMPILE, peak_bytes)
+    return Space(kept, table, COMPILE, peak_bytes)

@@ -2,14 +2,11 @@
 
 from pydantic import BaseModel
 
-from whet.comparison.child import run_alone
 from whet.comparison.run import Run
 from whet.core.recipe import Step
-from whet.core.workload.measurables import TrainingSteps
 from whet.measure.memory import TakenMemory
-from whet.techniques.prepared_trainer import PreparedTrainer
 from whet.techniques.proof.divergence import divergence
-from whet.tuner.training.opening import open_training
+from whet.tuner.training.shared_training import opened
 
 
 class StepsRequest(BaseModel, frozen=True):
@@ -29,11 +26,11 @@ class StepsRequest(BaseModel, frozen=True):
 
 
 def time_steps(request: StepsRequest) -> Run:
-    """Train from the seed, and time the steps after the first ones. The peak is what the training adds."""
+    """Train from the seed, and time the steps after the first ones. The peak is what the training adds to a process."""
     taken = TakenMemory()
-    workload = open_training(request.target, batch_factor=request.batch_factor)
-    trainer = PreparedTrainer(workload, request.steps).trainer
-    run = run_alone(TrainingSteps(workload, trainer, num_steps=request.num_steps), request.timing_s)
-    if why := divergence([float(loss) for loss in trainer.losses]):
-        return Run(failure=why)
-    return run.model_copy(update={"peak_bytes": taken.peak_bytes()})
+    with opened(request.target, request.steps, batch_factor=request.batch_factor) as training:
+        trainer = training.prepared().trainer
+        run = training.timed(trainer, request.timing_s, num_steps=request.num_steps)
+        if why := divergence([float(loss) for loss in trainer.losses]):
+            return Run(failure=why)
+        return run.model_copy(update={"peak_bytes": training.most(taken.peak_bytes())})

@@ -5,7 +5,7 @@ a loss as well.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from whet.comparison.claim import Claim
@@ -13,6 +13,7 @@ from whet.comparison.run import Run
 from whet.core.recipe import Step
 from whet.techniques.names import check_excluded
 from whet.techniques.proof.loss_proof import LEAST, MOST
+from whet.techniques.technique import AnyTechnique
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import Exactness
 from whet.tuner.asked import Asked
@@ -44,15 +45,20 @@ class TrainedKind(Kind):
         super().__init__(asked)
         self.goal = asked.goal.for_training()
 
+    @property
+    def table(self) -> Mapping[str, AnyTechnique]:
+        """Return every technique that can be tried."""
+        return TRAINING_TABLE
+
     def check(self) -> None:
-        check_excluded(self.asked.exclude, list(TRAINING_TABLE))
+        check_excluded(self.asked.exclude, list(self.table))
 
     @property
     def space(self) -> Space:
-        return Space(self.facts.applicable, TRAINING_TABLE, COMPILE, self.facts.peak_bytes)
+        return Space(self.facts.applicable, self.table, COMPILE, self.facts.peak_bytes)
 
     def space_to_search(self) -> Space:
-        return worth_trying(self.facts.applicable, self.goal, self.facts.peak_bytes)
+        return worth_trying(self.facts.applicable, self.goal, self.facts.peak_bytes, self.table)
 
     def time_for_trials(self, trial_s: float) -> SearchTime:
         """Return how long trials may take, the first about `trial_s`; the proof keeps its time, if it fits at all."""

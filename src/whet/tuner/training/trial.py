@@ -8,25 +8,23 @@ import time
 
 from pydantic import BaseModel
 
-from whet.comparison.child import run_alone
 from whet.comparison.run import Run
 from whet.core.recipe import Step
 from whet.core.workload import TrainingWorkload, measure_quality
-from whet.core.workload.measurables import TrainingSteps
 from whet.core.workload.training import Trainer
 from whet.measure.machine import describe
 from whet.measure.machine.power import EnergyMeter
 from whet.measure.memory import TakenMemory, begin_peak, cuda_peak_bytes
+from whet.parallel.division import inner_optimizer
 from whet.techniques.costs.compile_time import compile_s
 from whet.techniques.costs.memory import StepMemory, step_memory
 from whet.techniques.mechanisms.evaluating import evaluating
-from whet.techniques.mechanisms.parts import Parts
-from whet.techniques.prepared_trainer import PreparedTrainer, refusal
 from whet.techniques.proof.divergence import FAR, divergence
 from whet.tuner.records import TrainingEvidence, TrialOutcome
 from whet.tuner.training.facts import KnownTraining
-from whet.tuner.training.opening import open_training
 from whet.tuner.training.proof import TrialProof
+from whet.tuner.training.shared_step import SharedStep
+from whet.tuner.training.shared_training import SharedTraining, opened
 
 _MEMORY_STEPS = 2
 
@@ -54,12 +52,14 @@ class TrainingMeasured(BaseModel, ser_json_inf_nan="constants"):
         outcome: Whether the training is the same, with the evidence.
         run: Its times; None where it was refused or rejected.
         largest_loss: The largest size of a loss in any of its steps.
+        shared: Where the time of a step goes that several processes make together; None with a recipe.
     """
 
     outcome: TrialOutcome
     run: Run | None = None
     largest_loss: float = math.inf
     num_steps: int = 0
+    shared: SharedStep | None = None
 
     @property
     def most_loss(self) -> float:
@@ -68,21 +68,25 @@ class TrainingMeasured(BaseModel, ser_json_inf_nan="constants"):
 
 
 def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
+    """Prove and time a recipe on a training: in this process, or in all that were started together."""
     taken = TakenMemory()
-    workload = open_training(request.known.target)
-    parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
-    if why := refusal(workload, parts, request.steps, describe()):
+    with opened(request.known.target, request.steps) as training:
+        return _tried(request, training, taken)
+
+
+def _tried(request: TrainingTrial, training: SharedTraining, taken: TakenMemory) -> TrainingMeasured:
+    if why := training.refusal(describe()):
         return TrainingMeasured(outcome=TrialOutcome(status="refused", reason=why))
-    proof = TrialProof(workload, request.steps, request.known)
+    proof = TrialProof(training.workload, request.steps, request.known)
     began = time.perf_counter()
-    prepared = PreparedTrainer(workload, request.steps)
+    prepared = training.prepared()
     applied_s = time.perf_counter() - began
     why, evidence = proof.judge(prepared.trainer)
     if why:
         return _rejected(why, evidence, prepared.notes)
     first_s = time.perf_counter() - began
-    memory = _memory(prepared.trainer, taken)
-    run, joules = _timed(workload, prepared.trainer, request.timing_s)
+    memory = _memory(training, prepared.trainer, taken)
+    run, joules = _timed(training, prepared.trainer, request.timing_s)
     losses = [float(loss) for loss in prepared.trainer.losses]
     if why := divergence(losses, request.most_loss, num_known=request.num_known):
         return TrainingMeasured(
@@ -105,10 +109,12 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     run = run.model_copy(
         update={"peak_bytes": memory.peak_bytes}
     )  # above what the process held before, as in the finals
-    return TrainingMeasured(outcome=outcome, run=run, largest_loss=max(map(abs, losses)), num_steps=len(losses))
+    shared = None if request.steps else training.profiled(prepared.trainer)
+    largest = max(map(abs, losses))
+    return TrainingMeasured(outcome=outcome, run=run, largest_loss=largest, num_steps=len(losses), shared=shared)
 
 
-def _timed(workload: TrainingWorkload, trainer: Trainer, timing_s: float) -> tuple[Run, float | None]:
+def _timed(training: SharedTraining, trainer: Trainer, timing_s: float) -> tuple[Run, float | None]:
     """Time the next steps, and return the joules of each of them, None without a counter.
 
     The run's calls are numbered from the training's first step on, so that they compare with those of any other run.
@@ -116,19 +122,20 @@ def _timed(workload: TrainingWorkload, trainer: Trainer, timing_s: float) -> tup
     meter, num_before = EnergyMeter(), len(trainer.losses)
     if meter.is_available:
         meter.start()
-    run = run_alone(TrainingSteps(workload, trainer), timing_s)
+    run = training.timed(trainer, timing_s)
     total_j = meter.stop().total_j
     run = run.model_copy(update={"calls_s": {number + num_before: s for number, s in run.calls_s.items()}})
     return run, None if total_j is None else total_j / max(1, len(trainer.losses) - num_before)
 
 
-def _memory(trainer: Trainer, taken: TakenMemory) -> StepMemory:
-    """Return the memory of a step once the first ones have been made."""
+def _memory(training: SharedTraining, trainer: Trainer, taken: TakenMemory) -> StepMemory:
+    """Return the memory of a step once the first ones have been made, of the process that takes most."""
     begin_peak()
     for _ in range(_MEMORY_STEPS):
         trainer.step()
     on_gpu = cuda_peak_bytes()
-    return step_memory(trainer.model, trainer.optimizer, taken.peak_bytes() if on_gpu is None else on_gpu)
+    peak_bytes = training.most(taken.peak_bytes() if on_gpu is None else on_gpu)
+    return step_memory(trainer.model, inner_optimizer(trainer.optimizer), peak_bytes)
 
 
 def _rejected(why: str, evidence: TrainingEvidence, notes: tuple[str, ...]) -> TrainingMeasured:
@@ -174,8 +181,13 @@ class LossRun(BaseModel, ser_json_inf_nan="constants"):
 
 def train_for_loss(request: LossRequest) -> LossRun:
     """Train from a seed for some steps, and score the model in the middle and at the end."""
-    workload = open_training(request.target, seed=request.seed, batch_factor=request.batch_factor)
-    trainer = PreparedTrainer(workload, request.steps).trainer
+    seed, factor = request.seed, request.batch_factor
+    with opened(request.target, request.steps, seed=seed, batch_factor=factor) as training:
+        return _scored(request, training)
+
+
+def _scored(request: LossRequest, training: SharedTraining) -> LossRun:
+    workload, trainer = training.workload, training.prepared().trainer
     begin = None if workload.evaluation is None else _score(workload, trainer)
     half = request.num_steps // 2
     for _ in range(half):
