@@ -118,8 +118,16 @@ class Division:
         divides = not self.is_alone and self.plan.stage >= 2
         return divides or (self.degrees.tensor > 1 and self.degrees.data > 1)
 
-    def share(self, model: nn.Module) -> None:
+    @property
+    def divides_units(self) -> bool:
+        """Return whether `share` divides one unit of a model after the other, and needs no weights before."""
+        return self.shards_data and self.degrees.tensor * self.degrees.pipeline == 1
+
+    def share(self, model: nn.Module, fill: Callable[[nn.Module], None] | None = None) -> None:
         """Divide a model's parameters in place. The optimiser is made afterwards, of the parameters that there are now.
+
+        Args:
+            fill: Gives a unit its weights just before it is divided, where `divides_units`; None where all are there.
 
         Raises:
             OptionError: The plan does not fit the model.
@@ -138,9 +146,10 @@ class Division:
             if self.plan.offload == "parameters"
             else OffloadPolicy(),
         }
-        for block in blocks_of(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
+        for unit in (*blocks_of(model), model):
+            if fill is not None:
+                fill(unit)
+            fully_shard(unit, **options)
 
     def _precision(self) -> MixedPrecisionPolicy:
         name, reduce = self.plan.param_dtype, self.plan.reduce_dtype

@@ -152,7 +152,7 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
     stages = stages_of(workload.model, division) if has_stages else []
     parts: Sequence[nn.Module] = stages or [workload.model]
     for part in parts:
-        division.share(part)
+        division.share(part, setup.model.fill)
     workload = replace(workload, optimizer=division.optimizer(workload.optimizer))
     # Of several processes, each weighs its parts itself, by the targets of all.
     steps = [step for step in setup.steps if division.is_alone or step.technique != ACCUMULATION]
