@@ -34,7 +34,7 @@ SUBJECTS = (
     Subject(
         "training", "Results: Training",
         ("train_peers", "loss_kernel", "packed_attention", "loader", "prepare_overhead", "checkpointing", "train_loop",
-         "tinyshakespeare", "foreign_scripts", "latentwire", "tokenising", "compression"),
+         "tinyshakespeare", "foreign_scripts", "latentwire", "tokenising", "compression", "parallel"),
     ),
     Subject("serving", "Results: Serving", ("serve_peers", "guided", "serve_artefacts")),
     Subject(

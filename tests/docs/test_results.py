@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -81,6 +82,45 @@ def test_no_ratio_is_given_of_an_extrapolated_figure(monkeypatch: pytest.MonkeyP
     assert all("| — |" in line and "not measured" in line for line in longest)
     assert "49,338" not in text
     assert "49,338" not in (RESULTS / "state-space-models.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_several_processes_says_whether_the_interval_reaches_the_aim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"kept_bytes": 134e6, "most_bytes": 151e6, "table_bytes": 100.6e6}
+    row = {"step_ms": 630.0, "tokens_per_s": 1620.0, "of_one_process": 1.01, "loss_differs": 0.0, **sizes}
+    report = {
+        "ranks": 2,
+        "aim": 0.98,
+        "shape": {"num_hidden_layers": 6, "hidden_size": 256, "rows": 8, "tokens": 128},
+        "rows": [
+            {**row, "stage": stage, "of_by_hand": {"ratio": 1.0, "ci95": interval}}
+            for stage, interval in enumerate([[0.98, 1.02], [0.97, 1.02], [0.9, 0.979]])
+        ],
+    }
+    lines = script("parallel_tables", monkeypatch).parallel_lines(report)
+    speed = [line for line in lines if line.startswith("|") and "**" in line]
+    assert [line.split(" | ")[5] for line in speed] == ["reached", "open", "missed"]
+    assert "| 630 | 1,620 | 1.01 | **1.000** (0.970–1.020) |" in speed[1]
+    assert lines[-1] == "| 2 | 134.0 | 151.0 | 100.6 |"
+
+
+def test_held_is_each_storage_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one process, which gathers nothing: weights, gradients and two moments, and Adam's count of steps."""
+    benchmark = script("parallel", monkeypatch)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 4))
+    model[1].weight.data = model[2].weight.data.new_empty(512)[:256].view(16, 16)  # half of a storage
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(3, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    count = sum(p.numel() for p in model.parameters())
+    found = benchmark.held_bytes(model, optimizer, step)
+    assert found["kept_bytes"] == 16 * count + 4 * 256 + 4 * 6
+    assert found["most_bytes"] == found["kept_bytes"]
 
 
 def test_results_are_on_one_page_a_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

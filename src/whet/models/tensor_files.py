@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from whet.errors import TargetError, reason
 from whet.models.config_file import unusable
+from whet.models.filling import Filling
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -189,6 +190,20 @@ class ModelFiles(Generic[Config, Model]):
         if _is_tied(config):
             model.get_submodule("lm_head").weight = model.get_parameter(self.embedding)
         return model.eval()
+
+    def load_in_parts(self, directory: Path | str) -> tuple[Model, Filling]:
+        """Return a model on the meta device, and what gives it the weights of `load` in float32, each read as needed.
+
+        The files must not change until then.
+
+        Raises:
+            TargetError: See load.
+        """
+        config = self.read_config(directory)
+        weights = self.read(directory, config)
+        with torch.device("meta"):
+            model = self.build(config)
+        return model.eval(), Filling(model, lambda name: weights[name].to(torch.float32, copy=True))
 
 
 def _is_tied(config: object) -> bool:

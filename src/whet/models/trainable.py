@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
 from whet.models.config_file import FILE
+from whet.models.filling import Drawing, Filling
 from whet.models.tensor_files import WEIGHTS
 
 Packing = Literal["mask", "documents", "none"]
@@ -25,6 +27,8 @@ class Trainable:
         also_known: Keys of a config.json that are no field of it, and that it understands or may ignore.
         build: Makes a model of a config, on the meta device too.
         initialise: Draws a model's weights anew from a generator.
+        draw: Draws one weight, whole, given the config, its name and the generator, where `initialise` draws all in
+            the order of the model's parameters, and each depends on nothing else; None where it does not.
         file_name: Returns the name of a weight in files, given its name in the module.
         config_json: Returns the keys of the config.json of a config, as transformers writes them.
         architectures: The class of transformers by model_type.
@@ -43,6 +47,7 @@ class Trainable:
     also_known: frozenset[str] = frozenset()
     build: Callable[[Any], nn.Module]
     initialise: Callable[[Any, Generator], None]
+    draw: Callable[[Any, str, Tensor, Generator], None] | None = None
     file_name: Callable[[str], str]
     config_json: Callable[[Any], dict[str, Any]] = lambda config: config.model_dump(mode="json", exclude_none=True)
     architectures: Mapping[str, str]
@@ -57,6 +62,14 @@ class Trainable:
         model = self.build(config)
         self.initialise(model, generator)
         return model
+
+    def fresh_in_parts(self, config: Any, generator: Generator) -> tuple[Any, Filling] | None:
+        """Return a model on the meta device, and what gives it the weights of `fresh`; None where only that can."""
+        if self.draw is None:
+            return None
+        with torch.device("meta"):
+            model = self.build(config)
+        return model, Filling(model, Drawing(model, self.draw, config, generator))
 
     def in_files(self, config: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a model's weights by their names in files, without the second copy of a tied head."""

@@ -134,11 +134,19 @@ class Division:
         divides = not self.is_alone and self.plan.stage >= 2
         return divides or (self.degrees.tensor > 1 and self.degrees.data > 1 and self.sums_in_backward)
 
-    def share(self, model: nn.Module, stages: Sequence[nn.Module] = ()) -> None:
+    @property
+    def divides_units(self) -> bool:
+        """Return whether `share` divides one unit of a model after the other, and needs no weights before."""
+        return self.shards_data and self.degrees.tensor * self.degrees.pipeline == 1
+
+    def share(
+        self, model: nn.Module, stages: Sequence[nn.Module] = (), fill: Callable[[nn.Module], None] | None = None
+    ) -> None:
         """Divide a model's parameters in place. The optimiser is made afterwards, of the parameters that there are now.
 
         Args:
             stages: The parts of it that are called one by one, where other processes hold the others.
+            fill: Gives a unit its weights just before it is divided, where `divides_units`; None where all are there.
 
         Raises:
             OptionError: The plan does not fit the model.
@@ -158,9 +166,10 @@ class Division:
             else OffloadPolicy(),
         }
         for part in stages or [model]:
-            for block in blocks_of(part):
-                fully_shard(block, **options)
-            fully_shard(part, **options)
+            for unit in (*blocks_of(part), part):
+                if fill is not None:
+                    fill(unit)
+                fully_shard(unit, **options)
 
     def _precision(self) -> MixedPrecisionPolicy:
         name, reduce = self.plan.param_dtype, self.plan.reduce_dtype

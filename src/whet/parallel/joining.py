@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import distributed
@@ -24,6 +25,7 @@ _TELLS_S = 5.0  # in which the first process must have seen the failure of anoth
 _GRACE_S = 15.0  # in which a process may end by itself once another one has failed
 _JOIN_S = 300.0
 _FAILED = 2  # the exit code of a process that cannot end by itself
+_LOST = "the process that held the others' meeting point has ended; go on with --resume"
 
 
 @contextlib.contextmanager
@@ -46,7 +48,8 @@ def joined(device: str = "cpu", timeout_s: float = 600.0) -> Iterator[Ranks]:
     try:
         with _ending_soon(), _watched(ranks), failing_together(ranks):
             yield ranks
-            ranks.gather("the end", None)  # where the first process holds the store, it leaves last
+            ranks.gather("the end", None)
+            ranks.leave()
     except BaseException:
         if device == "cpu":  # NCCL would wait for those that are gone
             distributed.destroy_process_group()
@@ -73,7 +76,11 @@ def failing_together(ranks: Ranks) -> Iterator[None]:
     except WhetError as error:
         raise _passed_on(ranks, error) from error
     except RuntimeError as error:
-        raise _broken(ranks, error) from error
+        try:
+            found = _broken(ranks, error)
+        except RuntimeError:  # the store is gone too, and nobody can ask who tells people
+            found = RanksError(_LOST, is_told=ranks.rank > 1)
+        raise found from error
     except BaseException as error:
         ranks.fail(f"it was ended by {named_reason(error)}")
         raise
@@ -98,12 +105,12 @@ def _broken(ranks: Ranks, error: RuntimeError) -> Exception:
     if is_late:
         ranks.wait_in_vain()
     pulse, began = Pulse(ranks), time.monotonic()
-    while not (silent := pulse.silent(SILENT_S)) and time.monotonic() - began < SILENT_S + BEAT_S:
+    while not (gone := pulse.gone(pulse.silent(SILENT_S))) and time.monotonic() - began < SILENT_S + BEAT_S:
         if (failure := ranks.failure()) is not None:
             return RanksError(failure, is_told=not ranks.is_first)
         time.sleep(0.1)
-    if silent:
-        return ranks.without(silent)
+    if gone:
+        return ranks.without(gone)
     if is_late:
         missing = ranks.not_waiting()
         ranks.fail(ranks.late(missing, "for others", ranks.timeout_s))
@@ -136,7 +143,7 @@ def _watch(ranks: Ranks, ended: threading.Event) -> None:
                 if ranks.is_first:
                     ranks.tell()
         except RuntimeError:  # the store is gone with the process that held it
-            failure = "the process that held the others' meeting point has ended; go on with --resume"
+            failure = _LOST
             failed_at = failed_at or time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > _GRACE_S and not ended.is_set():
             if ranks.is_first:
@@ -164,13 +171,38 @@ def _ending_soon() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _stores(method: str, rank: int, size: int, limit_s: float) -> list[Any]:
+    """Return two connections to the store: torch's groups may wait in one, and signs of life go on in the other.
+
+    Raises:
+        RuntimeError: There is none in time. Torch itself waits for ever where something else listens on the port.
+    """
+    found: list[Any] = []
+    faults: list[Exception] = []
+    limit = timedelta(seconds=limit_s)
+
+    def connect() -> None:
+        try:
+            found.extend(next(rendezvous(method, rank, size, timeout=limit))[0] for _ in range(2))
+        except (RuntimeError, ValueError) as error:
+            faults.append(error)
+
+    connecting = threading.Thread(target=connect, daemon=True)
+    connecting.start()
+    connecting.join(limit_s + _TELLS_S)
+    if faults:
+        raise faults[0]
+    if connecting.is_alive():
+        raise RuntimeError("what listens there does not answer")
+    return found
+
+
 def _met(device: str, timeout_s: float) -> Ranks:
     rank, size, local_rank, method = place()
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if method == "env://" else method
-    limit = timedelta(seconds=min(timeout_s, _JOIN_S))
+    limit_s = min(timeout_s, _JOIN_S)
     try:
-        # Two connections: torch's groups may wait in one of them, and signs of life go on in the other.
-        stores = [next(rendezvous(method, rank, size, timeout=limit))[0] for _ in range(2)]
+        stores = _stores(method, rank, size, limit_s)
     except (RuntimeError, ValueError) as error:
         raise OptionError(
             f"the {size} processes cannot meet at {address}: {reason(error)}; choose a free port with torchrun "
@@ -181,13 +213,14 @@ def _met(device: str, timeout_s: float) -> Ranks:
     torch_store, own = (
         PrefixStore(f"{prefix}/{name}", store) for name, store in zip(("torch", "own"), stores, strict=True)
     )
-    ranks = Ranks(rank, size, local_rank, timeout_s, own)
+    ranks = Ranks(rank, size, local_rank, timeout_s, _store=own)
     ranks.beat()
-    told = ranks.gather("the start", [__version__, torch.__version__, device], min(timeout_s, _JOIN_S))
+    told = ranks.gather("the start", [__version__, torch.__version__, device], limit_s)
     if any(one != told[0] for one in told):
         other = next(number for number, one in enumerate(told) if one != told[0])
         names = ("whet", "torch", "device")
         different = next(i for i in range(len(names)) if told[other][i] != told[0][i])
+        ranks.leave()
         raise RanksError(
             f"rank 0 has {names[different]} {told[0][different]}, and rank {other} {told[other][different]}; install "
             "the same versions on all machines, and give all the same configuration",

@@ -1,24 +1,33 @@
 """Let the processes of a training agree on values, and know which of them live and what they do.
 
 What processes tell each other here goes through torchrun's store as JSON: nothing is unpickled, no collective is
-needed, and a thread may do it while the training's collectives go on.
+needed, and a thread may do it while the training's collectives go on. The first process watches the others and passes
+on what all have said, and the others watch the first, so that a wait costs few requests of however many processes.
 """
 
 import contextlib
 import json
+import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+import psutil
 
 from whet.errors import RanksError, WhetError
 
 BEAT_S = 1.0  # between two signs of life
 SILENT_S = 5.0  # after which a process that broke off a collective counts as gone
 POLL_S = 1e-4, 1e-2  # between two looks for an answer, at first and at most
-_GONE_S = 12.0  # after which a process that gives no sign of life counts as gone where others wait for its word
+_SLOWEST_S = 0.25  # between two looks in a long wait
+_CAME = "came"  # the key that lists the processes that gave a sign of life
+_SAME_S = 10.0  # by which clocks that were set may move the time at which a process seems to have begun
+_FIRST_S = 2.0  # for which the others wait longer than the first process, which knows better who is missing
 
 
 @dataclass
@@ -29,15 +38,20 @@ class Ranks:
         rank: This process, counted from 0.
         local_rank: This process among those of its machine.
         timeout_s: The seconds after which a process that does not answer ends the run.
+        gone_s: The seconds without a sign of life after which a process that others wait for counts as gone, unless it
+            is on this machine and lives.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     timeout_s: float = 600.0
+    gone_s: float = 12.0
     _store: Any = None
     _counts: dict[str, int] = field(default_factory=dict)
     _now: str = "at its start"
+    _known: set[int] = field(default_factory=set)
+    _has_come: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -66,12 +80,19 @@ class Ranks:
             return [value]
         with self._lock:
             number = self._counts[name] = self._counts.get(name, 0) + 1
-        self._store.set(f"{name}/{number}/{self.rank}", json.dumps(value))
         keys = [f"{name}/{number}/{rank}" for rank in range(self.world_size)]
-        self._wait(keys, f"for {name}", timeout_s or self.timeout_s)
-        found = [json.loads(self._store.get(key)) for key in keys]
+        of_all = f"{name}/{number}"
+        self._store.set(keys[self.rank], json.dumps(value))
+        self._wait(keys, of_all, f"for {name}", timeout_s or self.timeout_s)
+        if self.is_first:
+            found = [json.loads(one) for one in self._store.multi_get(keys)]
+            self._store.set(of_all, json.dumps(found))
+        else:
+            found = json.loads(self._store.get(of_all))
         if number > 2:  # everybody has answered the call before, and so has read the one before that
             self._store.delete_key(f"{name}/{number - 2}/{self.rank}")
+            if self.is_first:
+                self._store.delete_key(f"{name}/{number - 2}")
         return found
 
     def of_first(self, name: str, value: Any) -> Any:
@@ -117,40 +138,72 @@ class Ranks:
         """Do something on the first process, and return its result there; where it fails, all raise."""
         return self.all_succeed(name, action if self.is_first else lambda: None)
 
-    def _wait(self, keys: list[str], what: str, timeout_s: float) -> None:
+    def _wait(self, keys: list[str], of_all: str, what: str, timeout_s: float) -> None:
+        """Wait for the keys of all processes on the first one, and on the others for the key that it sets then."""
+        awaited = dict(enumerate(keys)) if self.is_first else {0: of_all}
+        limit = timeout_s if self.is_first else timeout_s + _FIRST_S
+        pulse, told = Pulse(self, list(awaited)), set[int]()
         began, pause = time.monotonic(), POLL_S[0]
-        pulse, look_at = Pulse(self), began + BEAT_S
-        while not self._store.check(keys):
+        look_at = began + BEAT_S
+        while not self._store.check(list(awaited.values())):
             if (failure := self.failure()) is not None:
                 raise RanksError(failure, is_told=self.rank > 0)
             now = time.monotonic()
-            if now > look_at:  # a look asks for each process by itself
+            if now > look_at:
                 look_at = now + BEAT_S
-                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                if gone := [rank for rank in pulse.silent(_GONE_S) if rank in missing]:
+                silent = [rank for rank in pulse.silent(self.gone_s) if not self._store.check([awaited[rank]])]
+                if gone := pulse.gone(silent):
                     raise self.without(gone)
-                if missing and now - began > timeout_s:
-                    self.fail(self.late(missing, what, timeout_s))
-                    raise self.ended(missing)
+                self._warn(pulse, [rank for rank in silent if rank not in told], limit)
+                told.update(silent)
+            if now - began > limit:
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])] or list(awaited)
+                self.fail(self.late(missing, what, timeout_s))
+                raise self.ended(missing)
             time.sleep(pause)
-            pause = min(1.5 * pause, POLL_S[1])
+            pause = min(1.5 * pause, max(POLL_S[1], min(0.05 * (now - began), _SLOWEST_S)))
+
+    def _warn(self, pulse: "Pulse", silent: list[int], limit_s: float) -> None:
+        """Tell people of processes that live and give no sign of it."""
+        if silent and (self.is_first or self._is_foremost(f"silent/{silent}")):
+            told = "; ".join(f"rank {rank} {_doing(pulse.beats.get(rank))}" for rank in silent)
+            sys.stderr.write(f"{told}: its process lives, and does not answer; waiting for up to {limit_s:g} s\n")
+            sys.stderr.flush()
+
+    def _is_foremost(self, what: str) -> bool:
+        """Return whether this process is the first in time to ask for something, which one of several is to do."""
+        return bool(self._store.compare_set(what, "", str(self.rank)) == str(self.rank).encode())
+
+    def leave(self) -> None:
+        """Leave the others, having read all that is needed; the first process, which may hold the store, goes last."""
+        if self.is_alone:
+            return
+        with contextlib.suppress(RuntimeError):
+            if not self.is_first:
+                self._store.set(f"left/{self.rank}", "1")
+                return
+            until = time.monotonic() + SILENT_S
+            keys = [f"left/{rank}" for rank in range(1, self.world_size)]
+            while not self._store.check(keys) and time.monotonic() < until:
+                time.sleep(POLL_S[1])
 
     def without(self, gone: list[int]) -> RanksError:
         """Return the error to raise where processes have ended without a word."""
-        beats = self.beats()
+        beats = self.beats(gone)
         told = "; ".join(f"rank {rank} {_doing(beats.get(rank))}" for rank in gone)
         self.fail(f"{told}: it was killed, or memory ran out; go on with --resume")
         return self.ended(gone)
 
     def ended(self, others: list[int]) -> RanksError:
-        """Return the error of the failure that all know; the first process tells people, if it is not one of these."""
-        first = next((rank for rank in range(self.world_size) if rank not in others), self.rank)
-        return RanksError(self.failure() or "another process has ended", is_told=self.rank != first)
+        """Return the error of the failure that all know; one process that is not one of these tells people."""
+        speaks = self.is_first or (0 in others and self._is_foremost("speaker"))
+        return RanksError(self.failure() or "another process has ended", is_told=not speaks)
 
     def late(self, missing: list[int], what: str, timeout_s: float) -> str:
         """Return the message for processes that others waited for in vain, with what they were doing."""
-        beats = self.beats()
-        told = "; ".join(f"rank {rank} {_doing(beats.get(rank))}" for rank in missing) or "all are there now"
+        beats = self.beats(missing)
+        told = "; ".join(f"rank {rank} {_doing(beats.get(rank))}{_living(beats.get(rank))}" for rank in missing)
+        told = told or "all are there now"
         return f"waited {timeout_s:g} s {what}, and not all of the {self.world_size} processes came: {told}"
 
     def fail(self, message: str) -> None:
@@ -180,27 +233,39 @@ class Ranks:
     def is_told(self) -> bool:
         return bool(self._store.check(["told"]))
 
-    def beats(self) -> dict[int, dict[str, Any]]:
-        """Return the latest sign of life of each process: what it did, on which machine, and when by its clock."""
-        found = {}
-        for rank in range(self.world_size):
-            if self._store.check([f"beat/{rank}"]):
-                found[rank] = json.loads(self._store.get(f"beat/{rank}"))
-        return found
+    def beats(self, of: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Return the latest sign of life of processes that gave one: what they did, where, and when by their clocks.
+
+        It takes one request once all have given one.
+        """
+        if not self._known.issuperset(of) and self._store.check([_CAME]):
+            self._known.update(int(rank) for rank in self._store.get(_CAME).decode().split(",")[:-1])
+        ranks = [rank for rank in of if rank in self._known]
+        found = self._store.multi_get([f"beat/{rank}" for rank in ranks]) if ranks else []
+        return {rank: json.loads(beat) for rank, beat in zip(ranks, found, strict=True)}
 
     def beat(self) -> None:
         """Give a sign of life."""
-        beat = {"at": time.time(), "now": self._now, "host": socket.gethostname()}
+        beat = {"at": time.time(), "now": self._now, **_process(os.getpid())}
         self._store.set(f"beat/{self.rank}", json.dumps(beat))
+        if not self._has_come:
+            self._has_come = True
+            self._store.append(_CAME, f"{self.rank},")
 
 
 class Pulse:
-    """Tell which processes give no sign of life, by the clock of this one."""
+    """Tell which processes give no sign of life, by the clock of this one.
 
-    def __init__(self, ranks: Ranks) -> None:
+    Attributes:
+        beats: The latest sign of each.
+    """
+
+    def __init__(self, ranks: Ranks, watched: Sequence[int] | None = None) -> None:
+        """Prepare to watch some of the processes; None for all."""
         self._ranks = ranks
-        # What its clock said in the latest sign of each process, and when that was seen by this one's.
-        self._seen: dict[int, tuple[float, float]] = {}
+        self._watched = range(ranks.world_size) if watched is None else watched
+        self.beats: dict[int, dict[str, Any]] = {}
+        self._seen: dict[int, float] = {}  # when the latest sign was seen
         self._looked = 0.0
 
     def silent(self, seconds: float) -> list[int]:
@@ -208,10 +273,36 @@ class Pulse:
         now = time.monotonic()
         if now - self._looked > BEAT_S:
             self._looked = now
-            for rank, beat in self._ranks.beats().items():
-                if self._seen.get(rank, (0.0, 0.0))[0] != beat["at"]:
-                    self._seen[rank] = beat["at"], now
-        return [rank for rank, (_, seen) in self._seen.items() if now - seen > seconds]
+            for rank, beat in self._ranks.beats(self._watched).items():
+                if rank not in self.beats or self.beats[rank]["at"] != beat["at"]:
+                    self.beats[rank], self._seen[rank] = beat, now
+        return [rank for rank, seen in self._seen.items() if now - seen > seconds]
+
+    def gone(self, silent: Sequence[int]) -> list[int]:
+        """Return those of silent processes that are not known to live.
+
+        A process gives signs of life in a thread of Python, so that one whose code holds the interpreter's lock gives
+        none. On this machine, the system knows better.
+        """
+        return [rank for rank in silent if not _lives(self.beats[rank])]
+
+
+@cache
+def _process(pid: int) -> dict[str, Any]:
+    """Return how others find a process of this machine."""
+    return {"host": socket.gethostname(), "pid": pid, "began": psutil.Process(pid).create_time()}
+
+
+def _lives(beat: dict[str, Any]) -> bool:
+    """Return whether the process of a sign of life is on this machine, and lives."""
+    if beat["host"] != socket.gethostname():
+        return False
+    try:
+        process = psutil.Process(beat["pid"])
+        is_same = abs(process.create_time() - beat["began"]) < _SAME_S
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _doing(beat: dict[str, Any] | None) -> str:
@@ -220,3 +311,10 @@ def _doing(beat: dict[str, Any] | None) -> str:
     silent = time.time() - beat["at"]
     gone = f" {silent:.0f} s ago" if silent > SILENT_S else ""
     return f"on {beat['host']} was last heard of {beat['now']}{gone}"
+
+
+def _living(beat: dict[str, Any] | None) -> str:
+    """Return what is added of a process that has been silent, and lives."""
+    if beat is None or time.time() - beat["at"] < 3 * BEAT_S or not _lives(beat):
+        return ""
+    return ", and its process lives"

@@ -44,6 +44,7 @@ class TrainedModel:
         file_name: Returns the name of a weight in files, given its name in the module.
         not_adapted: The linear layers that LoRA cannot take, by the end of their names, each with the reason.
         dropped: The types of the parts of blocks that dropout applies to, by name.
+        fill: Gives a unit of the module its weights, which are on the meta device; None where they are there.
     """
 
     module: nn.Module
@@ -57,6 +58,7 @@ class TrainedModel:
     file_name: Callable[[str], str] = str
     not_adapted: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    fill: Callable[[nn.Module], None] | None = None
 
     @property
     def num_outcomes(self) -> int:
@@ -118,8 +120,11 @@ class TrainedModel:
         return found[len(ids) :]
 
 
-def open_model(directory: Path, seed: int) -> TrainedModel:
+def open_model(directory: Path, seed: int, *, in_parts: bool = False) -> TrainedModel:
     """Open the model of a Hugging Face directory, to be trained further.
+
+    Args:
+        in_parts: Leave weights where they are until `fill` is called, if the family can.
 
     Raises:
         TargetError: There is none, or it is no causal language model.
@@ -129,16 +134,19 @@ def open_model(directory: Path, seed: int) -> TrainedModel:
     family = FAMILIES.get(model_type_of(raw))
     if family is None or family.trains is None:
         return _of_transformers(directory, seed)
-    module = family.files.load(directory)
     # The keys of a foreign layout say nothing to those who read what is written.
-    return _of_family(family.trains, module, raw if "model_type" in raw else {})
+    given = raw if "model_type" in raw else {}
+    if in_parts:
+        return _of_family(family.trains, *family.files.load_in_parts(directory), given=given)
+    return _of_family(family.trains, family.files.load(directory), given=given)
 
 
-def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedModel:
+def new_model(given: Mapping[str, Any], vocab_size: int, seed: int, *, in_parts: bool = False) -> TrainedModel:
     """Return a new model with drawn weights.
 
     Args:
         given: The keys of its config.json. Without vocab_size it has the tokenizer's.
+        in_parts: Draw no weights until `fill` is called, if the family can.
 
     Raises:
         OptionError: The keys make no model that whet trains from nothing.
@@ -162,8 +170,11 @@ def new_model(given: Mapping[str, Any], vocab_size: int, seed: int) -> TrainedMo
         raise OptionError(f"{key}: {first['msg'].removeprefix('Value error, ')}") from error
     if why := family.refusal(config):
         raise OptionError(f"model.{why}")
+    generator = torch.Generator().manual_seed(seed)
+    if in_parts and (found := family.fresh_in_parts(config, generator)) is not None:
+        return _of_family(family, *found, given=given)
     _check_room(family, config)
-    return _of_family(family, family.fresh(config, torch.Generator().manual_seed(seed)), given)
+    return _of_family(family, family.fresh(config, generator), given=given)
 
 
 def _check_room(family: Trainable, config: Any) -> None:
@@ -179,7 +190,9 @@ def _check_room(family: Trainable, config: Any) -> None:
         )
 
 
-def _of_family(family: Trainable, module: Any, given: Mapping[str, Any]) -> TrainedModel:
+def _of_family(
+    family: Trainable, module: Any, fill: Callable[[nn.Module], None] | None = None, *, given: Mapping[str, Any]
+) -> TrainedModel:
     config = module.config
 
     def logits(module: nn.Module, ids: Tensor, positions: Tensor | None, documents: Documents | None) -> Tensor:
@@ -207,6 +220,7 @@ def _of_family(family: Trainable, module: Any, given: Mapping[str, Any]) -> Trai
         file_name=family.file_name,
         not_adapted=family.not_adapted,
         dropped=family.dropped,
+        fill=fill,
     )
 
 
@@ -216,7 +230,8 @@ def cut_model(model: TrainedModel, kept: Kept) -> TrainedModel:
     assert isinstance(model.module, Decoder)
     family = FAMILIES[model.module.config.model_type].trains
     assert family is not None
-    return _of_family(family, cut_decoder(model.module, kept), {**model.given, **changed_config(model.module, kept)})
+    given = {**model.given, **changed_config(model.module, kept)}
+    return _of_family(family, cut_decoder(model.module, kept), given=given)
 
 
 def _of_transformers(directory: Path, seed: int) -> TrainedModel:

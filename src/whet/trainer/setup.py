@@ -82,7 +82,8 @@ class SetUp:
             OptionError: There are fewer rows in a batch than processes that share it.
         """
         share.check(self.config.batch.global_batch_size)
-        self.model.module.to(device)
+        if self.model.fill is None:
+            self.model.module.to(device)
         if self.teacher is not None:
             self.teacher.model.module.to(device)
         return replace(self, share=share, device=device)
@@ -99,8 +100,11 @@ class SetUp:
         return {**found, **self.files, "recipe": recipe, "data": self.data.digest}
 
 
-def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
+def set_up(config: TrainConfig, say: Callable[[str], None], *, in_parts: bool = False) -> SetUp:
     """Open the model and the data of a configuration, and check that they fit each other.
+
+    Args:
+        in_parts: Whether what divides the model can call its `fill`, so that no process needs all weights at once.
 
     Raises:
         WhetError: Something does not fit, or cannot be read.
@@ -111,7 +115,8 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
     if directory is not None and config.model.config:
         key = sorted(config.model.config)[0]
         raise OptionError(f"model.directory names a model, so that model.{key} changes nothing; leave one of them out")
-    model, data = open_classification(config) if config.task == "classification" else _language(config, say)
+    is_of_texts = config.task == "classification"
+    model, data = open_classification(config) if is_of_texts else _language(config, say, in_parts=in_parts)
     _check(config, model, data)
     steps, notes = _techniques(config)
     if isinstance(data, RunData):
@@ -132,12 +137,13 @@ def set_up(config: TrainConfig, say: Callable[[str], None]) -> SetUp:
     return SetUp(config, model, data, steps, (*notes, *data.notes), teacher, files)
 
 
-def _language(config: TrainConfig, say: Callable[[str], None]) -> tuple[TrainedModel, RunData]:
+def _language(config: TrainConfig, say: Callable[[str], None], *, in_parts: bool) -> tuple[TrainedModel, RunData]:
     directory = config.model.directory
-    opened = None if directory is None else open_model(directory, config.seed)
+    in_parts = in_parts and config.lora is None and config.prune is None and config.distill is None
+    opened = None if directory is None else open_model(directory, config.seed, in_parts=in_parts)
     check_structured(config, opened)
     data = open_data(config, directory, say)
-    return opened or new_model(config.model.config, data.vocab_size, config.seed), data
+    return opened or new_model(config.model.config, data.vocab_size, config.seed, in_parts=in_parts), data
 
 
 def _check(config: TrainConfig, model: TrainedModel, data: RunData | ClassificationData) -> None:

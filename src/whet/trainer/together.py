@@ -150,7 +150,7 @@ def together(setup: SetUp, workload: TrainingWorkload, division: Division) -> tu
     check_plan(setup, division)
     has_stages = division.degrees.pipeline > 1
     stages = stages_of(workload.model, division) if has_stages else []
-    division.share(workload.model, stages)
+    division.share(workload.model, stages, setup.model.fill)
     workload = replace(workload, optimizer=division.optimizer(workload.optimizer))
     # Of several processes, each weighs its parts itself, by the targets of all.
     steps = [step for step in setup.steps if division.is_alone or step.technique != ACCUMULATION]

@@ -93,8 +93,9 @@ def _train_together(config: TrainConfig, *, resume: bool, say: Callable[[str], N
         if resume and is_tuned(recipe):
             config = _with_recipe(config, recipe)
         # The first process splits the text into tokens, and the others on its machine find them.
-        setup = ranks.all_succeed("the set-up", lambda: set_up(config, say) if ranks.is_first else None, _SET_UP_S)
-        setup = ranks.all_succeed("the others' set-up", lambda: setup or set_up(config, say), _SET_UP_S)
+        opened = partial(set_up, config, say, in_parts=division.divides_units)
+        setup = ranks.all_succeed("the set-up", lambda: opened() if ranks.is_first else None, _SET_UP_S)
+        setup = ranks.all_succeed("the others' set-up", lambda: setup or opened(), _SET_UP_S)
         told = ranks.gather("what is trained", setup.identity)
         for rank, identity in enumerate(told):
             if differs := [name for name in identity if identity[name] != told[0].get(name)]:

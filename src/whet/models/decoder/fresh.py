@@ -10,18 +10,25 @@ from whet.models.decoder.reference import Decoder
 from whet.models.trainable import Trainable
 
 
-def initialise(model: Decoder, generator: torch.Generator) -> None:
-    """Draw normal weights with a standard deviation of 0.02, as GPT-2; less for layers that add to the stream.
+def draw(config: DecoderConfig, name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw a normal weight with a standard deviation of 0.02, as GPT-2; less for layers that add to the stream.
 
     Biases are zero and norms are one. Source: Radford et al., 2019, section 2.3.
     """
+    if weight.dim() == 2:
+        into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
+        std = 0.02 / math.sqrt(2 * config.num_hidden_layers) if into_stream else 0.02
+        nn.init.normal_(weight, std=std, generator=generator)
+    elif name.endswith(".bias"):
+        nn.init.zeros_(weight)
+    else:
+        nn.init.ones_(weight)
+
+
+def initialise(model: Decoder, generator: torch.Generator) -> None:
+    """Draw all weights of a decoder, in the order of its parameters."""
     for name, weight in model.named_parameters():
-        if weight.dim() == 2:
-            into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
-            std = 0.02 / math.sqrt(2 * len(model.layers)) if into_stream else 0.02
-            nn.init.normal_(weight, std=std, generator=generator)
-        elif name.endswith(".bias"):
-            nn.init.zeros_(weight)
+        draw(model.config, name, weight, generator)
 
 
 def file_name(name: str) -> str:
@@ -34,6 +41,7 @@ TRAINABLE = Trainable(
     also_known=frozenset({"rope_theta", "rope_scaling", "use_sliding_window", "max_window_layers"}),
     build=Decoder,
     initialise=initialise,
+    draw=draw,
     file_name=file_name,
     architectures={
         "llama": "LlamaForCausalLM",

@@ -1,0 +1,42 @@
+"""The table of training on several processes, for docs/results."""
+
+from typing import Any
+
+from goals import verdict
+
+
+def parallel_lines(report: dict[str, Any]) -> list[str]:
+    """Return the heading of the section, then its lines."""
+    shape, aim = report["shape"], report["aim"]
+    lines = [
+        "## Training on several processes, beside loops written by hand",
+        f"{report['ranks']} processes with one thread each train a Llama of {shape['num_hidden_layers']} layers, "
+        f"{shape['hidden_size']} wide, on batches of {shape['rows']} x {shape['tokens']} tokens, by the plan of "
+        "`whet.parallelize` and by hand on the same engines of PyTorch, in turn. The aim is a throughput of "
+        f"{aim:g} of the hand-written one's at least. Beside them, one process makes the same steps with "
+        f"{report['ranks']} threads. How far losses of the two loops differ is relative.",
+        "",
+        "| ZeRO | ms a step | tokens/s | of one process | of by hand (95%) | aim | losses differ by |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        low, high = row["of_by_hand"]["ci95"]
+        lines.append(
+            f"| {row['stage']} | {row['step_ms']:,.0f} | {row['tokens_per_s']:,.0f} | {row['of_one_process']:.2f} "
+            f"| **{row['of_by_hand']['ratio']:.3f}** ({low:.3f}–{high:.3f}) | {verdict(low, high, aim)} "
+            f"| {row['loss_differs']:.0e} |"
+        )
+    lines += [
+        "",
+        "What each process holds of weights, gradients and the optimiser's state, counted by tensors: what it keeps "
+        "after a step, the most within it, and what the table of ZeRO says (Rajbhandari et al., 2020). FSDP2, which "
+        "stages 2 and 3 use, keeps parameters divided between steps in stage 2 too. For a step it gathers them: all in "
+        "stage 2, and in stage 3 a block at a time.",
+        "",
+        "| ZeRO | kept, MB | most in a step, MB | by the table, MB |",
+        "|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        sizes = (row[name] for name in ("kept_bytes", "most_bytes", "table_bytes"))
+        lines.append(f"| {row['stage']} | {' | '.join(f'{size / 1e6:,.1f}' for size in sizes)} |")
+    return lines
