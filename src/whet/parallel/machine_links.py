@@ -8,7 +8,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from whet.errors import MachineError
-from whet.measure.isolate import FailureKind, Job, run_together
+from whet.measure.group import run_together
+from whet.measure.isolate import FailureKind, Job
 from whet.measure.load import MAX_WAITED_LONG, Observed
 from whet.measure.machine.cache import cache_dir
 from whet.measure.machine.description import Machine
