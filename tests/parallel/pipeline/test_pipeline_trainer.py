@@ -84,7 +84,7 @@ TABLES: dict[str, tuple[int, Work, Any]] = {
     "more of the grid": (4, MORE_ON_GRID, pytest.mark.slow),
     "cube": (8, ON_CUBE, pytest.mark.slow),
 }
-AT_ONCE = 4  # trainings of one start of the processes, which must answer in time
+AT_ONCE = 3  # trainings of one start of the processes, which must answer in time
 
 
 @cache
