@@ -128,7 +128,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.steps < WARM_UP:
         parser.error(f"--steps takes {WARM_UP} or more")
-    table = Table("ZeRO", "ms a step", "predicted", "differs", "peak (MB)", "predicted", "differs", "disturbed by")
+    table = Table("ZeRO", "ms a step", "predicted", "differs", "peak (MB)", "predicted", "differs", "disturbed")
     found = []
     for row in rows(asked.steps):
         found.append(row)
@@ -140,7 +140,7 @@ def main() -> None:
             f"{row['peak_bytes'] / 1e6:.1f}",
             f"{row['predicted_bytes']['value'] / 1e6:.1f}",
             f"{row['memory_differs']:+.0%}",
-            row["busy"],
+            "yes" if row["busy"] else "no",
         )
     Console().print(table)
     command = f"python benchmarks/plan_here.py --steps {asked.steps}"

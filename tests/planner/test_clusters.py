@@ -159,7 +159,7 @@ def test_a_file_changes_some_figures_of_what_whet_ships(tmp_path: Path) -> None:
     host = {"like": "dgx-h100", "link": {"like": "pcie5", "bytes_per_s": 50e9}}
     cluster = read_cluster(written(tmp_path, chip=chip, host=host))
     assert cluster.chip.dollars_per_hour == 2.5 and cluster.chip.flops == chips()["h100-sxm"].flops
-    assert cluster.chip.source.startswith("our contract, May 2025 (dollars_per_hour, source); else NVIDIA H100")
+    assert cluster.chip.source.startswith("our contract, May 2025 (dollars_per_hour); else NVIDIA H100")
     assert cluster.host.link.bytes_per_s == 50e9 and cluster.host.link.latency_s == links()["pcie5"].latency_s
     assert cluster.host.link.source.startswith("ours.toml (bytes_per_s); else PCI Express 5.0")
     assert cluster.host.memory_bytes == 2e12
