@@ -25,10 +25,11 @@ class Constants:
         fp8_efficiency: The share of the fp8 peak that it reaches.
         attention_efficiency: The share of the peak that fused attention reaches, of the pairs that a token sees.
         memory_efficiency: The share of the memory's bandwidth that elementwise operators reach.
-        passes: How often elementwise operators that are not compiled read and write what a fused kernel does once.
+        passes: How often elementwise operators read and write what one fused kernel would, where PyTorch does not
+            compile them.
         inside_efficiency: The share of the links within a node that collectives reach.
         between_efficiency: The share of the links between nodes.
-        decay: By how much each doubling of the nodes makes a collective slower.
+        decay: By how much a collective is slower for each unit of the root of its nodes.
         contention: The share of the time of hidden messages by which they slow down what is computed meanwhile.
         hidden: The share of tensor-parallel messages that is hidden where they are overlapped.
         layer_s: The seconds of a layer that no size explains: starting kernels, once forward.

@@ -55,13 +55,13 @@ def speeds(chip: Chip, layout: Layout, constants: Constants) -> Speeds:
     elif layout.precision == "float32":
         single = chip.flops.get("tfloat32") or chip.flops.get("float32") or half / 8
         linear, matrix = (single * constants.matrix_efficiency * clock,) * 2
-    is_eager = layout.software.startswith("torch") and not layout.compiled
+    is_compiled = layout.software.startswith("torch") and layout.compiled
     return Speeds(
         linear=linear,
         matrix=matrix,
         attention=attention,
         memory=chip.bytes_per_s * constants.memory_efficiency,
-        passes=constants.passes if is_eager else 1.0,
+        passes=1.0 if is_compiled else constants.passes,
         layer_s=constants.layer_s,
         casts=FP8_CAST if is_fp8 else 0,
     )

@@ -77,6 +77,9 @@ def layer_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool =
     around, inner = _mlp_bytes(shape, layout, is_sparse)
     # The inputs of two norms, of the first matrix, and the masks.
     whole = HALF * 3 * hidden + masks + around
+    if spread > 1 and layout.software.startswith("torch"):
+        # PyTorch keeps the gathered inputs of the first matrices; Megatron gathers them again.
+        whole += 2 * HALF * hidden * (spread - 1)
     divided = HALF * (query_size(shape) + key_value_size(shape) + value_size(shape)) + inner
     if layout.fused_attention:
         divided += 4 * shape.num_heads
@@ -121,7 +124,8 @@ def logits_bytes(shape: ModelShape, layout: Layout, work: Work) -> float:
     gradient of the logarithms); Megatron works in place; a fused loss keeps 16-bit ones with their gradients.
     """
     tokens = layout.micro_batch_size * work.sequence_length / layout.context
-    each = HALF + 3 * 4
+    # Where tensor-parallel chips share the logits, PyTorch adds the exponentials of the logarithms in a step of its own.
+    each = HALF + (4 if layout.tensor > 1 else 3) * 4
     if layout.software.startswith("megatron"):
         each = HALF + 4 + HALF
     if layout.fused_loss:

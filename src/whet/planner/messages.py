@@ -11,7 +11,7 @@ from whet.planner.network import (
     Wires,
     all_gather_s,
     all_reduce_s,
-    all_to_all_s,
+    exchange_s,
     placed,
     ring_bytes,
     send_s,
@@ -82,10 +82,21 @@ def layer_messages(
         context_s = all_gather_s(keys, group.context, wire)
         context_bytes = ring_bytes(keys, layout.context)
     if is_sparse and shape.experts is not None and layout.expert > 1:
-        routed = size * shape.experts.per_token / (layout.tensor if layout.sequence_parallel else 1)
-        expert_s = 2 * all_to_all_s(routed, group.expert, wire)
-        expert_bytes = 2 * ring_bytes(routed, layout.expert)
+        size /= layout.tensor if layout.sequence_parallel else 1
+        near, far = expert_copies(shape.experts.per_token, group.expert)
+        expert_s = 2 * exchange_s(size * near, size * far, group.expert, wire)
+        expert_bytes = 2 * size * (near + far)
     return LayerMessages(tensor_s, context_s, expert_s, tensor_bytes, context_bytes, expert_bytes)
+
+
+def expert_copies(per_token: int, group: Group) -> tuple[float, float]:
+    """Return how often a token is sent within nodes, and to other nodes, to reach its experts.
+
+    A token goes to each node with one of its experts once, and is copied there (DeepSeek-AI, 2024, section 3.2.2).
+    """
+    near = per_token * (group.per_node - 1) / group.per_node
+    reached = group.nodes * (1 - (1 - 1 / group.nodes) ** per_token)
+    return near, reached * (group.nodes - 1) / group.nodes
 
 
 @dataclass(frozen=True)

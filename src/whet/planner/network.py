@@ -39,7 +39,7 @@ class Wires:
         between: Bytes a second of a chip to other nodes, shared by no other chip.
         inside_latency: Seconds of a step of a ring within a node.
         between_latency: Seconds of a step between nodes.
-        decay: By how much each doubling of the nodes makes a collective slower.
+        decay: By how much a collective is slower for each unit of the root of its nodes.
     """
 
     inside: float
@@ -50,7 +50,7 @@ class Wires:
 
     def between_at(self, nodes: int) -> float:
         """Return the bytes a second of a chip in a collective over so many nodes."""
-        return self.between / (1 + self.decay * math.log2(max(nodes, 1)))
+        return self.between / (1 + self.decay * (math.sqrt(nodes) - 1))
 
 
 def wires(cluster: Cluster, constants: Constants) -> Wires:
@@ -94,14 +94,12 @@ def all_reduce_s(size: float, group: Group, wire: Wires) -> float:
     return min(ring, 2 * size / slowest + 2 * levels)
 
 
-def all_to_all_s(size: float, group: Group, wire: Wires) -> float:
-    """Return the seconds in which each chip sends `size` bytes, an equal part to each chip of the group."""
+def exchange_s(near: float, far: float, group: Group, wire: Wires) -> float:
+    """Return the seconds in which each chip sends bytes to all of its group, near ones and far ones at a time."""
     if group.size <= 1:
         return 0.0
-    near = size * (group.per_node - 1) / group.size / wire.inside
-    far = size * (group.size - group.per_node) / group.size / wire.between_at(group.nodes)
     latency = wire.between_latency if group.nodes > 1 else wire.inside_latency
-    return max(near, far) + latency
+    return max(near / wire.inside, far / wire.between_at(group.nodes)) + latency
 
 
 def send_s(size: float, leaves_node: bool, wire: Wires) -> float:

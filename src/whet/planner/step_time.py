@@ -87,7 +87,10 @@ class StepModel:
         stage.recompute += number * time.recompute
         shown = 1 - constants.hidden if layout.overlaps_tensor else 1.0
         stage.tensor += number * times * shown * message.tensor_forward
-        stage.expert += number * times * message.expert_forward
+        expert, behind = message.expert_forward, time.forward
+        stage.expert += number * times * (
+            exposed_s(expert, behind, constants.contention) if layout.overlaps_expert else expert
+        )
         stage.sent_tensor += number * times * message.tensor_bytes
         stage.sent_expert += number * times * message.expert_bytes
         if layout.context > 1:
