@@ -39,10 +39,7 @@ SHARED = {
     "memory_efficiency": (0.8, 0.5, 0.95),
     "inside_efficiency": (0.7, 0.4, 0.95),
     "between_efficiency": (0.8, 0.4, 0.95),
-    "decay": (0.05, 0.0, 0.3),
     "contention": (0.3, 0.0, 1.0),
-    "hidden": (0.5, 0.0, 0.95),
-    "layer_s": (2e-5, 0.0, 5e-5),
 }
 # What each family has of its own.
 OWN = {
@@ -50,6 +47,7 @@ OWN = {
     "attention_efficiency": (0.4, 0.1, 0.75),
     "fp8_efficiency": (0.55, 0.2, 0.85),
     "passes": (1.5, 1.0, 4.0),
+    "hidden": (0.5, 0.0, 0.95),
 }
 
 
@@ -132,6 +130,8 @@ def families(points: list[Point]) -> dict[str, list[str]]:
             own.append("attention_efficiency")
         if point.layout.precision == "fp8" and "fp8_efficiency" not in own:
             own.append("fp8_efficiency")
+        if point.layout.overlaps_tensor and "hidden" not in own:
+            own.append("hidden")
     return found
 
 

@@ -29,10 +29,8 @@ class Constants:
             compile them.
         inside_efficiency: The share of the links within a node that collectives reach.
         between_efficiency: The share of the links between nodes.
-        decay: By how much a collective is slower for each unit of the root of its nodes.
         contention: The share of the time of hidden messages by which they slow down what is computed meanwhile.
         hidden: The share of tensor-parallel messages that is hidden where they are overlapped.
-        layer_s: The seconds of a layer that no size explains: starting kernels, once forward.
         fragmentation: What the allocator holds beside what is used, as a share of activations and buffers.
     """
 
@@ -43,10 +41,8 @@ class Constants:
     passes: float
     inside_efficiency: float
     between_efficiency: float
-    decay: float
     contention: float
     hidden: float
-    layer_s: float
     fragmentation: float
 
 

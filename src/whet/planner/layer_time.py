@@ -1,5 +1,6 @@
 """Say how long a chip computes one layer, or the logits, of a micro-batch: matrices, attention, elementwise operators."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,7 +40,6 @@ class Speeds:
     attention: float
     memory: float
     passes: float
-    layer_s: float
     casts: int
 
 
@@ -62,7 +62,6 @@ def speeds(chip: Chip, layout: Layout, constants: Constants) -> Speeds:
         attention=attention,
         memory=chip.bytes_per_s * constants.memory_efficiency,
         passes=1.0 if is_compiled else constants.passes,
-        layer_s=constants.layer_s,
         casts=FP8_CAST if is_fp8 else 0,
     )
 
@@ -81,34 +80,42 @@ class LayerTime:
     attention: float
 
 
-def matrix_s(tokens: float, rows: float, columns: float, rate: float, memory: float) -> float:
-    """Return the seconds of a product [tokens, rows] x [rows, columns]: its operations and, beside them, its bytes."""
-    moved = HALF * (tokens * rows + rows * columns + tokens * columns)
-    return 2 * tokens * rows * columns / rate + moved / memory
+def matrix_s(tokens: float, rows: float, columns: float, rate: float, memory: float, size: int = HALF) -> float:
+    """Return the seconds of a product [tokens, rows] x [rows, columns].
+
+    Its operations hide its bytes, and not wholly where both take as long: the root of the sum of their squares is
+    between the longer one and their sum.
+
+    Args:
+        size: The bytes of a number that is multiplied.
+    """
+    moved = size * (tokens * rows + rows * columns) + HALF * tokens * columns
+    return math.hypot(2 * tokens * rows * columns / rate, moved / memory)
 
 
 def _linear_s(shape: ModelShape, layout: Layout, tokens: float, is_sparse: bool, speed: Speeds) -> float:
     """Return the forward seconds of a layer's matrices on one chip."""
     hidden, tensor, rate, memory = shape.hidden_size, layout.tensor, speed.linear, speed.memory
+    size = 1 if speed.casts else HALF
     pairs = attention_matrices(shape)
-    total = sum(matrix_s(tokens, rows, columns / tensor, rate, memory) for rows, columns in pairs[:-1])
+    total = sum(matrix_s(tokens, rows, columns / tensor, rate, memory, size) for rows, columns in pairs[:-1])
     rows, columns = pairs[-1]
-    total += matrix_s(tokens, rows / tensor, columns, rate, memory)
+    total += matrix_s(tokens, rows / tensor, columns, rate, memory, size)
     wide = 2 if shape.is_gated else 1
     experts = shape.experts
     if not is_sparse or experts is None:
         inner = shape.intermediate_size / tensor
         return (
-            total + matrix_s(tokens, hidden, wide * inner, rate, memory) + matrix_s(tokens, inner, hidden, rate, memory)
+            total + matrix_s(tokens, hidden, wide * inner, rate, memory, size) + matrix_s(tokens, inner, hidden, rate, memory, size)
         )
     local = experts.number / layout.expert
     each = tokens * experts.per_token / local
     inner = experts.intermediate_size / tensor
-    total += local * matrix_s(each, hidden, wide * inner, rate, memory)
-    total += local * matrix_s(each, inner, hidden, rate, memory)
+    total += local * matrix_s(each, hidden, wide * inner, rate, memory, size)
+    total += local * matrix_s(each, inner, hidden, rate, memory, size)
     if experts.shared:
-        total += matrix_s(tokens, hidden, wide * inner * experts.shared, rate, memory)
-        total += matrix_s(tokens, inner * experts.shared, hidden, rate, memory)
+        total += matrix_s(tokens, hidden, wide * inner * experts.shared, rate, memory, size)
+        total += matrix_s(tokens, inner * experts.shared, hidden, rate, memory, size)
     return total + matrix_s(tokens, hidden, experts.number, speed.matrix, memory)
 
 
@@ -147,10 +154,10 @@ def layer_time(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, s
     matrices, inner = recomputed_share(shape, layout, is_sparse)
     again = matrices * linear + inner * attention
     if layout.recompute in ("full", "operators"):
-        again += small + speed.layer_s
+        again += small
     return LayerTime(
-        forward=linear + attention + small + speed.layer_s,
-        backward=2 * linear + attention_back + ELEMENTWISE_BACKWARD * small + 2 * speed.layer_s,
+        forward=linear + attention + small,
+        backward=2 * linear + attention_back + ELEMENTWISE_BACKWARD * small,
         recompute=again,
         attention=attention,
     )
@@ -166,6 +173,11 @@ def head_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> t
     each = 2 * HALF if layout.fused_loss else HALF + 3 * 4
     loss = tokens * vocab * each / speed.memory
     return product + loss, 2 * product + loss
+
+
+def accumulation_s(parameters: float, layout: Layout, speed: Speeds) -> float:
+    """Return the seconds in which a micro-batch's gradients are added to those before: read twice, written once."""
+    return parameters * (HALF + 2 * layout.bytes.gradient) / speed.memory
 
 
 @lru_cache(maxsize=8192)

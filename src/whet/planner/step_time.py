@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from whet.planner.cluster import Cluster
 from whet.planner.curves import Constants
-from whet.planner.layer_time import Speeds, extra_time, head_time, layer_time, speeds
+from whet.planner.layer_time import Speeds, accumulation_s, extra_time, head_time, layer_time, speeds
 from whet.planner.layout import Layout, Work
 from whet.planner.memory import state_bytes
 from whet.planner.messages import Groups, groups, layer_messages, stage_message, state_messages
@@ -130,6 +130,9 @@ class StepModel:
             state = state_messages(count, layout, self.group, self.wire)
             stage.data += state.gather + state.reduce
             stage.sent_data += state.gather_bytes + state.reduce_bytes
+        elif self.num_micro_batches > 1:
+            held = sum(stage_counts(shape, layout.pipeline)[index].held(layout))
+            stage.backward += accumulation_s(held, layout, self.speed)
         return stage
 
     def _data_once(self, count: Count, stage: _Stage) -> tuple[float, float]:
