@@ -39,13 +39,13 @@ SHARED = {
     "memory_efficiency": (0.8, 0.5, 0.95),
     "inside_efficiency": (0.7, 0.4, 0.95),
     "between_efficiency": (0.8, 0.4, 0.95),
+    "fp8_share": (0.9, 0.5, 1.1),
     "contention": (0.3, 0.0, 1.0),
 }
 # What each family has of its own.
 OWN = {
     "matrix_efficiency": (0.7, 0.3, 0.95),
     "attention_efficiency": (0.4, 0.1, 0.75),
-    "fp8_efficiency": (0.55, 0.2, 0.85),
     "passes": (1.5, 1.0, 4.0),
     "hidden": (0.5, 0.0, 0.95),
 }
@@ -128,8 +128,6 @@ def families(points: list[Point]) -> dict[str, list[str]]:
         own = found.setdefault(point.family, ["matrix_efficiency", "passes"])
         if point.layout.fused_attention and "attention_efficiency" not in own:
             own.append("attention_efficiency")
-        if point.layout.precision == "fp8" and "fp8_efficiency" not in own:
-            own.append("fp8_efficiency")
         if point.layout.overlaps_tensor and "hidden" not in own:
             own.append("hidden")
     return found

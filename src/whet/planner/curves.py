@@ -22,7 +22,7 @@ class Constants:
 
     Attributes:
         matrix_efficiency: The share of the peak that a large matrix product reaches.
-        fp8_efficiency: The share of the fp8 peak that it reaches.
+        fp8_share: The share of the fp8 peak that it reaches, over that of the 16-bit peak.
         attention_efficiency: The share of the peak that fused attention reaches, of the pairs that a token sees.
         memory_efficiency: The share of the memory's bandwidth that elementwise operators reach.
         passes: How often elementwise operators read and write what one fused kernel would, where PyTorch does not
@@ -35,7 +35,7 @@ class Constants:
     """
 
     matrix_efficiency: float
-    fp8_efficiency: float
+    fp8_share: float
     attention_efficiency: float
     memory_efficiency: float
     passes: float

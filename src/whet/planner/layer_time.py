@@ -16,8 +16,8 @@ from whet.planner.parameters import attention_matrices, key_value_size, query_si
 ATTENTION_BACKWARD = 2.5
 # Elementwise operators read gradients beside what was kept: 3 tensors for 2 in a norm, 5 for 3 in a gated unit.
 ELEMENTWISE_BACKWARD = 1.5
-# Bytes for each number that becomes fp8: read for the largest, read again, written in both orders.
-FP8_CAST = 6
+# Bytes for each number that becomes fp8: read once more after its scale is known, written in both orders.
+FP8_CAST = 4
 # Bytes for each pair of tokens and head that attention without a fused kernel moves: scores written, softmax read and
 # written, a mask, dropout read and written, and what the second product reads; backward mirrors it.
 SCORES_FORWARD, SCORES_BACKWARD = 2 + 4 + 1 + 4 + 2, 2 + 4 + 1 + 6 + 2
@@ -51,7 +51,7 @@ def speeds(chip: Chip, layout: Layout, constants: Constants) -> Speeds:
     linear, attention = matrix, half * constants.attention_efficiency * clock
     is_fp8 = layout.precision == "fp8" and "fp8" in chip.flops
     if is_fp8:
-        linear = chip.flops["fp8"] * constants.fp8_efficiency * clock
+        linear = chip.flops["fp8"] * constants.matrix_efficiency * constants.fp8_share * clock
     elif layout.precision == "float32":
         single = chip.flops.get("tfloat32") or chip.flops.get("float32") or half / 8
         linear, matrix = (single * constants.matrix_efficiency * clock,) * 2

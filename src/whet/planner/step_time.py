@@ -81,17 +81,19 @@ class StepModel:
         shape, layout, constants = self.shape, self.layout, self.constants
         time = layer_time(shape, layout, self.work, is_sparse, self.speed)
         message = layer_messages(shape, layout, self.work, is_sparse, self.group, self.wire)
+        # PyTorch keeps the sums of tensor-parallel chips and gathers again; the exchange of tokens is not kept.
         times = 3 if layout.recompute == "full" else 2
+        tensor_times = 2.5 if layout.recompute == "operators" else times
         stage.forward += number * time.forward
         stage.backward += number * time.backward
         stage.recompute += number * time.recompute
         shown = 1 - constants.hidden if layout.overlaps_tensor else 1.0
-        stage.tensor += number * times * shown * message.tensor_forward
+        stage.tensor += number * tensor_times * shown * message.tensor_forward
         expert, behind = message.expert_forward, time.forward
         stage.expert += number * times * (
             exposed_s(expert, behind, constants.contention) if layout.overlaps_expert else expert
         )
-        stage.sent_tensor += number * times * message.tensor_bytes
+        stage.sent_tensor += number * tensor_times * message.tensor_bytes
         stage.sent_expert += number * times * message.expert_bytes
         if layout.context > 1:
             ring, inside = message.context_forward, time.attention
