@@ -1,4 +1,4 @@
-"""Fit the planner's constants to published runs, and write what is predicted of them: good and bad, fitted and left out.
+"""Fit the planner's constants to published runs, and write what is predicted of each: fitted and left out.
 
 python benchmarks/planner.py [--check]
 
@@ -155,7 +155,7 @@ class Fit:
         return Constants(**values, fragmentation=self.fragmentation)
 
     def fitted(self, family: str, vector: np.ndarray | None = None) -> Fitted:
-        return Fitted(self.constants(family, vector), self.spread, family.split("-")[-1], True, self.ranges, "fit")
+        return Fitted(self.constants(family, vector), self.spread, family, True, self.ranges, "fit")
 
     def predict(self, point: Point, vector: np.ndarray | None = None) -> Prediction:
         return predict_with(self.fitted(point.family, vector), point.shape, point.cluster, point.layout, point.work)

@@ -70,7 +70,7 @@ def _errors(pairs: Sequence[Pair], kind: str, is_left_out: bool) -> list[float]:
 
 NAMES = {
     "step": "time of a step, whole layout given",
-    "rate": "time of a step, layout in part assumed",
+    "rate": "time of a step, part of it assumed",
     "memory": "memory",
 }
 

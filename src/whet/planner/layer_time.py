@@ -1,4 +1,4 @@
-"""Say how long a chip computes one layer, or the logits, of a micro-batch: matrices, attention, elementwise operators."""
+"""Say how long a chip computes one layer of a micro-batch, or the logits: matrices, attention, small operators."""
 
 import math
 from dataclasses import dataclass
@@ -106,7 +106,9 @@ def _linear_s(shape: ModelShape, layout: Layout, tokens: float, is_sparse: bool,
     if not is_sparse or experts is None:
         inner = shape.intermediate_size / tensor
         return (
-            total + matrix_s(tokens, hidden, wide * inner, rate, memory, size) + matrix_s(tokens, inner, hidden, rate, memory, size)
+            total
+            + matrix_s(tokens, hidden, wide * inner, rate, memory, size)
+            + matrix_s(tokens, inner, hidden, rate, memory, size)
         )
     local = experts.number / layout.expert
     each = tokens * experts.per_token / local
@@ -116,7 +118,7 @@ def _linear_s(shape: ModelShape, layout: Layout, tokens: float, is_sparse: bool,
     if experts.shared:
         total += matrix_s(tokens, hidden, wide * inner * experts.shared, rate, memory, size)
         total += matrix_s(tokens, inner * experts.shared, hidden, rate, memory, size)
-    return total + matrix_s(tokens, hidden, experts.number, speed.matrix, memory)
+    return total + matrix_s(tokens / tensor, hidden, experts.number, speed.matrix, memory)
 
 
 def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool, casts: int) -> float:

@@ -1,4 +1,4 @@
-"""Say what the chip that needs most memory holds: state by ZeRO's stages, activations by Megatron's formulas, buffers."""
+"""Say what the chip that needs most memory holds: state by ZeRO's stages, activations by Megatron's formulas."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ def shards(layout: Layout) -> Shards:
 
 
 def state_bytes(count: Count, layout: Layout) -> tuple[float, float, float]:
-    """Return the bytes of parameters, gradients and optimiser state of one chip (Rajbhandari et al., 2020, figure 1)."""
+    """Return the bytes of parameters, gradients and state of one chip (Rajbhandari et al., 2020, figure 1)."""
     dense, experts = count.held(layout)
     group = shards(layout)
     whole, divided = dense + experts, dense / group.dense + experts / group.experts
@@ -124,7 +124,7 @@ def logits_bytes(shape: ModelShape, layout: Layout, work: Work) -> float:
     gradient of the logarithms); Megatron works in place; a fused loss keeps 16-bit ones with their gradients.
     """
     tokens = layout.micro_batch_size * work.sequence_length / layout.context
-    # Where tensor-parallel chips share the logits, PyTorch adds the exponentials of the logarithms in a step of its own.
+    # Where tensor-parallel chips share the logits, PyTorch adds their exponentials in a step of its own.
     each = HALF + (4 if layout.tensor > 1 else 3) * 4
     if layout.software.startswith("megatron"):
         each = HALF + 4 + HALF

@@ -25,7 +25,7 @@ class Group:
 
 
 def placed(cluster: Cluster, stride: int, size: int) -> Group:
-    """Return where a group of chips lies that are `stride` chips apart, on nodes that are filled one after the other."""
+    """Return where a group of chips lies that are `stride` chips apart, where nodes are filled in turn."""
     per_node = max(1, min(size, cluster.chips_per_node // stride))
     return Group(per_node, math.ceil(size / per_node))
 

@@ -148,7 +148,7 @@ def head_layers(shape: ModelShape) -> float:
 
 @lru_cache(maxsize=4096)
 def stage_layers(shape: ModelShape, stages: int) -> tuple[int, ...]:
-    """Return the layers of each pipeline stage: equal where they divide, else fewer on the last, which has the logits."""
+    """Return the layers of each pipeline stage: equal where they divide, else fewer on the last, with the logits."""
     if stages == 1 or shape.num_layers % stages == 0:
         return (shape.num_layers // stages,) * stages
     head = head_layers(shape)
