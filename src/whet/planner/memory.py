@@ -151,7 +151,7 @@ def _working_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: boo
 def buffer_bytes(shape: ModelShape, layout: Layout, stage: int = 0) -> float:
     """Return the bytes of parameters and gradients that ZeRO has gathered at a time: two layers, and the logits'.
 
-    Pipelines keep a stage's parameters gathered, and sum its gradients before they are divided, over all micro-batches.
+    Pipelines keep all that one chip computes gathered, and sum its gradients whole, over all micro-batches.
     """
     if layout.zero_stage < 2 or shards(layout).dense == 1:
         return 0.0
@@ -168,7 +168,7 @@ def buffer_bytes(shape: ModelShape, layout: Layout, stage: int = 0) -> float:
 def _stage_parts(
     shape: ModelShape, layout: Layout, work: Work, num_micro_batches: int, stage: int
 ) -> tuple[float, float, float, float, float]:
-    """Return the bytes of one pipeline stage: parameters, gradients, optimiser, activations, buffers."""
+    """Return the bytes of parameters, gradients, optimiser, activations and buffers on one pipeline stage."""
     state = state_bytes(stage_counts(shape, layout.pipeline)[stage], layout)
     layers = stage_layers(shape, layout.pipeline)
     before = sum(layers[:stage])

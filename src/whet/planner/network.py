@@ -75,7 +75,7 @@ def all_gather_s(size: float, group: Group, wire: Wires) -> float:
 
 
 def all_reduce_s(size: float, group: Group, wire: Wires) -> float:
-    """Return the seconds of a sum of `size` bytes over a group: by a ring, or by a tree where that is faster."""
+    """Return the seconds in which a group sums `size` bytes by a ring, or by a tree where that is faster."""
     if group.size <= 1:
         return 0.0
     ring = 2 * all_gather_s(size, group, wire)
@@ -88,7 +88,7 @@ def all_reduce_s(size: float, group: Group, wire: Wires) -> float:
 
 
 def exchange_s(near: float, far: float, group: Group, wire: Wires) -> float:
-    """Return the seconds in which each chip sends bytes to all of its group, near ones and far ones at a time."""
+    """Return the seconds in which each chip sends bytes to all others, near ones and far ones at a time."""
     if group.size <= 1:
         return 0.0
     latency = wire.between_latency if group.nodes > 1 else wire.inside_latency

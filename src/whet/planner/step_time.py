@@ -52,7 +52,7 @@ class StageTime:
 
 
 def exposed_s(messages: float, meanwhile: float, contention: float) -> float:
-    """Return by how much messages lengthen what is computed meanwhile: what is left over, and what they slow down."""
+    """Return by how much messages lengthen what hides them: what is left over, and what they slow down."""
     return max(0.0, messages - meanwhile) + contention * min(messages, meanwhile)
 
 
