@@ -1,0 +1,209 @@
+"""Find the fastest layouts that fit, without predicting all of them, and say why the others do not fit."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from whet.planner.layout import Layout, Work
+from whet.planner.cluster import Cluster
+from whet.planner.model_shape import ModelShape
+from whet.planner.prediction import MemoryParts, Prediction
+from whet.planner.space import Degrees, Space
+
+Predictor = Callable[[ModelShape, Cluster, Layout, Work], Prediction]
+
+MARGIN = 0.06
+"""The share of a chip's memory that a plan leaves free: what a driver, its contexts and other libraries take."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Hold a layout with what is predicted of it, and how many bytes it lacks; 0 where it fits."""
+
+    layout: Layout
+    prediction: Prediction
+    lacks: float
+
+    @property
+    def fits(self) -> bool:
+        return self.lacks == 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Return what decides an order: what fits before what does not, then time or what is lacking; no ties."""
+        first = self.prediction.step_s.value if self.fits else self.lacks
+        layout = self.layout
+        told = (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.zero_stage, layout.shard)
+        rest = (layout.virtual_stages, layout.recompute != "none", layout.micro_batch_size, layout.offload)
+        return (not self.fits, first, self.prediction.memory_total.value, told, rest)
+
+
+@dataclass
+class Search:
+    """Predict layouts of a space, each once.
+
+    Attributes:
+        seen: What was predicted so far, in order.
+    """
+
+    space: Space
+    predict: Predictor
+    margin: float = MARGIN
+    seen: dict[Layout, Candidate] = field(default_factory=dict)
+
+    @property
+    def usable_bytes(self) -> float:
+        return self.space.cluster.chip.memory_bytes * (1 - self.margin)
+
+    def candidate(self, layout: Layout) -> Candidate:
+        """Return a layout with its prediction."""
+        if layout not in self.seen:
+            space = self.space
+            found = self.predict(space.shape, space.cluster, layout, space.work)
+            self.seen[layout] = Candidate(layout, found, max(0.0, found.memory_total.value - self.usable_bytes))
+        return self.seen[layout]
+
+    def best(self, layouts: Iterable[Layout | None]) -> Candidate | None:
+        """Return the best of some layouts; None where there is none."""
+        found = [self.candidate(one) for one in layouts if one is not None]
+        return min(found, key=lambda one: one.key, default=None)
+
+    def exhaustive(self) -> Candidate | None:
+        """Return the best of all layouts."""
+        return self.best(self.space.layouts())
+
+    def ranked(self, num_kept: int = 5) -> list[Candidate]:
+        """Return the best layout of each of the best combinations of degrees, the fastest first.
+
+        Each combination is looked at in one layout, or in two where the first does not fit. The most promising are
+        then improved by one choice after the other, until no single choice makes them faster. What fits comes first;
+        where nothing does, the first lacks least.
+        """
+        firsts = [(one, found) for one in self.space.degrees if (found := self._first_look(one)) is not None]
+        firsts.sort(key=lambda pair: pair[1].key)
+        kept = dict[Degrees, Candidate]()
+        for degrees, start in firsts:
+            best = min(kept.values(), key=lambda one: one.key, default=start)
+            hopeless = best.fits and (not start.fits or _time(start) > _HOPELESS * _time(best))
+            if len(kept) >= max(num_kept, _DESCENTS) or (hopeless and len(kept) >= num_kept):
+                break
+            kept[degrees] = start if hopeless else self._descend(degrees, start)
+        self._go_on_from_best(kept)
+        return sorted(kept.values(), key=lambda one: one.key)[:num_kept]
+
+    def _go_on_from_best(self, kept: dict[Degrees, Candidate]) -> None:
+        """Improve combinations beside the best one, as long as that leads on. Changes `kept` in place."""
+        while kept:
+            degrees, best = min(kept.items(), key=lambda pair: pair[1].key)
+            beside = [one for one in self.space.degrees if one not in kept and _is_beside(degrees, one)]
+            looked = [(found, one) for one in beside if (found := self._as_in(one, best.layout)) is not None]
+            looked.sort(key=lambda pair: pair[0].key)
+            for found, one in looked[:2]:
+                if found.fits and _time(found) < _NEAR * _time(best):
+                    kept[one] = self._descend(one, found)
+            if min(kept.values(), key=lambda one: one.key) is best:
+                return
+
+    def _as_in(self, degrees: Degrees, layout: Layout) -> Candidate | None:
+        """Return the layout of other degrees with what another one chooses beside them, as far as that is possible."""
+        space = self.space
+        shardings = [one for one in space.shardings(degrees) if one[0] == layout.zero_stage]
+        kept_whole = layout.shard in (1, layout.data)
+        sharding = (min, max)[kept_whole](shardings, default=max(space.shardings(degrees)))
+        same_tokens = layout.micro_batch_size * degrees.context / layout.context
+        rows = min(space.micro_batch_sizes(degrees), key=lambda one: abs(one - same_tokens))
+        stages = space.virtual_stages(degrees)
+        return self.best(
+            [
+                space.layout(
+                    degrees,
+                    sharding=sharding,
+                    micro_batch_size=rows,
+                    virtual_stages=layout.virtual_stages if layout.virtual_stages in stages else stages[0],
+                    recompute=layout.recompute,
+                    offload=layout.offload,
+                )
+            ]
+        )
+
+    def _first_look(self, degrees: Degrees) -> Candidate | None:
+        """Return a layout of some degrees: of a few that need less and less memory, the first that fits."""
+        space, shardings = self.space, self.space.shardings(degrees)
+        usual = [one for one in shardings if one[0] <= 1][-1]
+        within, whole = min(shardings[-1], max(shardings)), max(shardings)
+        found: Candidate | None = None
+        for sharding, recompute in dict.fromkeys(
+            ((usual, "none"), (within, "none"), (whole, "none"), (usual, "full"), (within, "full"), (whole, "full"))
+        ):
+            stages = space.virtual_stages(degrees)[0]
+            looked = self.best(
+                [
+                    space.layout(
+                        degrees, sharding=sharding, recompute=recompute, virtual_stages=stages,  # type: ignore[arg-type]
+                        offload=space.offloads and recompute == "full",
+                    )
+                ]
+            )  # fmt: skip
+            if looked is not None and (found is None or looked.key < found.key):
+                found = looked
+            if found is not None and found.fits:
+                break
+        return found
+
+    def _descend(self, degrees: Degrees, start: Candidate) -> Candidate:
+        """Return the layout that no choice improves, nor two that depend on each other."""
+        space, best = self.space, start
+        rows, stages = space.micro_batch_sizes(degrees), space.virtual_stages(degrees)
+        moves: Sequence[tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]] = (
+            (("sharding", "recompute"), list(product(space.shardings(degrees), space.recomputes))),
+            (("virtual_stages",), [(one,) for one in stages]),
+            (("micro_batch_size", "recompute"), list(product(rows, space.recomputes))),
+            (("offload",), [(False,), (True,)][: 1 + space.offloads]),
+        )
+        while True:
+            before = best
+            for names, choices in moves:
+                now = _choices_of(best.layout)
+                tried = (space.layout(degrees, **{**now, **dict(zip(names, one, strict=True))}) for one in choices)
+                found = self.best(tried)
+                if found is not None and found.key < best.key:
+                    best = found
+            if best is before:
+                return best
+
+
+_DESCENTS = 6  # the combinations of degrees that are improved
+_HOPELESS = 1.6  # a combination that is this much slower at first is not improved
+
+
+_NEAR = 1.1  # a neighbour of the best combination that is at most this much slower is improved
+
+
+def _is_beside(one: Degrees, other: Degrees) -> bool:
+    """Return whether two combinations differ in one exchange between two degrees, or in that of experts alone."""
+    names = ("tensor", "pipeline", "context", "data")
+    changed = sum(getattr(one, name) != getattr(other, name) for name in names)
+    return changed == 2 or (changed == 0 and one != other)
+
+
+def _time(one: Candidate) -> float:
+    return one.prediction.step_s.value
+
+
+def _choices_of(layout: Layout) -> dict[str, Any]:
+    """Return what is chosen beside the degrees, as the arguments of Space.layout."""
+    return {
+        "sharding": (layout.zero_stage, layout.shard),
+        "micro_batch_size": layout.micro_batch_size,
+        "virtual_stages": layout.virtual_stages,
+        "recompute": layout.recompute,
+        "offload": layout.offload,
+    }
+
+
+def blamed(memory: MemoryParts, limit: float) -> tuple[str, float]:
+    """Return the part of memory that makes a layout overflow, with its bytes: the largest one."""
+    parts = {name: float(getattr(memory, name)) for name in MemoryParts.model_fields}
+    name = max(parts, key=lambda one: parts[one])
+    return name, parts[name]
