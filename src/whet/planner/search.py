@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 from whet.planner.layout import Layout, Work
@@ -96,8 +95,9 @@ class Search:
         """Improve combinations beside the best one, as long as that leads on. Changes `kept` in place."""
         while kept:
             degrees, best = min(kept.items(), key=lambda pair: pair[1].key)
-            beside = [one for one in self.space.degrees if one not in kept and _is_beside(degrees, one)]
+            beside = [one for one in self.space.degrees if _is_beside(degrees, one)]
             looked = [(found, one) for one in beside if (found := self._as_in(one, best.layout)) is not None]
+            looked = [(found, one) for found, one in looked if one not in kept or found.key < kept[one].key]
             looked.sort(key=lambda pair: pair[0].key)
             for found, one in looked[:2]:
                 if found.fits and _time(found) < _NEAR * _time(best):
@@ -114,24 +114,21 @@ class Search:
         same_tokens = layout.micro_batch_size * degrees.context / layout.context
         rows = min(space.micro_batch_sizes(degrees), key=lambda one: abs(one - same_tokens))
         stages = space.virtual_stages(degrees)
-        return self.best(
-            [
-                space.layout(
-                    degrees,
-                    sharding=sharding,
-                    micro_batch_size=rows,
-                    virtual_stages=layout.virtual_stages if layout.virtual_stages in stages else stages[0],
-                    recompute=layout.recompute,
-                    offload=layout.offload,
-                )
-            ]
-        )
+        choices = _choices_of(layout) | {
+            "sharding": sharding,
+            "micro_batch_size": rows,
+            "virtual_stages": layout.virtual_stages if layout.virtual_stages in stages else stages[0],
+        }
+        found = self._least_recomputed(degrees, choices)
+        if found is None or (not found.fits and rows > 1):
+            found = self._least_recomputed(degrees, choices | {"micro_batch_size": 1})
+        return found
 
     def _first_look(self, degrees: Degrees) -> Candidate | None:
         """Return a layout of some degrees: of a few that need less and less memory, the first that fits."""
         space, shardings = self.space, self.space.shardings(degrees)
         usual = [one for one in shardings if one[0] <= 1][-1]
-        within, whole = min(shardings[-1], max(shardings)), max(shardings)
+        within, whole = min(one for one in shardings if one[0] == shardings[-1][0]), max(shardings)
         found: Candidate | None = None
         for sharding, recompute in dict.fromkeys(
             ((usual, "none"), (within, "none"), (whole, "none"), (usual, "full"), (within, "full"), (whole, "full"))
@@ -155,22 +152,35 @@ class Search:
         """Return the layout that no choice improves, nor two that depend on each other."""
         space, best = self.space, start
         rows, stages = space.micro_batch_sizes(degrees), space.virtual_stages(degrees)
-        moves: Sequence[tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]] = (
-            (("sharding", "recompute"), list(product(space.shardings(degrees), space.recomputes))),
-            (("virtual_stages",), [(one,) for one in stages]),
-            (("micro_batch_size", "recompute"), list(product(rows, space.recomputes))),
-            (("offload",), [(False,), (True,)][: 1 + space.offloads]),
+        moves: Sequence[tuple[str, Sequence[Any]]] = (
+            ("sharding", space.shardings(degrees)),
+            ("virtual_stages", stages),
+            ("micro_batch_size", rows),
+            ("offload", (False, True)[: 1 + space.offloads]),
         )
         while True:
             before = best
-            for names, choices in moves:
-                now = _choices_of(best.layout)
-                tried = (space.layout(degrees, **{**now, **dict(zip(names, one, strict=True))}) for one in choices)
-                found = self.best(tried)
-                if found is not None and found.key < best.key:
-                    best = found
+            for name, choices in moves:
+                for one in choices:
+                    found = self._least_recomputed(degrees, _choices_of(best.layout) | {name: one})
+                    if found is not None and found.key < best.key:
+                        best = found
             if best is before:
                 return best
+
+    def _least_recomputed(self, degrees: Degrees, choices: dict[str, Any]) -> Candidate | None:
+        """Return the layout that computes least again and fits, since that is the fastest; or the one that lacks least."""
+        found: Candidate | None = None
+        for recompute in self.space.recomputes:
+            layout = self.space.layout(degrees, **(choices | {"recompute": recompute}))
+            if layout is None:
+                return found
+            looked = self.candidate(layout)
+            if found is None or looked.key < found.key:
+                found = looked
+            if found.fits:
+                return found
+        return found
 
 
 _DESCENTS = 6  # the combinations of degrees that are improved
