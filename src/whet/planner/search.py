@@ -116,6 +116,7 @@ class Search:
         stages = space.virtual_stages(degrees)
         choices = _choices_of(layout) | {
             "sharding": sharding,
+            "expert": max(one for one in space.experts(degrees) if one <= layout.expert),
             "micro_batch_size": rows,
             "virtual_stages": layout.virtual_stages if layout.virtual_stages in stages else stages[0],
         }
@@ -129,16 +130,17 @@ class Search:
         space, shardings = self.space, self.space.shardings(degrees)
         usual = [one for one in shardings if one[0] <= 1][-1]
         within, whole = min(one for one in shardings if one[0] == shardings[-1][0]), max(shardings)
+        expert = max(one for one in space.experts(degrees) if one == 1 or one * degrees.tensor <= space.cluster.chips_per_node)
+        stages = space.virtual_stages(degrees)[0]
         found: Candidate | None = None
         for sharding, recompute in dict.fromkeys(
             ((usual, "none"), (within, "none"), (whole, "none"), (usual, "full"), (within, "full"), (whole, "full"))
         ):
-            stages = space.virtual_stages(degrees)[0]
             looked = self.best(
                 [
                     space.layout(
-                        degrees, sharding=sharding, recompute=recompute, virtual_stages=stages,  # type: ignore[arg-type]
-                        offload=space.offloads and recompute == "full",
+                        degrees, sharding=sharding, expert=expert, recompute=recompute,  # type: ignore[arg-type]
+                        virtual_stages=stages, offload=space.offloads[0 if recompute == "none" else -1],
                     )
                 ]
             )  # fmt: skip
@@ -154,9 +156,10 @@ class Search:
         rows, stages = space.micro_batch_sizes(degrees), space.virtual_stages(degrees)
         moves: Sequence[tuple[str, Sequence[Any]]] = (
             ("sharding", space.shardings(degrees)),
+            ("expert", space.experts(degrees)),
             ("virtual_stages", stages),
             ("micro_batch_size", rows),
-            ("offload", (False, True)[: 1 + space.offloads]),
+            ("offload", space.offloads),
         )
         while True:
             before = best
@@ -191,10 +194,8 @@ _NEAR = 1.1  # a neighbour of the best combination that is at most this much slo
 
 
 def _is_beside(one: Degrees, other: Degrees) -> bool:
-    """Return whether two combinations differ in one exchange between two degrees, or in that of experts alone."""
-    names = ("tensor", "pipeline", "context", "data")
-    changed = sum(getattr(one, name) != getattr(other, name) for name in names)
-    return changed == 2 or (changed == 0 and one != other)
+    """Return whether two combinations differ in one exchange between two degrees."""
+    return sum(getattr(one, name) != getattr(other, name) for name in ("tensor", "pipeline", "context", "data")) == 2
 
 
 def _time(one: Candidate) -> float:
@@ -205,6 +206,7 @@ def _choices_of(layout: Layout) -> dict[str, Any]:
     """Return what is chosen beside the degrees, as the arguments of Space.layout."""
     return {
         "sharding": (layout.zero_stage, layout.shard),
+        "expert": layout.expert,
         "micro_batch_size": layout.micro_batch_size,
         "virtual_stages": layout.virtual_stages,
         "recompute": layout.recompute,

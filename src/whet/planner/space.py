@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 from whet.errors import OptionError
 from whet.planner.cluster import Cluster
@@ -21,7 +22,6 @@ class Degrees:
     tensor: int
     pipeline: int
     context: int
-    expert: int
     data: int
 
 
@@ -31,7 +31,7 @@ class Space:
 
     Attributes:
         most_tensor: The most chips that share a matrix; by default those of a node, whose links are fast enough.
-        offloads: Whether the optimiser's state may lie in the host's memory.
+        offloads: Whether the optimiser's state may lie in the host's memory, as the values that are tried.
     """
 
     shape: ModelShape
@@ -42,7 +42,7 @@ class Space:
     compiled: bool = False
     fused_attention: bool = True
     most_tensor: int | None = None
-    offloads: bool = False
+    offloads: tuple[bool, ...] = (False,)
     admits: Callable[[Layout], bool] = lambda layout: True
 
     @cached_property
@@ -62,7 +62,7 @@ class Space:
                     data = chips // tensor // pipeline // context
                     if self.work.global_batch_size % data:
                         continue
-                    found += [Degrees(tensor, pipeline, context, one, data) for one in self._experts(data)]
+                    found.append(Degrees(tensor, pipeline, context, data))
         return tuple(found)
 
     def micro_batch_sizes(self, degrees: Degrees) -> tuple[int, ...]:
@@ -91,6 +91,12 @@ class Space:
                 break
         return tuple(found)
 
+    def experts(self, degrees: Degrees) -> tuple[int, ...]:
+        """Return how many of the data-parallel chips may share the experts of a layer."""
+        if self.shape.experts is None:
+            return (1,)
+        return tuple(one for one in _divisors(degrees.data) if self.shape.experts.number % one == 0)
+
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
         """Return what backward may compute again. Fused attention keeps no scores, so that there is no inner part."""
@@ -101,6 +107,7 @@ class Space:
         degrees: Degrees,
         *,
         sharding: tuple[int, int],
+        expert: int = 1,
         micro_batch_size: int = 1,
         virtual_stages: int = 1,
         recompute: Recompute = "none",
@@ -117,7 +124,7 @@ class Space:
             tensor=degrees.tensor,
             pipeline=degrees.pipeline,
             context=degrees.context,
-            expert=degrees.expert,
+            expert=expert,
             zero_stage=stage,  # type: ignore[arg-type]
             virtual_stages=virtual_stages,
             micro_batch_size=micro_batch_size,
@@ -133,21 +140,25 @@ class Space:
     def layouts(self) -> Iterator[Layout]:
         """Yield all layouts."""
         for degrees in self.degrees:
-            for sharding in self.shardings(degrees):
-                for rows in self.micro_batch_sizes(degrees):
-                    for stages in self.virtual_stages(degrees):
-                        for recompute in self.recomputes:
-                            for offload in (False, True)[: 1 + self.offloads]:
-                                found = self.layout(
-                                    degrees,
-                                    sharding=sharding,
-                                    micro_batch_size=rows,
-                                    virtual_stages=stages,
-                                    recompute=recompute,
-                                    offload=offload,
-                                )
-                                if found is not None:
-                                    yield found
+            for sharding, expert, rows, stages, recompute, offload in product(
+                self.shardings(degrees),
+                self.experts(degrees),
+                self.micro_batch_sizes(degrees),
+                self.virtual_stages(degrees),
+                self.recomputes,
+                self.offloads,
+            ):
+                found = self.layout(
+                    degrees,
+                    sharding=sharding,
+                    expert=expert,
+                    micro_batch_size=rows,
+                    virtual_stages=stages,
+                    recompute=recompute,
+                    offload=offload,
+                )
+                if found is not None:
+                    yield found
 
     def count(self) -> int:
         """Return how many layouts there are, `admits` aside."""
@@ -158,7 +169,8 @@ class Space:
                 parts = self.work.global_batch_size // (degrees.data * rows)
                 stages = self.virtual_stages(degrees)
                 per_stages += len(stages) if parts % degrees.pipeline == 0 else 1
-            total += per_stages * len(self.shardings(degrees)) * len(self.recomputes) * (1 + self.offloads)
+            kinds = (self.shardings(degrees), self.experts(degrees), self.recomputes, self.offloads)
+            total += per_stages * math.prod(map(len, kinds))
         return total
 
     def _divides_matrices(self, tensor: int) -> bool:
@@ -178,11 +190,6 @@ class Space:
         if context == 1:
             return True
         return tokens % (2 * context) == 0 and tokens // context >= LEAST_TOKENS_OF_A_CONTEXT
-
-    def _experts(self, data: int) -> tuple[int, ...]:
-        if self.shape.experts is None:
-            return (1,)
-        return tuple(one for one in _divisors(data) if self.shape.experts.number % one == 0)
 
 
 def check_batch(work: Work, chips: int) -> None:
