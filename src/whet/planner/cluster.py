@@ -95,9 +95,7 @@ class Cluster(BaseModel):
             OptionError: They do not fill nodes, or there is no link between nodes.
         """
         if number > self.chips_per_node and number % self.chips_per_node:
-            raise OptionError(
-                f"{number} chips do not fill nodes of {self.chips_per_node}; ask for a multiple of that"
-            )
+            raise OptionError(f"{number} chips do not fill nodes of {self.chips_per_node}; ask for a multiple of that")
         if number > self.chips_per_node and self.between is None:
             raise OptionError(
                 f"cluster {self.name} has no link between nodes, and {number} chips need several nodes of "

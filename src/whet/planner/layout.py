@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "operators", "full"]
+Software = Literal["torch-2024", "torch-2023", "megatron-2024", "megatron-2022", "megatron-2021"]
 Precision = Literal["float32", "bfloat16", "fp8"]
 
 
@@ -53,11 +54,16 @@ class Layout(BaseModel):
         zero_stage: 0 nothing is divided, 1 the optimiser's state, 2 gradients too, 3 parameters too.
         virtual_stages: The stages of a chip in an interleaved pipeline.
         micro_batch_size: The rows that a chip computes at a time.
-        recompute: What backward computes again: "selective" is attention's inner part (Korthikanti et al., 2022).
+        recompute: What backward computes again: "selective" is attention's inner part (Korthikanti et al., 2022),
+            "operators" is all but attention and every second matrix product (torchtitan).
         sequence_parallel: Whether tensor-parallel chips share the tokens between matrices.
         fused_attention: Whether attention keeps no matrix of scores.
         compiled: Whether elementwise operators are fused.
+        fused_loss: Whether the loss keeps no float32 logits.
         offload: Whether the optimiser's state lies in the host's memory.
+        overlaps_tensor: Whether tensor-parallel messages travel while parts of a matrix product are computed.
+        overlaps_data: Whether gradients travel during backward.
+        software: The family of programs whose published speeds are taken: PyTorch's FSDP or Megatron, by year.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +82,11 @@ class Layout(BaseModel):
     sequence_parallel: bool = True
     fused_attention: bool = True
     compiled: bool = False
+    fused_loss: bool = False
     offload: bool = False
+    overlaps_tensor: bool = False
+    overlaps_data: bool = True
+    software: Software = "torch-2024"
     bytes: Bytes = Bytes()
 
     @property

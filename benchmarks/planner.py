@@ -1,0 +1,255 @@
+"""Fit the planner's constants to published runs, and write what is predicted of them: good and bad, fitted and left out.
+
+python benchmarks/planner.py [--check]
+
+Two thirds of the points are fitted; a third is left out, by a hash of the point's name. The constants go to
+src/whet/planner/fitted.toml, the tables to docs/planner.md. --check fits and prints, and writes nothing.
+"""
+
+import argparse
+import hashlib
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from planner_page import page
+from scipy.optimize import least_squares, minimize_scalar
+from scipy.stats import t as student
+
+from whet.files import write_whole
+from whet.planner.cluster import Cluster
+from whet.planner.curves import Constants, Fitted, Spread, generation
+from whet.planner.layout import Layout, Work
+from whet.planner.model_shape import ModelShape
+from whet.planner.predict import check_layout, predict_with, range_values
+from whet.planner.prediction import Prediction
+
+ROOT = Path(__file__).parent.parent
+POINTS = Path(__file__).parent / "planner_points.toml"
+FITTED = ROOT / "src" / "whet" / "planner" / "fitted.toml"
+PAGE = ROOT / "docs" / "planner.md"
+GIB = 2**30
+
+# What all families of programs share, with bounds that physics sets: first guess, least, most.
+SHARED = {
+    "memory_efficiency": (0.8, 0.5, 0.95),
+    "passes": (2.0, 1.0, 5.0),
+    "inside_efficiency": (0.7, 0.4, 0.95),
+    "between_efficiency": (0.8, 0.4, 0.95),
+    "decay": (0.05, 0.0, 0.3),
+    "contention": (0.2, 0.0, 0.6),
+    "hidden": (0.5, 0.0, 0.95),
+    "layer_s": (2e-5, 0.0, 3e-4),
+}
+# What each family has of its own.
+OWN = {
+    "matrix_efficiency": (0.7, 0.3, 0.95),
+    "attention_efficiency": (0.4, 0.1, 0.75),
+    "fp8_efficiency": (0.55, 0.2, 0.85),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Hold one published run.
+
+    Attributes:
+        kind: "step" where the whole layout is given, "rate" where something in it is assumed.
+        is_left_out: Whether the fit does not see it.
+    """
+
+    name: str
+    kind: str
+    shape: ModelShape
+    cluster: Cluster
+    layout: Layout
+    work: Work
+    step_s: float | None
+    mfu: float | None
+    memory_gib: float | None
+    source: str
+
+    @property
+    def family(self) -> str:
+        return f"{self.layout.software}-{generation(self.cluster.chip)}"
+
+    @property
+    def is_left_out(self) -> bool:
+        return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % 3 == 0
+
+    def error(self, prediction: Prediction) -> float:
+        """Return by which share the predicted time of a step is longer than the published one."""
+        if self.step_s is not None:
+            return prediction.step_s.value / self.step_s - 1
+        return (self.mfu or math.nan) / prediction.mfu - 1
+
+    def memory_error(self, prediction: Prediction) -> float:
+        return prediction.memory_total.value / GIB / (self.memory_gib or math.nan) - 1
+
+
+def read_points(path: Path = POINTS) -> list[Point]:
+    """Read the published runs."""
+    data = tomllib.loads(path.read_text())
+    points = []
+    for row in data["points"]:
+        model = dict(data["models"][row["model"]])
+        if "positions" in row:
+            model["num_positions"] = row["positions"]
+        cluster = Cluster(**data["clusters"][row["cluster"]], name=row["cluster"], num_chips=row["chips"])
+        point = Point(
+            row["name"],
+            row["kind"],
+            ModelShape(name=row["model"], **model),
+            cluster,
+            Layout(**row["layout"]),
+            Work(**row["work"]),
+            row.get("step_s"),
+            row.get("mfu"),
+            row.get("memory_gib"),
+            row["source"],
+        )
+        check_layout(point.shape, cluster, point.layout, point.work)
+        points.append(point)
+    return points
+
+
+def families(points: list[Point]) -> dict[str, list[str]]:
+    """Return which constants of its own each family has: those that its points depend on."""
+    found: dict[str, list[str]] = {}
+    for point in points:
+        own = found.setdefault(point.family, ["matrix_efficiency"])
+        if point.layout.fused_attention and "attention_efficiency" not in own:
+            own.append("attention_efficiency")
+        if point.layout.precision == "fp8" and "fp8_efficiency" not in own:
+            own.append("fp8_efficiency")
+    return found
+
+
+class Fit:
+    """Hold the fitted constants as one vector, and how its places are named."""
+
+    def __init__(self, points: list[Point]) -> None:
+        self.own = families(points)
+        self.names = [("", name) for name in SHARED]
+        self.names += [(family, name) for family in sorted(self.own) for name in sorted(self.own[family])]
+        bounds = [(SHARED if not family else OWN)[name] for family, name in self.names]
+        self.guess, self.low, self.high = (np.array(column) for column in zip(*bounds, strict=True))
+        self.vector = self.guess.copy()
+        self.fragmentation = 0.0
+        self.spread = Spread(0.0, 0.0)
+        self.ranges = _ranges(points)
+
+    def constants(self, family: str, vector: np.ndarray | None = None) -> Constants:
+        values = {name: first for name, (first, _, _) in {**SHARED, **OWN}.items()}
+        for (owner, name), value in zip(self.names, self.vector if vector is None else vector, strict=True):
+            if owner in ("", family):
+                values[name] = float(value)
+        return Constants(**values, fragmentation=self.fragmentation)
+
+    def fitted(self, family: str, vector: np.ndarray | None = None) -> Fitted:
+        return Fitted(self.constants(family, vector), self.spread, family.split("-")[-1], True, self.ranges, "fit")
+
+    def predict(self, point: Point, vector: np.ndarray | None = None) -> Prediction:
+        return predict_with(self.fitted(point.family, vector), point.shape, point.cluster, point.layout, point.work)
+
+    def run(self, points: list[Point]) -> None:
+        """Fit the constants to points. Each weighs the same, and a bad one counts by its size, not its square."""
+        scale = self.high - self.low
+
+        def residuals(places: np.ndarray) -> np.ndarray:
+            vector = self.low + places * scale
+            return np.array([math.log1p(point.error(self.predict(point, vector))) for point in points])
+
+        start = (self.guess - self.low) / scale
+        found = least_squares(residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=0.04, diff_step=1e-4)
+        self.vector = self.low + found.x * scale
+        remembered = [point for point in points if point.memory_gib is not None]
+
+        def off(share: float) -> float:
+            self.fragmentation = share
+            return sum(abs(point.memory_error(self.predict(point))) for point in remembered)
+
+        self.fragmentation = float(minimize_scalar(off, bounds=(0.0, 0.2), method="bounded").x)
+
+    def judge(self, points: list[Point]) -> None:
+        """Take the width of intervals from points that were left out, as if their errors were normal around zero."""
+        errors = [point.error(self.predict(point)) for point in points]
+        memory = [point.memory_error(self.predict(point)) for point in points if point.memory_gib is not None]
+        self.spread = Spread(_width(errors), _width(memory))
+
+
+def _width(errors: list[float]) -> float:
+    root = math.sqrt(sum(error**2 for error in errors) / len(errors))
+    return float(root * student.ppf(0.975, len(errors)))
+
+
+def _ranges(points: list[Point]) -> dict[str, tuple[float, float]]:
+    rows = [range_values(point.shape, point.cluster, point.layout, point.work) for point in points]
+    return {name: (min(row[name] for row in rows), max(row[name] for row in rows)) for name in rows[0]}
+
+
+def fitted_text(fit: Fit, points: list[Point]) -> str:
+    """Return the constants as TOML."""
+    left = sum(point.is_left_out for point in points)
+    lines = [
+        "# Written by benchmarks/planner.py: constants fitted to the published runs in benchmarks/planner_points.toml.",
+        f"# {len(points) - left} runs were fitted; the widths of intervals are from the {left} that were left out.",
+        "",
+        "[spread]",
+        f"step = {fit.spread.step:.4f}",
+        f"memory = {fit.spread.memory:.4f}",
+        "",
+        "[ranges]",
+        *(f"{name} = [{low:g}, {high:.12g}]" for name, (low, high) in fit.ranges.items()),
+        "",
+        "[shared]",
+        f"fragmentation = {fit.fragmentation:.4f}",
+        *(f"{name} = {value:.6g}" for (family, name), value in _named(fit) if not family),
+    ]
+    for family in sorted(fit.own):
+        constants = fit.constants(family)
+        lines += ["", f'[families."{family}"]']
+        lines += [f"{name} = {getattr(constants, name):.6g}" for name in OWN]
+    return "\n".join(lines) + "\n"
+
+
+def _named(fit: Fit) -> list[tuple[tuple[str, str], float]]:
+    return list(zip(fit.names, (float(value) for value in fit.vector), strict=True))
+
+
+def fit_points(points: list[Point]) -> Fit:
+    """Fit to the points that are not left out, and judge by those that are."""
+    fit = Fit([point for point in points if not point.is_left_out])
+    fit.run([point for point in points if not point.is_left_out])
+    fit.judge([point for point in points if point.is_left_out])
+    return fit
+
+
+def rounded(fit: Fit) -> Fit:
+    """Return the fit with the digits that the file holds, so that the page shows what whet predicts."""
+    fit.vector = np.array([float(f"{value:.6g}") for value in fit.vector])
+    fit.fragmentation = round(fit.fragmentation, 4)
+    fit.spread = replace(fit.spread, step=round(fit.spread.step, 4), memory=round(fit.spread.memory, 4))
+    return fit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="fit and print, and write nothing")
+    check = parser.parse_args().check
+    points = read_points()
+    fit = rounded(fit_points(points))
+    constants = [(f"{family or 'all'}: {name}", value) for (family, name), value in _named(fit)]
+    constants.append(("all: fragmentation", fit.fragmentation))
+    text = page([(point, fit.predict(point)) for point in points], constants, fit.spread)
+    if check:
+        print(text)
+        return
+    write_whole(FITTED, fitted_text(fit, points))
+    write_whole(PAGE, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Write docs/planner.md: how a prediction is made, and each published run beside what is predicted of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from whet.planner.curves import Spread
+from whet.planner.prediction import Prediction
+
+GIB = 2**30
+TARGETS = {"step": (0.04, 0.09), "rate": (0.10, 0.10), "memory": (0.05, 0.05)}
+
+
+class Run(Protocol):
+    """Describe what the page needs of a published run."""
+
+    name: str
+    kind: str
+    step_s: float | None
+    mfu: float | None
+    memory_gib: float | None
+    source: str
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def is_left_out(self) -> bool: ...
+
+    def error(self, prediction: Prediction) -> float: ...
+
+    def memory_error(self, prediction: Prediction) -> float: ...
+
+
+Pair = tuple[Run, Prediction]
+
+HEAD = """# The planner's predictions, judged
+
+`python benchmarks/planner.py` writes this page and the constants in `src/whet/planner/fitted.toml`; no figure is typed
+by hand. The published runs, each with its source, stand in `benchmarks/planner_points.toml`.
+"""
+
+METHOD = """## How a prediction is made
+
+- **Memory** follows from formulas: state by ZeRO's stages (Rajbhandari et al., 2020), activations by Megatron's formulas
+  (Korthikanti et al., 2022), logits by what the loss keeps, and what is gathered at a time. One constant is fitted: what
+  the allocator holds beside what is used.
+- **Time of a layer** is the operations of its matrices over the chip's peak times a fitted share, with the bytes that
+  they move beside it; attention by its own share; and the bytes of elementwise operators over the memory's bandwidth.
+- **Messages** take the time of rings over nodes. Tensor-parallel ones stand in the way, those of state travel during
+  backward and slow it down.
+- **The pipeline** waits (p-1)/(mv) of the step (Narayanan et al., 2021), and the slowest stage decides.
+- **A chip with less power** than the one that was fitted computes slower by the cube root of it.
+
+The constants are few and have bounds that physics sets. Those of *all* are shared by all families of programs.
+"""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _errors(pairs: Sequence[Pair], kind: str, is_left_out: bool) -> list[float]:
+    chosen = [pair for pair in pairs if pair[0].is_left_out == is_left_out]
+    if kind == "memory":
+        return [run.memory_error(prediction) for run, prediction in chosen if run.memory_gib is not None]
+    return [run.error(prediction) for run, prediction in chosen if run.kind == kind]
+
+
+NAMES = {
+    "step": "time of a step, whole layout given",
+    "rate": "time of a step, layout in part assumed",
+    "memory": "memory",
+}
+
+
+def _summary(pairs: Sequence[Pair]) -> str:
+    rows = []
+    for kind, (mean, worst) in TARGETS.items():
+        for is_left_out in (False, True):
+            errors = [abs(error) for error in _errors(pairs, kind, is_left_out)]
+            if not errors:
+                continue
+            reached = sum(errors) / len(errors) <= mean and max(errors) <= worst
+            rows.append(
+                [
+                    NAMES[kind],
+                    "left out" if is_left_out else "fitted",
+                    str(len(errors)),
+                    f"{sum(errors) / len(errors):.1%}",
+                    f"{max(errors):.1%}",
+                    f"{mean:.0%}, {worst:.0%}",
+                    "reached" if reached else "missed",
+                ]
+            )
+    head = ["what", "runs", "number", "mean error", "worst", "target: mean, worst", "verdict"]
+    return _table(head, rows)
+
+
+def _by_family(pairs: Sequence[Pair]) -> str:
+    rows = []
+    for family in sorted({run.family for run, _ in pairs}):
+        row = [family]
+        for is_left_out in (False, True):
+            errors = [
+                abs(run.error(prediction))
+                for run, prediction in pairs
+                if run.family == family and run.is_left_out == is_left_out
+            ]
+            row += [
+                str(len(errors)),
+                f"{sum(errors) / len(errors):.1%}" if errors else "",
+                f"{max(errors):.1%}" if errors else "",
+            ]
+        rows.append(row)
+    head = ["family", "fitted", "mean error", "worst", "left out", "mean error", "worst"]
+    return _table(head, rows)
+
+
+def _runs(pairs: Sequence[Pair], show: Callable[[Pair], list[str]], head: Sequence[str]) -> str:
+    return _table(head, [show(pair) for pair in pairs])
+
+
+def _time_row(pair: Pair) -> list[str]:
+    run, prediction = pair
+    published = prediction.step_s.value / (1 + run.error(prediction))
+    mfu = prediction.mfu * prediction.step_s.value / published
+    inside = prediction.step_s.low <= published <= prediction.step_s.high
+    return [
+        run.name,
+        run.kind,
+        f"{published:.3g}",
+        f"{prediction.step_s.value:.3g}",
+        f"{mfu:.1%}",
+        f"{prediction.mfu:.1%}",
+        f"{run.error(prediction):+.1%}",
+        "yes" if inside else "**no**",
+    ]
+
+
+def _memory_row(pair: Pair) -> list[str]:
+    run, prediction = pair
+    return [
+        run.name,
+        f"{run.memory_gib:.1f}",
+        f"{prediction.memory_total.value / GIB:.1f}",
+        f"{run.memory_error(prediction):+.1%}",
+    ]
+
+
+def page(pairs: Sequence[Pair], constants: Sequence[tuple[str, float]], spread: Spread) -> str:
+    """Return the page.
+
+    Args:
+        constants: The fitted constants by their names.
+        spread: The half widths of intervals.
+    """
+    parts = [HEAD, "## Summary\n", _summary(pairs)]
+    parts.append(
+        f"An interval of nineteen in twenty is ±{spread.step:.1%} of a step's time and ±{spread.memory:.1%} of the "
+        "memory, by the runs that were left out; it is twice as wide where a plan lies outside of the fitted range.\n"
+    )
+    parts += ["By families of programs and generations of chips, both kinds together:\n", _by_family(pairs), METHOD]
+    parts.append(_table(["constant", "value"], [[name, f"{value:.4g}"] for name, value in constants]))
+    for title, is_left_out in (("left out", True), ("fitted", False)):
+        chosen = [pair for pair in pairs if pair[0].is_left_out == is_left_out]
+        parts.append(f"## Time of a step, runs {title}\n")
+        parts.append(
+            _runs(
+                chosen,
+                _time_row,
+                [
+                    "run",
+                    "kind",
+                    "published, s",
+                    "predicted, s",
+                    "published MFU",
+                    "predicted MFU",
+                    "error",
+                    "in interval",
+                ],
+            )
+        )
+        parts.append(f"## Memory, runs {title}\n")
+        remembered = [pair for pair in chosen if pair[0].memory_gib is not None]
+        parts.append(_runs(remembered, _memory_row, ["run", "published, GiB", "predicted, GiB", "error"]))
+    parts.append("## Sources\n")
+    for source in dict.fromkeys(run.source for run, _ in pairs):
+        parts.append(f"- {source}\n")
+    return "\n".join(parts)

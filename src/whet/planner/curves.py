@@ -1,0 +1,129 @@
+"""Hold what was fitted to published runs: which share of a chip's and a link's peak programs reach."""
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+
+from whet.planner.cluster import Chip, Cluster
+from whet.planner.layout import Layout, Software
+
+GENERATIONS = {
+    "ampere": ("A100", "A800"),
+    "hopper": ("H100", "H200", "H800", "H20", "GH200"),
+}
+# Watts by a peak of 1e12 bfloat16 operations a second, of the chip of each generation that the fit is made on.
+WATTS = {"ampere": 400 / 312, "hopper": 700 / 989}
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Hold the fitted constants of one family of programs on one generation of chips.
+
+    Attributes:
+        matrix_efficiency: The share of the peak that a large matrix product reaches.
+        fp8_efficiency: The share of the fp8 peak that it reaches.
+        attention_efficiency: The share of the peak that fused attention reaches, of the pairs that a token sees.
+        memory_efficiency: The share of the memory's bandwidth that elementwise operators reach.
+        passes: How often elementwise operators that are not compiled read and write what a fused kernel does once.
+        inside_efficiency: The share of the links within a node that collectives reach.
+        between_efficiency: The share of the links between nodes.
+        decay: By how much each doubling of the nodes makes a collective slower.
+        contention: The share of the time of hidden messages by which they slow down what is computed meanwhile.
+        hidden: The share of tensor-parallel messages that is hidden where they are overlapped.
+        layer_s: The seconds of a layer that no size explains: starting kernels, once forward.
+        fragmentation: What the allocator holds beside what is used, as a share of activations and buffers.
+    """
+
+    matrix_efficiency: float
+    fp8_efficiency: float
+    attention_efficiency: float
+    memory_efficiency: float
+    passes: float
+    inside_efficiency: float
+    between_efficiency: float
+    decay: float
+    contention: float
+    hidden: float
+    layer_s: float
+    fragmentation: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Hold the share of a prediction within which nineteen of twenty published figures lie, by runs left out."""
+
+    step: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Hold a set of constants, how it was found, and what range of runs it was fitted to.
+
+    Attributes:
+        is_own: Whether published runs of this family on this generation were fitted.
+        ranges: The smallest and the largest of what was fitted, by its name.
+    """
+
+    constants: Constants
+    spread: Spread
+    generation: str
+    is_own: bool
+    ranges: dict[str, tuple[float, float]] = field(hash=False)
+    source: str
+
+
+def generation(chip: Chip) -> str | None:
+    """Return which fitted generation a chip belongs to by its name, or None."""
+    name = chip.name.upper().replace("-", " ").replace("_", " ")
+    for known, parts in GENERATIONS.items():
+        if any(part in name for part in parts):
+            return known
+    return None
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, dict[str, dict[str, float | list[float]]]]:
+    text = resources.files("whet.planner").joinpath("fitted.toml").read_text()
+    return tomllib.loads(text)
+
+
+@lru_cache(maxsize=64)
+def _fitted(own: str | None, software: Software) -> Fitted:
+    data = _data()
+    near = own or "hopper"
+    families = data["families"]
+    name = f"{software}-{near}"
+    is_own = own is not None and name in families
+    if name not in families:
+        name = next(key for key in ("torch-2024-hopper", *families) if key in families)
+    values = {**data["shared"], **families[name]}
+    fields = {key: float(values[key]) for key in Constants.__dataclass_fields__}  # type: ignore[arg-type]
+    spread = data["spread"]
+    ranges = {key: (float(pair[0]), float(pair[1])) for key, pair in data["ranges"].items()}
+    return Fitted(
+        Constants(**fields),
+        Spread(float(spread["step"]), float(spread["memory"])),  # type: ignore[arg-type]
+        near,
+        is_own,
+        ranges,
+        "constants fitted to published runs (docs/planner.md)",
+    )
+
+
+def fitted(cluster: Cluster, layout: Layout) -> Fitted:
+    """Return the constants for a family of programs on a cluster's chips; the nearest where none were fitted."""
+    return _fitted(generation(cluster.chip), layout.software)
+
+
+def clock_share(chip: Chip) -> float:
+    """Return how much slower a chip computes that is allowed fewer watts than the chip that the fit is made on.
+
+    Power grows with the cube of the clock where voltage follows it, so the clock follows the cube root of the power.
+    """
+    near = generation(chip)
+    peak = chip.flops.get("bfloat16")
+    if near is None or peak is None:
+        return 1.0
+    return min(1.0, (chip.power_w / (peak / 1e12) / WATTS[near]) ** (1 / 3))

@@ -1,0 +1,181 @@
+"""Say how long a chip computes one layer, or the logits, of a micro-batch: matrices, attention, elementwise operators."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from whet.planner.cluster import Chip
+from whet.planner.curves import Constants, clock_share
+from whet.planner.layout import Layout, Work
+from whet.planner.memory import HALF
+from whet.planner.model_shape import ModelShape
+from whet.planner.operations import attention_operations, recomputed_share
+from whet.planner.parameters import attention_matrices, key_value_size, query_size
+
+# Backward passes of fused attention do five products for the two of forward (Dao, 2023, arXiv:2307.08691).
+ATTENTION_BACKWARD = 2.5
+# Elementwise operators read gradients beside what was kept: 3 tensors for 2 in a norm, 5 for 3 in a gated unit.
+ELEMENTWISE_BACKWARD = 1.5
+# Bytes for each number that becomes fp8: read for the largest, read again, written in both orders.
+FP8_CAST = 6
+# Bytes for each pair of tokens and head that attention without a fused kernel moves: scores written, softmax read and
+# written, a mask, dropout read and written, and what the second product reads; backward mirrors it.
+SCORES_FORWARD, SCORES_BACKWARD = 2 + 4 + 1 + 4 + 2, 2 + 4 + 1 + 6 + 2
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Hold what a chip does a second with a layout's programs.
+
+    Attributes:
+        linear: Operations of the layers' matrices, in the layout's precision.
+        matrix: Operations of other matrices, in 16 bits.
+        attention: Operations of fused attention.
+        memory: Bytes that operators move.
+        passes: How often elementwise operators move what a fused kernel moves once.
+    """
+
+    linear: float
+    matrix: float
+    attention: float
+    memory: float
+    passes: float
+    layer_s: float
+    casts: int
+
+
+def speeds(chip: Chip, layout: Layout, constants: Constants) -> Speeds:
+    """Return a chip's speeds: its maker's peaks, the fitted shares of them, and the clock that its power allows."""
+    clock = clock_share(chip)
+    half = chip.flops.get("bfloat16") or chip.flops.get("float16") or max(chip.flops.values())
+    matrix = half * constants.matrix_efficiency * clock
+    linear, attention = matrix, half * constants.attention_efficiency * clock
+    is_fp8 = layout.precision == "fp8" and "fp8" in chip.flops
+    if is_fp8:
+        linear = chip.flops["fp8"] * constants.fp8_efficiency * clock
+    elif layout.precision == "float32":
+        single = chip.flops.get("tfloat32") or chip.flops.get("float32") or half / 8
+        linear, matrix = (single * constants.matrix_efficiency * clock,) * 2
+    is_eager = layout.software.startswith("torch") and not layout.compiled
+    return Speeds(
+        linear=linear,
+        matrix=matrix,
+        attention=attention,
+        memory=chip.bytes_per_s * constants.memory_efficiency,
+        passes=constants.passes if is_eager else 1.0,
+        layer_s=constants.layer_s,
+        casts=FP8_CAST if is_fp8 else 0,
+    )
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Hold the seconds of one layer on one chip, without messages.
+
+    Attributes:
+        attention: The part of forward that attention's scores and sums take, which hides the messages of rings.
+    """
+
+    forward: float
+    backward: float
+    recompute: float
+    attention: float
+
+
+def matrix_s(tokens: float, rows: float, columns: float, rate: float, memory: float) -> float:
+    """Return the seconds of a product [tokens, rows] x [rows, columns]: its operations and, beside them, its bytes."""
+    moved = HALF * (tokens * rows + rows * columns + tokens * columns)
+    return 2 * tokens * rows * columns / rate + moved / memory
+
+
+def _linear_s(shape: ModelShape, layout: Layout, tokens: float, is_sparse: bool, speed: Speeds) -> float:
+    """Return the forward seconds of a layer's matrices on one chip."""
+    hidden, tensor, rate, memory = shape.hidden_size, layout.tensor, speed.linear, speed.memory
+    pairs = attention_matrices(shape)
+    total = sum(matrix_s(tokens, rows, columns / tensor, rate, memory) for rows, columns in pairs[:-1])
+    rows, columns = pairs[-1]
+    total += matrix_s(tokens, rows / tensor, columns, rate, memory)
+    wide = 2 if shape.is_gated else 1
+    experts = shape.experts
+    if not is_sparse or experts is None:
+        inner = shape.intermediate_size / tensor
+        return (
+            total + matrix_s(tokens, hidden, wide * inner, rate, memory) + matrix_s(tokens, inner, hidden, rate, memory)
+        )
+    local = experts.number / layout.expert
+    each = tokens * experts.per_token / local
+    inner = experts.intermediate_size / tensor
+    total += local * matrix_s(each, hidden, wide * inner, rate, memory)
+    total += local * matrix_s(each, inner, hidden, rate, memory)
+    if experts.shared:
+        total += matrix_s(tokens, hidden, wide * inner * experts.shared, rate, memory)
+        total += matrix_s(tokens, inner * experts.shared, hidden, rate, memory)
+    return total + matrix_s(tokens, hidden, experts.number, speed.matrix, memory)
+
+
+def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool, casts: int) -> float:
+    """Return the bytes a token that fused elementwise operators of a layer move forward."""
+    hidden, tensor = shape.hidden_size, layout.tensor
+    spread = tensor if layout.sequence_parallel else 1
+    inner, again = float(shape.intermediate_size), 0.0
+    if is_sparse and shape.experts is not None:
+        experts = shape.experts
+        inner = experts.intermediate_size * (experts.per_token + experts.shared)
+        # Tokens are put in the order of experts, and back, and weighted.
+        again = HALF * hidden * 5 * experts.per_token
+    # Two norms read and write; two sums read two tensors and write one; dropout writes masks.
+    whole = HALF * hidden * (4 + 6) + (2 * hidden if shape.drops else 0) + again
+    turned = 0 if shape.num_positions else 2 * HALF * (query_size(shape) + key_value_size(shape) / 2)
+    divided = HALF * inner * (3 if shape.is_gated else 2) + turned
+    cast = casts * (2 * hidden + (query_size(shape) + inner) / tensor)
+    return whole / spread + divided / tensor + cast
+
+
+@lru_cache(maxsize=8192)
+def layer_time(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, speed: Speeds) -> LayerTime:
+    """Return how long one chip computes one layer of a micro-batch."""
+    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    linear = _linear_s(shape, layout, tokens, is_sparse, speed)
+    small = tokens * _elementwise_bytes(shape, layout, is_sparse, speed.casts) * speed.passes / speed.memory
+    pairs = attention_operations(shape, work.sequence_length, layout.fused_attention) * tokens / layout.tensor
+    if layout.fused_attention:
+        attention = pairs / speed.attention
+        attention_back = ATTENTION_BACKWARD * attention
+    else:
+        scores = tokens * work.sequence_length * shape.num_heads / layout.tensor
+        attention = pairs / speed.matrix + SCORES_FORWARD * scores / speed.memory
+        attention_back = 2 * pairs / speed.matrix + SCORES_BACKWARD * scores / speed.memory
+    matrices, inner = recomputed_share(shape, layout, is_sparse)
+    again = matrices * linear + inner * attention
+    if layout.recompute in ("full", "operators"):
+        again += small + speed.layer_s
+    return LayerTime(
+        forward=linear + attention + small + speed.layer_s,
+        backward=2 * linear + attention_back + ELEMENTWISE_BACKWARD * small + 2 * speed.layer_s,
+        recompute=again,
+        attention=attention,
+    )
+
+
+@lru_cache(maxsize=8192)
+def head_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> tuple[float, float]:
+    """Return how long one chip computes the logits and the loss of a micro-batch, forward and backward."""
+    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    vocab = shape.vocab_size / layout.tensor
+    product = matrix_s(tokens, shape.hidden_size, vocab, speed.matrix, speed.memory)
+    # The loss reads 16-bit logits and writes float32 ones, their logarithms, and the gradients of both.
+    each = 2 * HALF if layout.fused_loss else HALF + 3 * 4
+    loss = tokens * vocab * each / speed.memory
+    return product + loss, 2 * product + loss
+
+
+@lru_cache(maxsize=8192)
+def extra_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> tuple[float, float]:
+    """Return how long one chip computes the layers that predict later tokens, forward and backward."""
+    if not shape.num_extra_layers:
+        return 0.0, 0.0
+    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    layer = layer_time(shape, layout, work, shape.experts is not None, speed)
+    head = head_time(shape, layout, work, speed)
+    joined = matrix_s(tokens, 2 * shape.hidden_size, shape.hidden_size / layout.tensor, speed.linear, speed.memory)
+    number = shape.num_extra_layers
+    return number * (layer.forward + head[0] + joined), number * (layer.backward + head[1] + 2 * joined)

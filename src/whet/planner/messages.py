@@ -1,0 +1,132 @@
+"""Say what chips send in a step, and how long it takes where nothing hides it."""
+
+from dataclasses import dataclass
+
+from whet.planner.cluster import Cluster
+from whet.planner.layout import Layout, Work
+from whet.planner.memory import HALF
+from whet.planner.model_shape import ModelShape
+from whet.planner.network import (
+    Group,
+    Wires,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    placed,
+    ring_bytes,
+    send_s,
+)
+from whet.planner.parameters import Count, key_value_size
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Hold where the groups of a layout lie.
+
+    Chips that share matrices are neighbours, then those that share rows, then those that share state, then replicas,
+    and pipeline stages are farthest apart (Narayanan et al., 2021).
+    """
+
+    tensor: Group
+    context: Group
+    shard: Group
+    replicate: Group
+    expert: Group
+    expert_shard: Group
+    stages_leave_node: bool
+
+
+def groups(cluster: Cluster, layout: Layout) -> Groups:
+    tensor, context, shard = layout.tensor, layout.context, layout.shard
+    inner = tensor * context * layout.data
+    expert_shard = max(1, shard * context // layout.expert)
+    return Groups(
+        tensor=placed(cluster, 1, tensor),
+        context=placed(cluster, tensor, context),
+        shard=placed(cluster, tensor, shard * context),
+        replicate=placed(cluster, tensor * context * shard, layout.replicate),
+        expert=placed(cluster, tensor, layout.expert),
+        expert_shard=placed(cluster, tensor * layout.expert, expert_shard),
+        stages_leave_node=inner * layout.pipeline > cluster.chips_per_node,
+    )
+
+
+@dataclass(frozen=True)
+class LayerMessages:
+    """Hold the seconds that messages of one layer of a micro-batch take, and the bytes that a chip sends for it."""
+
+    tensor_forward: float
+    context_forward: float
+    expert_forward: float
+    tensor_bytes: float
+    context_bytes: float
+    expert_bytes: float
+
+
+def layer_messages(
+    shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, group: Groups, wire: Wires
+) -> LayerMessages:
+    """Return the forward messages of one layer; backward sends as many, but twice as many keys and values."""
+    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    size = tokens * shape.hidden_size * HALF
+    tensor_s = tensor_bytes = context_s = context_bytes = expert_s = expert_bytes = 0.0
+    if layout.tensor > 1:
+        # Two sums a layer; with sequence parallelism each is a reduce-scatter and an all-gather of the same bytes.
+        if layout.sequence_parallel:
+            tensor_s = 4 * all_gather_s(size, group.tensor, wire)
+        else:
+            tensor_s = 2 * all_reduce_s(size, group.tensor, wire)
+        tensor_bytes = 4 * ring_bytes(size, layout.tensor)
+    if layout.context > 1:
+        keys = tokens * key_value_size(shape) / layout.tensor * HALF * layout.context
+        context_s = all_gather_s(keys, group.context, wire)
+        context_bytes = ring_bytes(keys, layout.context)
+    if is_sparse and shape.experts is not None and layout.expert > 1:
+        routed = size * shape.experts.per_token / (layout.tensor if layout.sequence_parallel else 1)
+        expert_s = 2 * all_to_all_s(routed, group.expert, wire)
+        expert_bytes = 2 * ring_bytes(routed, layout.expert)
+    return LayerMessages(tensor_s, context_s, expert_s, tensor_bytes, context_bytes, expert_bytes)
+
+
+@dataclass(frozen=True)
+class StateMessages:
+    """Hold the seconds in which parameters are gathered once, gradients summed once, and the bytes a chip sends."""
+
+    gather: float
+    reduce: float
+    gather_bytes: float
+    reduce_bytes: float
+
+
+def state_messages(count: Count, layout: Layout, group: Groups, wire: Wires) -> StateMessages:
+    """Return the messages for the parameters that `count` counts."""
+    gather = reduce = gather_bytes = reduce_bytes = 0.0
+    dense, experts = count.held(layout)
+    for held, own in ((dense, group.shard), (experts, group.expert_shard)):
+        if not held:
+            continue
+        size = held * layout.bytes.gradient
+        if own.size > 1:
+            if layout.zero_stage == 0:
+                reduce += all_reduce_s(size, own, wire)
+                reduce_bytes += 2 * ring_bytes(size, own.size)
+            else:
+                reduce += all_gather_s(size, own, wire)
+                reduce_bytes += ring_bytes(size, own.size)
+                gather += all_gather_s(held * HALF, own, wire)
+                gather_bytes += ring_bytes(held * HALF, own.size)
+        if layout.replicate > 1:
+            part = size / (own.size if layout.zero_stage else 1)
+            reduce += all_reduce_s(part, group.replicate, wire)
+            reduce_bytes += 2 * ring_bytes(part, layout.replicate)
+    return StateMessages(gather, reduce, gather_bytes, reduce_bytes)
+
+
+def stage_message(shape: ModelShape, layout: Layout, work: Work, group: Groups, wire: Wires) -> tuple[float, float]:
+    """Return the seconds and the bytes of what a pipeline stage sends on, for one micro-batch in one direction."""
+    if layout.pipeline == 1:
+        return 0.0, 0.0
+    size = layout.micro_batch_size * work.sequence_length / layout.context * shape.hidden_size * HALF
+    if layout.sequence_parallel or layout.software.startswith("megatron"):
+        size /= layout.tensor
+    return send_s(size, group.stages_leave_node, wire), size

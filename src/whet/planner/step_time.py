@@ -1,0 +1,197 @@
+"""Put the time of a step together: layers, exposed messages, the pipeline's bubble, the optimiser."""
+
+from dataclasses import dataclass
+
+from whet.planner.cluster import Cluster
+from whet.planner.curves import Constants
+from whet.planner.layer_time import Speeds, extra_time, head_time, layer_time, speeds
+from whet.planner.layout import Layout, Work
+from whet.planner.memory import state_bytes
+from whet.planner.messages import Groups, groups, layer_messages, stage_message, state_messages
+from whet.planner.model_shape import ModelShape
+from whet.planner.network import Wires, wires
+from whet.planner.parameters import (
+    Count,
+    embedding_count,
+    head_count,
+    layer_count,
+    num_sparse_layers,
+    stage_counts,
+    stage_layers,
+)
+from whet.planner.prediction import StepParts
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Hold the parts of a step's time, and the bytes that a chip sends in it by what for."""
+
+    parts: StepParts
+    sent: dict[str, float]
+
+
+@dataclass
+class _Stage:
+    """Sum up the seconds of one micro-batch on one pipeline stage, and the bytes that a chip of it sends."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    recompute: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    data: float = 0.0
+    sent_tensor: float = 0.0
+    sent_context: float = 0.0
+    sent_expert: float = 0.0
+    sent_data: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.recompute + self.tensor + self.context + self.expert + self.data
+
+
+def exposed_s(messages: float, meanwhile: float, contention: float) -> float:
+    """Return by how much messages lengthen what is computed meanwhile: what is left over, and what they slow down."""
+    return max(0.0, messages - meanwhile) + contention * min(messages, meanwhile)
+
+
+class StepModel:
+    """Compute the time of a step of one layout.
+
+    Attributes:
+        num_micro_batches: The micro-batches of each chip in a step.
+    """
+
+    def __init__(
+        self, shape: ModelShape, cluster: Cluster, layout: Layout, work: Work, constants: Constants, num: int
+    ) -> None:
+        self.shape, self.cluster, self.layout, self.work = shape, cluster, layout, work
+        self.constants, self.num_micro_batches = constants, num
+        self.speed: Speeds = speeds(cluster.chip, layout, constants)
+        self.wire: Wires = wires(cluster, constants)
+        self.group: Groups = groups(cluster, layout)
+
+    def _gathers_each_time(self) -> bool:
+        """Return whether parameters are gathered, and gradients summed, in each micro-batch."""
+        return self.layout.zero_stage >= 2 and self.layout.pipeline == 1
+
+    def _add_layers(self, stage: _Stage, number: int, is_sparse: bool) -> None:
+        """Add layers of one kind to a stage."""
+        shape, layout, constants = self.shape, self.layout, self.constants
+        time = layer_time(shape, layout, self.work, is_sparse, self.speed)
+        message = layer_messages(shape, layout, self.work, is_sparse, self.group, self.wire)
+        times = 3 if layout.recompute == "full" else 2
+        stage.forward += number * time.forward
+        stage.backward += number * time.backward
+        stage.recompute += number * time.recompute
+        shown = 1 - constants.hidden if layout.overlaps_tensor else 1.0
+        stage.tensor += number * times * shown * message.tensor_forward
+        stage.expert += number * times * message.expert_forward
+        stage.sent_tensor += number * times * message.tensor_bytes
+        stage.sent_expert += number * times * message.expert_bytes
+        if layout.context > 1:
+            ring, inside = message.context_forward, time.attention
+            stage.context += number * (times - 1) * exposed_s(ring, inside, constants.contention)
+            stage.context += number * exposed_s(2 * ring, 2.5 * inside, constants.contention)
+            stage.sent_context += number * (times + 1) * message.context_bytes
+        if self._gathers_each_time():
+            state = state_messages(layer_count(shape, is_sparse), layout, self.group, self.wire)
+            again = 1 if layout.zero_stage == 3 else 0
+            behind = time.backward + time.recompute
+            stage.data += number * exposed_s(state.gather, time.forward, constants.contention)
+            stage.data += number * exposed_s(again * state.gather + state.reduce, behind, constants.contention)
+            stage.sent_data += number * ((1 + again) * state.gather_bytes + state.reduce_bytes)
+
+    def _stage(self, index: int) -> _Stage:
+        """Return one micro-batch's time on a pipeline stage."""
+        shape, layout = self.shape, self.layout
+        stage = _Stage()
+        layers = stage_layers(shape, layout.pipeline)
+        before, first_sparse = sum(layers[:index]), shape.num_layers - num_sparse_layers(shape)
+        sparse = max(0, before + layers[index] - max(before, first_sparse))
+        if layers[index] > sparse:
+            self._add_layers(stage, layers[index] - sparse, False)
+        if sparse:
+            self._add_layers(stage, sparse, True)
+        if index == layout.pipeline - 1:
+            for forward, backward in (
+                head_time(shape, layout, self.work, self.speed),
+                extra_time(shape, layout, self.work, self.speed),
+            ):
+                stage.forward += forward
+                stage.backward += backward
+        if self._gathers_each_time():
+            # Nothing hides the first gathering, of the embeddings, and the last sum.
+            count = embedding_count(shape) + head_count(shape)
+            state = state_messages(count, layout, self.group, self.wire)
+            stage.data += state.gather + state.reduce
+            stage.sent_data += state.gather_bytes + state.reduce_bytes
+        return stage
+
+    def _data_once(self, count: Count, stage: _Stage) -> tuple[float, float]:
+        """Return the exposed seconds and the bytes of state that is gathered and summed once a step."""
+        layout = self.layout
+        if self._gathers_each_time() or layout.data * layout.context == 1:
+            return 0.0, 0.0
+        state = state_messages(count, layout, self.group, self.wire)
+        sent = state.gather_bytes + state.reduce_bytes
+        if not layout.overlaps_data:
+            return state.gather + state.reduce, sent
+        contention = self.constants.contention
+        exposed = exposed_s(state.gather, stage.forward, contention)
+        return exposed + exposed_s(state.reduce, stage.backward + stage.recompute, contention), sent
+
+    def _optimizer_s(self, count: Count) -> float:
+        """Return the seconds in which the optimiser reads and writes its state, and reads the gradients."""
+        layout = self.layout
+        state = state_bytes(count, layout.model_copy(update={"offload": False}))[2]
+        size = layout.bytes
+        rest = state / size.state * (size.gradient + size.parameter)
+        if layout.offload:
+            return 2 * state / self.cluster.host.link.bytes_per_s + rest / self.speed.memory
+        return (2 * state + rest) / self.speed.memory
+
+    def _sends(self) -> tuple[float, float]:
+        """Return the exposed seconds and the bytes that stages take to send a micro-batch on, there and back."""
+        layout = self.layout
+        seconds, size = stage_message(self.shape, layout, self.work, self.group, self.wire)
+        sends = 2 * layout.virtual_stages
+        if layout.virtual_stages > 1 and layout.software.endswith("2024"):
+            # Interleaved stages send a piece while they compute the next one.
+            seconds *= self.constants.contention
+        return sends * seconds, sends * size
+
+    def run(self) -> StepTime:
+        """Return the time of the step on the pipeline stage that is slowest, by part."""
+        layout, num = self.layout, self.num_micro_batches
+        last = layout.pipeline - 1
+        stages = {index: self._stage(index) for index in sorted({0, min(1, last), last})}
+        slowest = max(stages, key=lambda index: stages[index].total)
+        stage = stages[slowest]
+        send, send_bytes = self._sends()
+        ends = stages[0].total + stages[last].total
+        others = (ends + max(0, last - 1) * stages[min(1, last)].total) / (last + 1)
+        bubble = last / layout.virtual_stages * (others + send) if last else 0.0
+        count = stage_counts(self.shape, layout.pipeline)[slowest]
+        data, data_bytes = self._data_once(count, stage)
+        parts = StepParts(
+            forward=num * stage.forward,
+            backward=num * stage.backward,
+            recompute=num * stage.recompute,
+            tensor_communication=num * stage.tensor,
+            pipeline_communication=num * send,
+            data_communication=num * stage.data + data,
+            context_communication=num * stage.context,
+            expert_communication=num * stage.expert,
+            bubble=bubble,
+            optimizer=self._optimizer_s(count),
+        )
+        sent = {
+            "tensor": num * stage.sent_tensor,
+            "pipeline": num * send_bytes,
+            "data": num * stage.sent_data + data_bytes,
+            "context": num * stage.sent_context,
+            "expert": num * stage.sent_expert,
+        }
+        return StepTime(parts, sent)
