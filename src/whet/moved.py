@@ -56,6 +56,7 @@ PLACES = {
     "whet.trace_profiler": "whet.profiling.trace",
     "whet.traces": "whet.profiling.trace",
     "whet.trainer.journal": "whet.trainer.metrics_log",
+    "whet.trainer.toml_file": "whet.core.toml_file",
     "whet.training": "whet.techniques.mechanisms",
     "whet.training.aligned_layers": "whet.techniques.mechanisms.padded_dimensions",
     "whet.training.applied": "whet.techniques.applied",

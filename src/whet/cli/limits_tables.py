@@ -1,10 +1,17 @@
 """Show the machine and its limits as tables: whet limits."""
 
+from typing import TYPE_CHECKING
+
 from rich.markup import escape
 from rich.table import Table
 
 from whet.measure.machine import Limits, Machine, Topology
-from whet.measure.machine.notebook import COLUMNS, rate_rows
+from whet.measure.machine.notebook import COLUMNS, binary_size, rate_rows
+from whet.ui.figures import digits, duration
+
+if TYPE_CHECKING:
+    from whet.parallel.links import Collective
+    from whet.parallel.machine_links import MachineLinks
 
 
 def facts_table(machine: Machine) -> Table:
@@ -51,4 +58,22 @@ def rates_table(limits: Limits) -> Table:
         table.add_column(figure, justify="right")
     for row in rate_rows(limits):
         table.add_row(*row)
+    return table
+
+
+def links_table(links: "MachineLinks") -> Table:
+    """Return the times of operations between processes by size, and the best rate of each below."""
+    by_operation: dict[str, list[Collective]] = {}
+    for one in links.collectives:
+        by_operation.setdefault(one.operation, []).append(one)
+    columns = list(by_operation.values())
+    table = Table(title=f"between {links.num_processes} processes, {links.backend}", title_justify="left")
+    table.add_column("size")
+    for operation in by_operation:
+        table.add_column(operation, justify="right")
+    for row in zip(*columns, strict=True):
+        table.add_row(binary_size(row[0].num_bytes), *(duration(one.seconds) for one in row))
+    table.add_section()
+    rates = (max(one.bytes_per_s for one in column) for column in columns)
+    table.add_row("best rate", *(f"{digits(rate / 1e9)} GB/s" for rate in rates))
     return table

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.cli.exit_codes import INTERRUPTED
+from whet.core.toml_file import read_toml
 from whet.errors import OptionError
 from whet.measure.fast_import import large_imports
-from whet.trainer.toml_file import read_toml
 from whet.ui.figures import duration
 from whet.ui.units import seconds
 

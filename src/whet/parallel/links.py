@@ -1,11 +1,12 @@
-"""Measure how processes reach each other: clocks, round trips, bandwidth, and the time of an all-reduce."""
+"""Measure how processes reach each other: clocks, round trips, bandwidth, and the time of collectives."""
 
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Literal, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, distributed
 
 from whet.parallel.ranks import Ranks
@@ -14,11 +15,14 @@ _ROUND_TRIPS = 20
 _BURST_BYTES = 4 << 20  # of one message, where bandwidth is measured
 _BURSTS = 5
 _MATMUL_S = 0.3  # long enough to get a whole turn on a core that is shared
-_REPEATS = 15
+_REPEATS = 3, 12  # timed calls of a collective, at least and at most
+_TIMED_S = 0.3  # of them, where the least number does not take longer
 ALL_REDUCE_BYTES = (4, 16 << 20)
 """The sizes of the all-reduces that are timed: one for latency, one for bandwidth."""
 
 Clock = Callable[[], float]
+Operation = Literal["send", "all-reduce", "all-gather", "reduce-scatter", "broadcast"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
 class Link(BaseModel):
@@ -39,21 +43,24 @@ class Link(BaseModel):
     bytes_per_s: float
 
 
-class AllReduce(BaseModel):
-    """Describe the sum of a tensor over all processes.
+class Collective(BaseModel):
+    """Describe what all processes do together with a tensor.
 
     Attributes:
+        operation: "send" is a message from each even process to the next one; the others are those of PyTorch.
         backend: "gloo" or "nccl".
-        num_bytes: The size of the tensor on each process.
-        seconds: The median time.
-        bytes_per_s: What each process sends and receives at the least, 2 (n - 1) / n of the tensor, a second.
+        num_bytes: The size of the tensor. For all-gather it is the result, for reduce-scatter what each process gives.
+        seconds: The median time, on the process where that is longest.
+        bytes_per_s: What each process sends at the least, a second: of n processes 2 (n - 1) / n of the tensor for
+            all-reduce, (n - 1) / n for all-gather and reduce-scatter, else the tensor.
     """
 
     model_config = ConfigDict(frozen=True)
 
+    operation: Operation
     backend: str
     num_bytes: int
-    seconds: float
+    seconds: float = Field(gt=0, allow_inf_nan=False)
     bytes_per_s: float
 
 
@@ -105,22 +112,68 @@ def _ask(clock: Clock) -> Link:
     )
 
 
-def all_reduces(ranks: Ranks, backend: str, device: torch.device) -> list[AllReduce]:
-    """Time all-reduces of all processes. All must call this."""
-    found = []
-    for num_bytes in ALL_REDUCE_BYTES:
-        x = torch.zeros(num_bytes // 4, device=device)
-        times = [_timed(lambda x=x: _summed(x)) for _ in range(_REPEATS)][3:]  # type: ignore[misc]
-        [seconds] = ranks.of_first(f"all-reduce, {backend}", [median(times)])
-        sent = 2 * (ranks.world_size - 1) / ranks.world_size * num_bytes
-        found.append(AllReduce(backend=backend, num_bytes=num_bytes, seconds=seconds, bytes_per_s=sent / seconds))
-    return found
+def all_reduces(ranks: Ranks, backend: str, device: torch.device) -> list[Collective]:
+    """Time all-reduces of all processes, a small and a large one. All must call this."""
+    return [time_collective(ranks, "all-reduce", num_bytes, backend, device) for num_bytes in ALL_REDUCE_BYTES]
 
 
-def _summed(x: Tensor) -> None:
-    distributed.all_reduce(x)
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
+def time_collective(
+    ranks: Ranks, operation: Operation, num_bytes: int, backend: str, device: torch.device
+) -> Collective:
+    """Time what two or more processes do together. All must call this.
+
+    Args:
+        num_bytes: Of float32 numbers; rounded up where each process has an equal part of them.
+        backend: The one that PyTorch uses for tensors on the device.
+    """
+    divides = operation in ("all-gather", "reduce-scatter")
+    part = ranks.world_size if divides else 1
+    whole = torch.zeros(-(-num_bytes // (4 * part)) * part, device=device)
+    call = _call(operation, ranks, whole)
+    call()  # connects
+    name = f"{operation}, {backend}"
+    [count] = ranks.of_first(name, [round(_TIMED_S / max(1e-6, _timed(call)))])
+    times = [_timed(call) for _ in range(max(_REPEATS[0], min(count, _REPEATS[1])))]
+    seconds = max(ranks.gather(name, median(times))) / (2 if operation == "send" else 1)
+    others = (ranks.world_size - 1) / ranks.world_size
+    sent = {"all-reduce": 2 * others, "all-gather": others, "reduce-scatter": others}.get(operation, 1.0)
+    size = 4 * whole.numel()
+    return Collective(
+        operation=operation, backend=backend, num_bytes=size, seconds=seconds, bytes_per_s=sent * size / seconds
+    )
+
+
+def _call(operation: Operation, ranks: Ranks, whole: Tensor) -> Callable[[], None]:
+    """Return what to time on this process."""
+    own = whole[: whole.numel() // ranks.world_size].clone()
+    calls: dict[Operation, Callable[[], object]] = {
+        "send": lambda: _there_and_back(ranks, whole),
+        "all-reduce": lambda: distributed.all_reduce(whole),
+        "all-gather": lambda: distributed.all_gather_into_tensor(whole, own),
+        "reduce-scatter": lambda: distributed.reduce_scatter_tensor(own, whole),
+        "broadcast": lambda: distributed.broadcast(whole, 0),
+    }
+    run = calls[operation]
+
+    def call() -> None:
+        run()
+        if whole.is_cuda:
+            torch.cuda.synchronize(whole.device)
+
+    return call
+
+
+def _there_and_back(ranks: Ranks, x: Tensor) -> None:
+    """Send a tensor to the other process of a pair, and get it back; the last one of an odd number has no other."""
+    other = ranks.rank ^ 1
+    if other >= ranks.world_size:
+        return
+    if ranks.rank < other:
+        distributed.send(x, other)
+        distributed.recv(x, other)
+    else:
+        distributed.recv(x, other)
+        distributed.send(x, other)
 
 
 def matmul_flops(size: int = 512) -> float:

@@ -16,7 +16,7 @@ from torch import distributed
 from whet import __version__
 from whet.measure.backends import Backend, backends
 from whet.measure.machine import describe
-from whet.parallel.links import AllReduce, Clock, Link, all_reduces, link_to_first, matmul_flops
+from whet.parallel.links import Clock, Collective, Link, all_reduces, link_to_first, matmul_flops
 from whet.parallel.ranks import Ranks
 from whet.ui.figures import counted, digits, num_bytes
 
@@ -70,7 +70,7 @@ class RankCheckup(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     ranks: tuple[RankFacts, ...]
-    all_reduces: tuple[AllReduce, ...]
+    all_reduces: tuple[Collective, ...]
     advice: tuple[RankAdvice, ...] = ()
 
     @property
@@ -116,7 +116,7 @@ def _row(one: RankFacts) -> tuple[str, ...]:
     return (*own, str(one.cores), str(one.threads), digits(one.flops / 1e9), *far)
 
 
-def _all_reduce_row(one: AllReduce) -> tuple[str, ...]:
+def _all_reduce_row(one: Collective) -> tuple[str, ...]:
     rate = f"{num_bytes(one.bytes_per_s)}/s for each process" if one.num_bytes > 4 else ""
     return f"all-reduce, {one.backend}", num_bytes(one.num_bytes), f"{digits(one.seconds * 1e3)} ms", rate
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from whet.errors import OptionError
 
@@ -16,7 +16,7 @@ class Sourced(BaseModel):
         source: A document or a measurement, which the answer names.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str = Field(min_length=1)
 
@@ -33,7 +33,7 @@ class Chip(Sourced):
     """
 
     name: str
-    flops: dict[Number, float]
+    flops: dict[Number, PositiveFloat] = Field(min_length=1)
     memory_bytes: float = Field(gt=0)
     bytes_per_s: float = Field(gt=0)
     power_w: float = Field(gt=0)
@@ -57,13 +57,13 @@ class Host(Sourced):
     """Describe what a node has beside its chips.
 
     Attributes:
-        memory_bytes: Memory that chips can be relieved of state to.
+        memory_bytes: Memory that chips can be relieved of state to; 0 where the chips are the node's own processors.
         link: Between a chip and that memory.
         power_w: What it takes without the chips, with its share of cooling and network.
     """
 
     name: str
-    memory_bytes: float = Field(gt=0)
+    memory_bytes: float = Field(ge=0)
     link: Link
     power_w: float = Field(ge=0)
 
@@ -77,7 +77,7 @@ class Cluster(BaseModel):
         oversubscription: By how much the network between nodes is narrower than the links of all chips into it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     chip: Chip

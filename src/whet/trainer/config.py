@@ -1,19 +1,18 @@
 """Define the configuration of `whet train`, read from TOML, with values from the command line in its place."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from whet.core.toml_file import problems, read_toml
 from whet.errors import OptionError
 from whet.measure.device_names import check_device_name
 from whet.parallel.plan import ParallelPlan
 from whet.trainer import sections
 from whet.trainer.sections import Count, Rate, Section
-from whet.trainer.toml_file import read_toml
 
 
 class TrainConfig(Section):
@@ -137,7 +136,7 @@ def checked_config(raw: Mapping[str, Any], source: str) -> TrainConfig:
     try:
         return TrainConfig.model_validate(raw)
     except ValidationError as error:
-        raise OptionError(f"{source}: {'; '.join(_said(one) for one in error.errors()[:5])}") from error
+        raise OptionError(f"{source}: {problems(error, TrainConfig)}") from error
 
 
 def _from_file(raw: dict[str, Any], directory: Path) -> None:
@@ -173,27 +172,3 @@ def _change(raw: dict[str, Any], change: str) -> None:
         if not isinstance(table, dict):
             raise OptionError(f"{change!r}: {name} is no table")
     table[names[-1]] = value
-
-
-def _said(error: Any) -> str:
-    """Return what is wrong with one value, in a sentence, with the key that was probably meant."""
-    names = [str(name) for name in error["loc"]]
-    key = ".".join(names)
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(names[-1], _keys_of(names[:-1]), n=1, cutoff=0.5)
-        return f"there is no key {key}{f'; did you mean {near[0]}?' if near else ''}"
-    if error["type"] == "missing":
-        return f"the key {key} is missing"
-    said = error["msg"].removeprefix("Value error, ")
-    return f"{key}: {said}" if key else said
-
-
-def _keys_of(names: Sequence[str]) -> list[str]:
-    kind: Any = TrainConfig
-    for name in names:
-        field = kind.model_fields.get(name)
-        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        kind = next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
-        if kind is None:
-            return []
-    return list(kind.model_fields)

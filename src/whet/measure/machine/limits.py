@@ -1,6 +1,5 @@
 """Measure the machine's limits: how fast it reads memory and multiplies matrices at best."""
 
-import logging
 import math
 import platform
 import time
@@ -14,19 +13,18 @@ from typing import Literal
 
 import psutil
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from whet.errors import MachineError, OutputError
-from whet.files import write_whole
+from whet.errors import MachineError
 from whet.measure.load import MAX_WAITED_LONG, Observed
 from whet.measure.machine import gemm
 from whet.measure.machine.bandwidth import non_increasing, read_bandwidth
 from whet.measure.machine.cache import cache_dir
 from whet.measure.machine.cuda import cuda_bandwidth
 from whet.measure.machine.description import Machine
+from whet.measure.machine.record_file import Record, keep_record, read_record
 from whet.ui.notebook import Shown
 
-_LOG = logging.getLogger("whet")
+_WHAT = "the machine's limits"
 
 # Element sizes in bytes: what a dtype that was not measured could gain over float32 at the most.
 _BYTES = {
@@ -128,15 +126,12 @@ class Limits(Shown):
         )
 
 
-class _Record(BaseModel):
+class _Record(Record):
     """Define the cached file."""
-
-    model_config = ConfigDict(extra="forbid")
 
     # 3 knew int8 products through torch._int_mm alone; 2 kept what a busy machine had disturbed; 1 knew float32
     # products through MKL alone
     format: Literal[4] = 4
-    fingerprint: str
     limits: Limits
 
 
@@ -165,12 +160,7 @@ def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu")
     limits = measure_limits(machine, device=device)
     if known is not None and not is_wrong:
         limits = limits.best_of(known)
-    record = _Record(fingerprint=machine.fingerprint, limits=limits)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, record.model_dump_json(indent=2) + "\n")
-    except (OSError, OutputError) as error:
-        _LOG.warning("the machine's limits were measured but cannot be kept: %s", error)
+    keep_record(path, _Record(fingerprint=machine.fingerprint, limits=limits), _WHAT)
     return limits
 
 
@@ -272,11 +262,5 @@ def _path(machine: Machine, device: str) -> Path:
 
 
 def _read(path: Path, machine: Machine) -> Limits | None:
-    try:
-        record = _Record.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError):
-        _LOG.warning("%s is damaged or of another whet; the machine's limits are measured again", path)
-        return None
-    return record.limits if record.fingerprint == machine.fingerprint else None
+    record = read_record(path, _Record, machine.fingerprint, _WHAT)
+    return None if record is None else record.limits

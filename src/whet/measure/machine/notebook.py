@@ -18,7 +18,7 @@ def rate_rows(limits: Limits) -> list[tuple[str, str, str]]:
         rows.append((f"matrix product, {_NAMES.get(dtype, dtype)}", f"{rate / 1e9:,.0f} GFLOP/s", f"{ratio:.2f}x"))
     rows.append(("read from memory", f"{limits.read_bandwidth / 1e9:,.0f} GB/s", ""))
     for size, rate in limits.cached_bandwidth[::3]:
-        rows.append((f"read {_size(size)} again and again", f"{rate / 1e9:,.0f} GB/s", ""))
+        rows.append((f"read {binary_size(size)} again and again", f"{rate / 1e9:,.0f} GB/s", ""))
     rows.append(("call the smallest operator", f"{limits.operator_s * 1e6:.1f} µs", ""))
     return rows
 
@@ -36,5 +36,9 @@ def all_limits_html(limits: Iterable[Limits]) -> str:
     return html_tables.block(*parts)
 
 
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.0f} KiB"
+def binary_size(num_bytes: int) -> str:
+    """Format a size that is a power of two: 64 B, 16 KiB, 4 MiB."""
+    for unit, scale in (("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.0f} {unit}"
+    return f"{num_bytes} B"
