@@ -12,9 +12,17 @@ def a_cluster(number: int, *, per_node: int = 8, memory_gb: float = 80, dollars:
         source="a test", name="chip", flops={"bfloat16": 1e15, "float32": 6e13}, memory_bytes=memory_gb * 1e9,
         bytes_per_s=3.3e12, power_w=700, dollars_per_hour=dollars,
     )  # fmt: skip
-    host = Host(source="a test", name="host", memory_bytes=2e12, power_w=3000, link=link.model_copy(update={"bytes_per_s": 5e10}))
+    host = Host(
+        source="a test",
+        name="host",
+        memory_bytes=2e12,
+        power_w=3000,
+        link=link.model_copy(update={"bytes_per_s": 5e10}),
+    )
     between = link.model_copy(update={"name": "slow", "bytes_per_s": 50e9, "latency_s": 1e-5})
-    return Cluster(name="test", chip=chip, chips_per_node=per_node, num_chips=number, host=host, inside=link, between=between)
+    return Cluster(
+        name="test", chip=chip, chips_per_node=per_node, num_chips=number, host=host, inside=link, between=between
+    )
 
 
 def a_shape(**given: object) -> ModelShape:
@@ -67,7 +75,9 @@ def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> 
     efficiency = 0.7 * size / (size + 2e5)
     forward = flops / 3 / chips / peak / efficiency
     parts = work.global_batch_size // (layout.data * layout.micro_batch_size)
-    wire = lambda chips: cluster.inside if chips <= cluster.chips_per_node or cluster.between is None else cluster.between  # noqa: E731
+    wire = lambda chips: (
+        cluster.inside if chips <= cluster.chips_per_node or cluster.between is None else cluster.between
+    )  # noqa: E731
     share = lambda degree: (degree - 1) / degree  # noqa: E731
     tensor = wire(layout.tensor)
     sent_tensor = 8 * share(layout.tensor) * 2 * tokens * shape.hidden_size * layers * parts

@@ -1,4 +1,4 @@
-"""Hold what `whet plan` answers: ranked plans, why others do not fit, how the best one scales, and what is taken as given."""
+"""Hold what `whet plan` answers: ranked plans, why others do not fit, how the best one scales, what is assumed."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -314,10 +314,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 """The family of each `model_type`. Add a line here for a new one."""
 
 WITHOUT_LAYERS = {
-    "an encoder with a decoder": "t5 mt5 umt5 bart mbart pegasus marian m2m_100 whisper longt5 led blenderbot switch_transformers",
-    "an encoder": "bert roberta distilbert albert electra deberta deberta-v2 xlm-roberta modernbert vit clip dinov2 esm",
-    "a state-space model": "mamba mamba2 falcon_mamba rwkv xlstm recurrent_gemma",
-    "a hybrid of attention and state space": "jamba bamba zamba zamba2 falcon_h1 nemotron_h granitemoehybrid lfm2 qwen3_next ltm",
-    "a model of images and text": "llava gemma3 qwen2_vl qwen2_5_vl qwen3_vl mllama idefics2 idefics3 paligemma llama4 mistral3",
+    "an encoder with a decoder": "t5 mt5 umt5 bart mbart pegasus marian m2m_100 whisper longt5 led blenderbot",
+    "an encoder": "bert roberta distilbert albert electra deberta deberta-v2 xlm-roberta modernbert vit clip dinov2",
+    "a state-space model": "mamba mamba2 falcon_mamba rwkv xlstm",
+    "a hybrid of attention and states": "jamba bamba zamba zamba2 falcon_h1 nemotron_h granitemoehybrid lfm2 ltm "
+    "qwen3_next recurrent_gemma",
+    "a model of images and text": "llava gemma3 qwen2_vl qwen2_5_vl qwen3_vl mllama idefics3 paligemma llama4 mistral3",
 }
 """Kinds of models that are no decoders of attention and MLPs -> the model types of each."""

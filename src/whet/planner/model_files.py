@@ -140,7 +140,7 @@ def _of_training(path: Path) -> PlannedModel:
         raise TargetError(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise TargetError(f"{path} is no TOML: {error}") from error
-    model, data, batch = ({} if name not in tables else tables[name] for name in ("model", "data", "batch"))
+    model, data, batch = (tables.get(name, {}) for name in ("model", "data", "batch"))
     if not isinstance(model, dict) or not model or not isinstance(data, dict) or not isinstance(batch, dict):
         raise TargetError(f"{path} is no configuration of whet train: it has no table [model]; docs/train.md shows one")
     if directory := model.get("directory"):
@@ -153,7 +153,10 @@ def _of_training(path: Path) -> PlannedModel:
         if "vocab_size" not in given:
             raise TargetError(f"{path}: [model] has no vocab_size, which the tokenizer decides; add it to plan")
         found = planned_model(given, path.stem, path)
-    sizes = {"sequence_length": data.get("sequence_length", 256), "global_batch_size": batch.get("global_batch_size", 32)}
+    sizes = {
+        "sequence_length": data.get("sequence_length", 256),
+        "global_batch_size": batch.get("global_batch_size", 32),
+    }
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise TargetError(f"{path}: {name} is {value!r}; it must be a whole number above 0")

@@ -41,7 +41,7 @@ def chip_counts(cluster: Cluster) -> list[int]:
 
 
 def scaling_of(space: Space, predict: Predictor) -> Scaling:
-    """Search the best plan for each number of chips, with the batch as it is, and with one that grows with the chips."""
+    """Search the best plan for each number of chips, with the batch as it is, and with one that grows as they do."""
     fixed, growing = list[ScalePoint](), list[ScalePoint]()
     for number in chip_counts(space.cluster):
         cluster = space.cluster.with_chips(number)
@@ -58,7 +58,7 @@ def _point(space: Space, predict: Predictor, before: list[ScalePoint]) -> ScaleP
     """Return the best plan for a number of chips. `before` holds those for fewer chips."""
     chips, rows = space.cluster.num_chips, space.work.global_batch_size
     search = Search(space, predict)
-    ranked = search.ranked(1)
+    ranked = search.ranked(1, num_improved=3)
     if not ranked:
         return ScalePoint(
             chips=chips, global_batch_size=rows, why=f"{rows} rows do not divide among {chips} GPUs by any degrees"

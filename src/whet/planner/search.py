@@ -4,16 +4,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.planner.layout import Layout, Work
 from whet.planner.cluster import Cluster
+from whet.planner.layout import Layout, Work
 from whet.planner.model_shape import ModelShape
-from whet.planner.prediction import MemoryParts, Prediction
+from whet.planner.prediction import Prediction
 from whet.planner.space import Degrees, Space
 
 Predictor = Callable[[ModelShape, Cluster, Layout, Work], Prediction]
 
 MARGIN = 0.06
 """The share of a chip's memory that a plan leaves free: what a driver, its contexts and other libraries take."""
+
+
+_OF_HOST = 0.8  # the share of a host's memory that state may take
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,16 @@ class Search:
         if layout not in self.seen:
             space = self.space
             found = self.predict(space.shape, space.cluster, layout, space.work)
-            self.seen[layout] = Candidate(layout, found, max(0.0, found.memory_total.value - self.usable_bytes))
+            lacks = max(0.0, found.memory_total.value - self.usable_bytes)
+            self.seen[layout] = Candidate(layout, found, lacks + (self._lacks_in_host(layout) if layout.offload else 0))
         return self.seen[layout]
+
+    def _lacks_in_host(self, layout: Layout) -> float:
+        """Return the bytes of a chip's state for which the host has no memory."""
+        space, cluster = self.space, self.space.cluster
+        kept = self.predict(space.shape, cluster, layout.model_copy(update={"offload": False}), space.work)
+        share = cluster.host.memory_bytes / min(cluster.chips_per_node, cluster.num_chips)
+        return max(0.0, kept.memory.optimizer - share * _OF_HOST)
 
     def best(self, layouts: Iterable[Layout | None]) -> Candidate | None:
         """Return the best of some layouts; None where there is none."""
@@ -72,7 +83,7 @@ class Search:
         """Return the best of all layouts."""
         return self.best(self.space.layouts())
 
-    def ranked(self, num_kept: int = 5) -> list[Candidate]:
+    def ranked(self, num_kept: int = 5, num_improved: int = 6) -> list[Candidate]:
         """Return the best layout of each of the best combinations of degrees, the fastest first.
 
         Each combination is looked at in one layout, or in two where the first does not fit. The most promising are
@@ -85,7 +96,7 @@ class Search:
         for degrees, start in firsts:
             best = min(kept.values(), key=lambda one: one.key, default=start)
             hopeless = best.fits and (not start.fits or _time(start) > _HOPELESS * _time(best))
-            if len(kept) >= max(num_kept, _DESCENTS) or (hopeless and len(kept) >= num_kept):
+            if len(kept) >= max(num_kept, num_improved) or (hopeless and len(kept) >= num_kept):
                 break
             kept[degrees] = start if hopeless else self._descend(degrees, start)
         self._go_on_from_best(kept)
@@ -130,7 +141,8 @@ class Search:
         space, shardings = self.space, self.space.shardings(degrees)
         usual = [one for one in shardings if one[0] <= 1][-1]
         within, whole = min(one for one in shardings if one[0] == shardings[-1][0]), max(shardings)
-        expert = max(one for one in space.experts(degrees) if one == 1 or one * degrees.tensor <= space.cluster.chips_per_node)
+        most = max(1, space.cluster.chips_per_node // degrees.tensor)
+        expert = max(one for one in space.experts(degrees) if one <= most)
         stages = space.virtual_stages(degrees)[0]
         found: Candidate | None = None
         for sharding, recompute in dict.fromkeys(
@@ -172,7 +184,7 @@ class Search:
                 return best
 
     def _least_recomputed(self, degrees: Degrees, choices: dict[str, Any]) -> Candidate | None:
-        """Return the layout that computes least again and fits, since that is the fastest; or the one that lacks least."""
+        """Return the layout that computes least again and fits, which is the fastest; else the one that lacks least."""
         found: Candidate | None = None
         for recompute in self.space.recomputes:
             layout = self.space.layout(degrees, **(choices | {"recompute": recompute}))
@@ -186,7 +198,6 @@ class Search:
         return found
 
 
-_DESCENTS = 6  # the combinations of degrees that are improved
 _HOPELESS = 1.6  # a combination that is this much slower at first is not improved
 
 
@@ -212,10 +223,3 @@ def _choices_of(layout: Layout) -> dict[str, Any]:
         "recompute": layout.recompute,
         "offload": layout.offload,
     }
-
-
-def blamed(memory: MemoryParts, limit: float) -> tuple[str, float]:
-    """Return the part of memory that makes a layout overflow, with its bytes: the largest one."""
-    parts = {name: float(getattr(memory, name)) for name in MemoryParts.model_fields}
-    name = max(parts, key=lambda one: parts[one])
-    return name, parts[name]

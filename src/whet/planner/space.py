@@ -12,7 +12,7 @@ from whet.planner.layout import Bytes, Layout, Precision, Recompute, Work
 from whet.planner.model_shape import ModelShape
 
 MOST_ROWS_AT_ONCE = 32
-LEAST_TOKENS_OF_A_CONTEXT = 1024  # a shorter part of a row costs more in messages than it saves
+LEAST_TOKENS_OF_A_CONTEXT = 2048  # a shorter part of a row costs more in messages than it saves
 
 
 @dataclass(frozen=True, order=True)
@@ -100,7 +100,7 @@ class Space:
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
         """Return what backward may compute again. Fused attention keeps no scores, so that there is no inner part."""
-        return ("none", "full") if self.fused_attention else ("none", "selective", "full")
+        return ("none", "operators", "full") if self.fused_attention else ("none", "selective", "operators", "full")
 
     def layout(
         self,

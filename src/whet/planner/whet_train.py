@@ -1,4 +1,4 @@
-"""Say how `whet train` runs a layout: its sections [batch] and [parallel], the recipe, the torchrun line, what it cannot."""
+"""Say how `whet train` runs a layout: its tables, the recipe, the torchrun line, and what it cannot do."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from whet.parallel.plan import ParallelPlan
 from whet.planner.cluster import Cluster
 from whet.planner.layout import Layout, Work
 
+_AGAIN = {"selective": "parts of attention", "operators": "operators"}
 _DIVIDED = ("llama", "mistral", "qwen2", "qwen3")  # the decoders whose matrices and layers whet divides
 
 
@@ -50,8 +51,8 @@ def missing_in_whet(layout: Layout, model_type: str) -> tuple[str, ...]:
         )
     if layout.tensor * layout.pipeline > 1 and model_type not in _DIVIDED:
         found.append(f"whet divides the matrices and layers of {', '.join(_DIVIDED)} alone, and this is {model_type}")
-    if layout.recompute == "selective":
-        found.append("recompute = selective: whet computes whole blocks again, or nothing")
+    if layout.recompute in ("selective", "operators"):
+        found.append(f"some {_AGAIN[layout.recompute]} computed again: whet computes whole blocks again, or nothing")
     if layout.precision == "fp8" and layout.pipeline > 1:
         found.append("fp8 in a pipeline: whet's pipelines take no technique of a recipe")
     if layout.offload and layout.tensor * layout.pipeline > 1:
