@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from whet.errors import OptionError
 from whet.planner.answer import PART_NAMES, Alternative, Misfits
-from whet.planner.cluster import Cluster
 from whet.planner.layout import Layout
 from whet.planner.prediction import MemoryParts
 from whet.planner.search import Candidate, Predictor, Search
 from whet.planner.space import Degrees, Space
+from whet.planner.words import cluster_words, words_of
 from whet.ui.figures import num_bytes
 
 _MOST_CHIPS = 65_536
@@ -82,8 +82,8 @@ def nothing_fits(search: Search, nearest: Candidate, predict: Predictor) -> Opti
     part, part_bytes = largest_part(memory)
     lacks = num_bytes(nearest.lacks)
     told = (
-        f"no layout of {space.shape.name} fits {_chips(space.cluster)}: the nearest, {words_of(nearest.layout)}, needs "
-        f"{num_bytes(memory.total)} a GPU, {lacks} more than the {num_bytes(search.usable_bytes)} that can be used; "
+        f"no layout of {space.shape.name} fits {cluster_words(space.cluster)}: the nearest, {words_of(nearest.layout)}, "
+        f"needs {num_bytes(memory.total)} a GPU, {lacks} more than the {num_bytes(search.usable_bytes)} that can be used; "
         f"its largest part is {PART_NAMES[part]}, {num_bytes(part_bytes)}"
     )
     number = _enough(space, predict)
@@ -102,26 +102,3 @@ def _enough(space: Space, predict: Predictor) -> int | None:
         if found and found[0].fits:
             return number
     return None
-
-
-def words_of(layout: Layout) -> str:
-    """Return a layout in words, as "tensor 8, pipeline 4, data 16 with ZeRO 1, 2 rows at a time"."""
-    degrees = [
-        f"{name} {getattr(layout, name)}"
-        for name in ("tensor", "pipeline", "context", "expert")
-        if getattr(layout, name) > 1
-    ]
-    if layout.virtual_stages > 1:
-        degrees.append(f"{layout.virtual_stages} stages a GPU")
-    data = f"data {layout.data}"
-    if layout.zero_stage and layout.data > 1:
-        groups = f" in groups of {layout.shard}" if layout.replicate > 1 else ""
-        data += f" with ZeRO {layout.zero_stage}{groups}"
-    rows = f"{layout.micro_batch_size} row{'s' if layout.micro_batch_size > 1 else ''} at a time"
-    again = {"none": [], "selective": ["attention computed again"], "operators": ["operators computed again"]}
-    recompute = again.get(layout.recompute, ["all computed again"])
-    return ", ".join([*degrees, data, rows, *recompute, *(["state in host memory"] if layout.offload else [])])
-
-
-def _chips(cluster: Cluster) -> str:
-    return f"{cluster.num_chips:,} x {cluster.chip.name} ({num_bytes(cluster.chip.memory_bytes)})"

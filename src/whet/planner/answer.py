@@ -19,6 +19,21 @@ PART_NAMES = {
 """What messages call the parts of memory."""
 
 
+STEP_NAMES = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "computing again",
+    "tensor_communication": "messages of tensor parallelism",
+    "pipeline_communication": "messages of the pipeline",
+    "data_communication": "sums of gradients, and shards of state",
+    "context_communication": "messages of context parallelism",
+    "expert_communication": "messages of experts",
+    "bubble": "the pipeline's bubble",
+    "optimizer": "the optimiser",
+}
+"""What messages call the parts of a step."""
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 

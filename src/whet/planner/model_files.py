@@ -1,13 +1,13 @@
 """Read what is planned: a Hugging Face directory, a config.json, or a configuration of whet train."""
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from whet.core.toml_file import read_toml
 from whet.errors import TargetError
 from whet.models.config_file import FILE, read_json
 from whet.planner.model_families import FAMILIES, WITHOUT_LAYERS, Family
@@ -134,12 +134,7 @@ def _of_training(path: Path) -> PlannedModel:
     Raises:
         TargetError: It cannot be read, or its model cannot be planned.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TargetError(f"{path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise TargetError(f"{path} is no TOML: {error}") from error
+    tables = read_toml(path)
     model, data, batch = (tables.get(name, {}) for name in ("model", "data", "batch"))
     if not isinstance(model, dict) or not model or not isinstance(data, dict) or not isinstance(batch, dict):
         raise TargetError(f"{path} is no configuration of whet train: it has no table [model]; docs/train.md shows one")

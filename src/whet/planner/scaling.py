@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from whet.planner.answer import ScalePoint, Scaling
+from whet.planner.answer import STEP_NAMES, ScalePoint, Scaling
 from whet.planner.cluster import Cluster
 from whet.planner.layout import Work
 from whet.planner.prediction import Interval, StepParts
@@ -12,20 +12,6 @@ from whet.planner.space import Space
 FEWEST, MOST = 8, 16_384
 BROKEN = 0.5
 """The share of a chip's first tokens a second below which scaling counts as broken."""
-
-STEP_NAMES = {
-    "forward": "forward",
-    "backward": "backward",
-    "recompute": "computing again",
-    "tensor_communication": "messages of tensor parallelism",
-    "pipeline_communication": "messages of the pipeline",
-    "data_communication": "sums of gradients, and shards of state",
-    "context_communication": "messages of context parallelism",
-    "expert_communication": "messages of experts",
-    "bubble": "the pipeline's bubble",
-    "optimizer": "the optimiser",
-}
-"""What messages call the parts of a step."""
 
 
 def chip_counts(cluster: Cluster) -> list[int]:
