@@ -26,10 +26,10 @@ def a_cluster(number: int, *, per_node: int = 8, memory_gb: float = 80, dollars:
 
 
 def a_shape(**given: object) -> ModelShape:
-    sizes = dict(
-        name="small", num_layers=32, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8,
-        head_size=128, vocab_size=128_256,
-    )  # fmt: skip
+    sizes: dict[str, object] = {
+        "name": "small", "num_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32,
+        "num_kv_heads": 8, "head_size": 128, "vocab_size": 128_256,
+    }  # fmt: skip
     return ModelShape.model_validate(sizes | given)
 
 
@@ -75,9 +75,10 @@ def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> 
     efficiency = 0.7 * size / (size + 2e5)
     forward = flops / 3 / chips / peak / efficiency
     parts = work.global_batch_size // (layout.data * layout.micro_batch_size)
-    wire = lambda chips: (
-        cluster.inside if chips <= cluster.chips_per_node or cluster.between is None else cluster.between
-    )  # noqa: E731
+
+    def wire(chips: int) -> Link:
+        return cluster.inside if chips <= cluster.chips_per_node or cluster.between is None else cluster.between
+
     share = lambda degree: (degree - 1) / degree  # noqa: E731
     tensor = wire(layout.tensor)
     sent_tensor = 8 * share(layout.tensor) * 2 * tokens * shape.hidden_size * layers * parts

@@ -82,9 +82,10 @@ def nothing_fits(search: Search, nearest: Candidate, predict: Predictor) -> Opti
     part, part_bytes = largest_part(memory)
     lacks = num_bytes(nearest.lacks)
     told = (
-        f"no layout of {space.shape.name} fits {cluster_words(space.cluster)}: the nearest, {words_of(nearest.layout)}, "
-        f"needs {num_bytes(memory.total)} a GPU, {lacks} more than the {num_bytes(search.usable_bytes)} that can be used; "
-        f"its largest part is {PART_NAMES[part]}, {num_bytes(part_bytes)}"
+        f"no layout of {space.shape.name} fits {cluster_words(space.cluster)}: the nearest, "
+        f"{words_of(nearest.layout)}, needs {num_bytes(memory.total)} a GPU, {lacks} more than the "
+        f"{num_bytes(search.usable_bytes)} that can be used; its largest part is {PART_NAMES[part]}, "
+        f"{num_bytes(part_bytes)}"
     )
     number = _enough(space, predict)
     advice = f"--gpus {number} is enough" if number else "no number of these GPUs is enough with this batch"
