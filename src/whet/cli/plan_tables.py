@@ -19,7 +19,7 @@ from whet.planner.words import (
     step_words,
     words_of,
 )
-from whet.ui.figures import digits, duration, num_bytes, percent
+from whet.ui.figures import counted, digits, duration, num_bytes, percent
 from whet.ui.terminal_tables import plain_table
 
 
@@ -162,11 +162,10 @@ def show_serving(console: Console, answer: ServingAnswer) -> None:
         f"{answer.slo}",
     )
     console.print()
-    table = plain_table(("replicas",), ("GPUs", "batch", "TTFT p95", "TPOT", "weights", "KV", "req/s max", "$/M"))
+    table = plain_table((), ("replicas", "batch", "TTFT p95", "TPOT", "weights", "KV", "most/s", "$/M tokens"))
     for one in answer.plans:
         table.add_row(
             f"{one.replicas} x {one.tensor}",
-            f"{one.chips}",
             digits(one.batch),
             Text.assemble(duration(one.ttft_s.value), "\n", (_range(one.ttft_s.low, one.ttft_s.high), "dim")),
             Text.assemble(duration(one.tpot_s.value), "\n", (_range(one.tpot_s.low, one.tpot_s.high), "dim")),
@@ -178,13 +177,14 @@ def show_serving(console: Console, answer: ServingAnswer) -> None:
         )
     console.print(table)
     best = answer.best
+    where = f"{counted(best.replicas, 'replica')} of {counted(best.tensor, 'GPU')}"
     console.print(
-        f"Best: {best.replicas} replicas of {best.tensor} GPUs. Decoding is bound by {best.bound}; prompts take "
-        f"{percent(best.busy)} of the time; a token takes {digits(best.joules_per_token)} J.",
+        f"Best: {where}. Decoding is bound by {best.bound}; prompts take {percent(best.busy)} of the time; a token "
+        f"takes {digits(best.joules_per_token)} J.",
         highlight=False,
     )
     for tensor, why in answer.refused.items():
-        _dim(console, f"{tensor} GPUs a replica: {why}")
+        _dim(console, f"{counted(tensor, 'GPU')} a replica: {why}")
     _show_assumptions(console, answer.assumptions, answer.outside)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -11,7 +12,7 @@ from whet.planner.cluster import Cluster
 from whet.planner.curves import fitted
 from whet.planner.layout import Layout
 from whet.planner.model_shape import ModelShape
-from whet.planner.network import Group, all_reduce_s, wires
+from whet.planner.network import Group, Wires, all_reduce_s, wires
 from whet.planner.operations import forward_operations
 from whet.planner.parameters import mlp_parameters, model_count, num_sparse_layers
 from whet.planner.prediction import Interval
@@ -23,7 +24,7 @@ _BYTES = {"bfloat16": 2.0, "fp8": 1.0}
 _MOST_REQUESTS = 4096
 _LAUNCH_S = 5e-6  # of a layer in decode, whose kernels a graph launches
 _SPREAD = 0.25
-_ROUNDS = 60
+_ROUNDS = 40  # of halving an interval: to a trillionth of it
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,12 @@ class Replica:
     precision: ServingPrecision
     speed: float = 1.0
 
-    @property
+    @cached_property
     def weight_bytes(self) -> float:
         """Return the bytes of the weights on one chip."""
         return model_count(self.shape).total * _BYTES[self.precision] / self.tensor
 
-    @property
+    @cached_property
     def kv_bytes_per_token(self) -> float:
         """Return the bytes of a token's keys and values on one chip, in bfloat16."""
         shape = self.shape
@@ -104,13 +105,14 @@ class Replica:
             width = 2.0 * max(1.0, shape.num_kv_heads / self.tensor) * shape.head_size
         return 2.0 * width * shape.num_layers
 
-    @property
+    @cached_property
     def most_batch(self) -> int:
         """Return how many requests of full length fit beside the weights."""
         free = self.cluster.chip.memory_bytes * (1 - MARGIN) - self.weight_bytes
         longest = self._kept(self.traffic.prompt_tokens + self.traffic.output_tokens)
         return max(0, min(_MOST_REQUESTS, int(free / (longest * self.kv_bytes_per_token))))
 
+    @cached_property
     def prefill_s(self) -> float:
         """Return the seconds of one prompt."""
         tokens = self.traffic.prompt_tokens
@@ -135,7 +137,7 @@ class Replica:
         end as come (Little's law). A request waits as in a queue with random arrivals and equal service (M/D/1), whose
         tail falls exponentially.
         """
-        prefill, outputs = self.prefill_s(), self.traffic.output_tokens
+        prefill, outputs = self.prefill_s, self.traffic.output_tokens
         busy = rate * prefill
         if busy >= 1:
             return math.inf, math.inf, math.inf
@@ -167,7 +169,7 @@ class Replica:
 
     def most_rate(self) -> float:
         """Return the highest rate at which the limits hold; 0 where they never do."""
-        low, high = 0.0, 1 / self.prefill_s()
+        low, high = 0.0, 1 / self.prefill_s
         if not self.bears(1e-6):
             return 0.0
         for _ in range(_ROUNDS):
@@ -175,7 +177,7 @@ class Replica:
             low, high = (middle, high) if self.bears(middle) else (low, middle)
         return low
 
-    @property
+    @cached_property
     def _flops_per_s(self) -> float:
         flops = self.cluster.chip.flops
         own = fitted(self.cluster, Layout()).constants
@@ -184,9 +186,13 @@ class Replica:
         peak = flops.get("bfloat16") or flops.get("float16") or max(flops.values())
         return peak * own.matrix_efficiency * self.speed
 
-    @property
+    @cached_property
     def _bytes_per_s(self) -> float:
         return self.cluster.chip.bytes_per_s * fitted(self.cluster, Layout()).constants.memory_efficiency * self.speed
+
+    @cached_property
+    def _wires(self) -> Wires:
+        return wires(self.cluster, fitted(self.cluster, Layout()).constants)
 
     def _kept(self, tokens: float) -> float:
         return min(tokens, self.shape.window or tokens)
@@ -205,9 +211,8 @@ class Replica:
         """Return the seconds of the two sums a layer among tensor-parallel chips."""
         if self.tensor == 1:
             return 0.0
-        wire = wires(self.cluster, fitted(self.cluster, Layout()).constants)
         size = 2.0 * tokens * self.shape.hidden_size
-        return 2 * self.shape.num_layers * all_reduce_s(size, Group(self.tensor, 1), wire) / self.speed
+        return 2 * self.shape.num_layers * all_reduce_s(size, Group(self.tensor, 1), self._wires) / self.speed
 
 
 def serving_plans(
@@ -256,7 +261,7 @@ def _plan_of(one: Replica, most: float) -> ServingPlan:
         kv_bytes_per_token=one.kv_bytes_per_token,
         ttft_s=Interval(value=ttft, low=fast[2], high=slow[2]),
         tpot_s=Interval(value=tpot, low=fast[1], high=slow[1]),
-        busy=rate * one.prefill_s(),
+        busy=rate * one.prefill_s,
         most_rate=most,
         tokens_per_s=tokens_per_s,
         joules_per_token=watts / tokens_per_s,
