@@ -10,6 +10,7 @@
     train                     train, TrainResult, prepare, prepare_trainer, tune_script, run_script, measure_fixes,
                               largest_batch, LargestBatch, micro_batches, BufferPool, monitor_command, Monitor,
                               parallelize, ParallelPlan
+    plan                      plan, plan_serving
     serve                     serve, Engine, EngineOptions, SamplingParams, OutputConstraint, chat, bench_serve,
                               DynamicBatcher
     streams of frames         Stream, StreamOptions, tune_stream, StreamGoal

@@ -24,6 +24,8 @@ from .measure.machine import describe as describe
 from .measure.machine.measured_limits import limits as limits
 from .parallel.parallelize import parallelize as parallelize
 from .parallel.plan import ParallelPlan as ParallelPlan
+from .planner.planning import plan as plan
+from .planner.serving_answer import plan_serving as plan_serving
 from .profiling.model.session import profile as profile
 from .profiling.step.watch import watch as watch
 from .profiling.trace.profile_trace import profile_trace as profile_trace

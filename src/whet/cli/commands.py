@@ -6,6 +6,7 @@ COMMANDS = {
     "tune": ("whet.cli.tune", "Find the fastest recipe for a model or a training run here, and prove it."),
     "run": ("whet.cli.run", "Run a training script with a recipe applied to its loop, unchanged."),
     "train": ("whet.cli.train", "Train a language model from a configuration, with what whet tune found."),
+    "plan": ("whet.cli.plan", "Predict how a training is divided best among GPUs, and what it takes and costs."),
     "apply": ("whet.cli.apply", "Replay a recipe on a target and save the result."),
     "bench": ("whet.cli.bench", "Measure a target at many sizes, and fail if it has become slower."),
     "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what would help."),

@@ -7,6 +7,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "whet run --recipe recipe.toml -- python -m package.train",
     ),
     "train": ("whet train config.toml optimizer.lr=1e-3", "whet train config.toml --resume"),
+    "plan": (
+        "whet plan models/llama --gpus 64 --gpu h100 --tokens 2T",
+        "whet plan models/llama --serve --rate 20 --slo ttft=1s,tpot=50ms",
+    ),
     "apply": (
         "whet apply whet-out/digits-cnn/recipe.toml digits-cnn --out tuned",
         "whet apply recipe.toml model.py:build --out tuned --json",

@@ -8,6 +8,7 @@ from whet.errors import OptionError
 
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
+_AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -42,6 +43,21 @@ def num_bytes(option: str, text: str) -> int:
         OptionError: The text is no size above 0.
     """
     return int(_scaled(option, text, _BYTES, "a size above 0 such as 512MB or 2GiB"))
+
+
+def amount(option: str, text: str) -> float:
+    """Return the number of "15T", "300B", "1.5M" or "1e12". Messages name the `option`, as "--tokens".
+
+    Raises:
+        OptionError: The text is no number above 0.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        return _scaled(option, text, _AMOUNTS, "a number above 0 such as 1e12, 300B or 15T")
+    if not (math.isfinite(value) and value > 0):
+        raise OptionError(f"{option} {text!r}: write a number above 0 such as 1e12, 300B or 15T")
+    return value
 
 
 def fraction(option: str, text: str) -> float:

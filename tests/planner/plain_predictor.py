@@ -1,0 +1,122 @@
+"""A small predictor for tests of what chooses among predictions: rooflines and counted bytes, nothing fitted."""
+
+from whet.planner.cluster import Chip, Cluster, Host, Link
+from whet.planner.layout import Layout, Work
+from whet.planner.model_shape import Experts, ModelShape
+from whet.planner.prediction import Interval, MemoryParts, Prediction, StepParts
+
+
+def a_cluster(number: int, *, per_node: int = 8, memory_gb: float = 80, dollars: float | None = 2.0) -> Cluster:
+    link = Link(source="a test", name="fast", bytes_per_s=450e9, latency_s=5e-6)
+    chip = Chip(
+        source="a test", name="chip", flops={"bfloat16": 1e15, "float32": 6e13}, memory_bytes=memory_gb * 1e9,
+        bytes_per_s=3.3e12, power_w=700, dollars_per_hour=dollars,
+    )  # fmt: skip
+    host = Host(
+        source="a test",
+        name="host",
+        memory_bytes=2e12,
+        power_w=3000,
+        link=link.model_copy(update={"bytes_per_s": 5e10}),
+    )
+    between = link.model_copy(update={"name": "slow", "bytes_per_s": 50e9, "latency_s": 1e-5})
+    return Cluster(
+        name="test", chip=chip, chips_per_node=per_node, num_chips=number, host=host, inside=link, between=between
+    )
+
+
+def a_shape(**given: object) -> ModelShape:
+    sizes: dict[str, object] = {
+        "name": "small", "num_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32,
+        "num_kv_heads": 8, "head_size": 128, "vocab_size": 128_256,
+    }  # fmt: skip
+    return ModelShape.model_validate(sizes | given)
+
+
+def parameters(shape: ModelShape) -> tuple[float, float]:
+    """Return all parameters, and those that see a token."""
+    d, head = shape.hidden_size, shape.head_size
+    attention = 2 * d * head * (shape.num_heads + shape.num_kv_heads)
+    matrices = 3 if shape.is_gated else 2
+    dense = matrices * d * shape.intermediate_size
+    rest = shape.vocab_size * d * (1 if shape.is_tied else 2)
+    if shape.experts is None:
+        both = shape.num_layers * (attention + dense) + rest
+        return both, both
+    one = matrices * d * shape.experts.intermediate_size
+    layers = shape.num_layers - shape.experts.num_dense_layers
+    both = shape.num_layers * attention + shape.experts.num_dense_layers * dense + rest
+    seen = shape.experts.shared + shape.experts.per_token
+    return both + layers * one * (shape.experts.shared + shape.experts.number), both + layers * one * seen
+
+
+def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> Prediction:
+    everything, active = parameters(shape)
+    model = layout.tensor * layout.pipeline
+    held = everything / model
+    if isinstance(shape.experts, Experts):
+        held = (active + (everything - active) / layout.expert) / model
+    by = lambda stage: layout.shard if layout.zero_stage >= stage else 1  # noqa: E731
+    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    layers = -(-shape.num_layers // layout.pipeline)
+    per_layer = tokens * shape.hidden_size * (2 if layout.recompute == "full" else 34 / layout.tensor)
+    in_flight = min(layout.pipeline, work.global_batch_size // (layout.data * layout.micro_batch_size))
+    memory = MemoryParts(
+        parameters=layout.bytes.parameter * held / by(3),
+        gradients=layout.bytes.gradient * held / by(2),
+        optimizer=0.0 if layout.offload else layout.bytes.state * held / by(1),
+        activations=per_layer * layers * in_flight * (1 + (layout.virtual_stages > 1) * 0.2),
+        buffers=4 * tokens * shape.vocab_size / layout.tensor + 1e9,
+        fragmentation=0.0,
+    )
+    chips, peak = cluster.num_chips, cluster.chip.flops["bfloat16"]
+    flops = 6 * active * work.tokens + 6 * work.tokens * work.sequence_length * shape.num_layers * shape.hidden_size
+    size = tokens * shape.hidden_size / layout.tensor
+    efficiency = 0.7 * size / (size + 2e5)
+    forward = flops / 3 / chips / peak / efficiency
+    parts = work.global_batch_size // (layout.data * layout.micro_batch_size)
+
+    def wire(chips: int) -> Link:
+        return cluster.inside if chips <= cluster.chips_per_node or cluster.between is None else cluster.between
+
+    share = lambda degree: (degree - 1) / degree  # noqa: E731
+    tensor = wire(layout.tensor)
+    sent_tensor = 8 * share(layout.tensor) * 2 * tokens * shape.hidden_size * layers * parts
+    data = wire(chips if layout.data > 1 else 1)
+    sent_data = 2 * share(layout.data) * 2 * held
+    if layout.zero_stage == 3:
+        data = wire(layout.shard * layout.tensor)
+        sent_data = 3 * share(layout.shard) * 2 * held * (parts if layout.pipeline > 1 else 1)
+    elif layout.zero_stage == 2 and layout.pipeline > 1:
+        sent_data *= (1 + parts) / 2
+    sent_pipeline = 4 * tokens * shape.hidden_size * parts * layout.virtual_stages if layout.pipeline > 1 else 0.0
+    sent_expert = 8.0 * tokens * shape.hidden_size * layers * parts * share(layout.expert)
+    sent_context = 4.0 * tokens * shape.num_kv_heads * shape.head_size * layers * parts * share(layout.context)
+    busy = 3 * forward + (forward if layout.recompute == "full" else 0)
+    step = StepParts(
+        forward=forward,
+        backward=2 * forward,
+        recompute=forward if layout.recompute == "full" else 0.0,
+        tensor_communication=sent_tensor / tensor.bytes_per_s / (2 if layout.sequence_parallel else 1),
+        pipeline_communication=sent_pipeline / wire(chips).bytes_per_s,
+        data_communication=0.3 * sent_data / data.bytes_per_s,
+        context_communication=sent_context / wire(layout.tensor * layout.context).bytes_per_s,
+        expert_communication=sent_expert / wire(layout.expert * layout.tensor).bytes_per_s,
+        bubble=busy * (layout.pipeline - 1) / parts / layout.virtual_stages,
+        optimizer=16 * held / by(1) / (cluster.host.link.bytes_per_s if layout.offload else cluster.chip.bytes_per_s),
+    )
+    return Prediction(
+        memory=memory,
+        memory_total=Interval(value=memory.total, low=0.9 * memory.total, high=1.1 * memory.total),
+        step=step,
+        step_s=Interval(value=step.total, low=0.85 * step.total, high=1.15 * step.total),
+        flops=flops,
+        flops_of_chips=flops * (4 / 3 if layout.recompute == "full" else 1),
+        sent={
+            "tensor": sent_tensor, "pipeline": sent_pipeline, "data": sent_data, "context": sent_context,
+            "expert": sent_expert,
+        },
+        mfu=flops / step.total / chips / peak,
+        outside=() if chips <= 4096 else (f"{chips} chips, and the published runs have 8 to 4,096",),
+        assumptions=("nothing is fitted (a test)",),
+    )  # fmt: skip
