@@ -28,6 +28,7 @@ WORK = Work(global_batch_size=64, sequence_length=128)
         Layout(pipeline=8, shard=2, zero_stage=1, virtual_stages=2),
         Layout(pipeline=4, shard=2, replicate=2, zero_stage=3, micro_batch_size=4),
         Layout(replicate=16, precision="float32"),
+        Layout(tensor=2, pipeline=4, shard=2, zero_stage=2),
     ],
 )  # fmt: skip
 def test_tables_are_taken_and_mean_the_same_degrees(layout: Layout) -> None:
@@ -53,7 +54,6 @@ def test_tables_are_taken_and_mean_the_same_degrees(layout: Layout) -> None:
 @pytest.mark.parametrize(
     ("layout", "model_type", "said"),
     [
-        (Layout(tensor=4, pipeline=4), "llama", "whet does not combine them yet"),
         (Layout(context=4, shard=4), "llama", "whet shares no rows of tokens"),
         (Layout(expert=4, shard=16), "qwen3_moe", "whet shares no experts"),
         (Layout(tensor=8, shard=2), "gpt2", "this is gpt2"),

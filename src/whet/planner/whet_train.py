@@ -44,11 +44,6 @@ def missing_in_whet(layout: Layout, model_type: str) -> tuple[str, ...]:
         found.append(f"context_parallel_degree {layout.context}: whet shares no rows of tokens among processes")
     if layout.expert > 1:
         found.append(f"expert-parallel degree {layout.expert}: whet shares no experts among processes")
-    if layout.tensor > 1 and layout.pipeline > 1:
-        found.append(
-            f"tensor_parallel_degree {layout.tensor} with pipeline_parallel_degree {layout.pipeline}: whet does not "
-            "combine them yet"
-        )
     if layout.tensor * layout.pipeline > 1 and model_type not in _DIVIDED:
         found.append(f"whet divides the matrices and layers of {', '.join(_DIVIDED)} alone, and this is {model_type}")
     if layout.recompute in ("selective", "operators"):
