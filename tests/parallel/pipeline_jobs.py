@@ -182,6 +182,7 @@ def sent(ranks: Ranks, plan: dict[str, Any], case: Case) -> int:
     trainer.step_on([mine[0]])
     with WireCount() as wire:
         trainer.step_on([mine[1]])
+    assert not wire.uncounted
     return wire.num_bytes["send"]
 
 

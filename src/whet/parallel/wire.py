@@ -22,7 +22,7 @@ _PASSES = {
     "reduce": ("reduce", 1),
 }
 _SENT_WHOLE = ("send", "isend")
-_SEND_NOTHING = ("recv", "irecv", "barrier", "monitoredbarrier", "waittensor")
+_SEND_NOTHING = ("recv", "irecv", "barrier", "monitoredbarrier", "waittensor", "wraptensor")
 
 
 class WireCount(TorchDispatchMode):
