@@ -200,7 +200,6 @@ import sys
 from pathlib import Path
 import targets_for_isolate
 from whet.measure.fork_server import ForkServer
-from whet.measure.group import run_together
 from whet.measure.isolate import run_isolated
 start = ForkServer([], {}).start if sys.argv[3] == "fork" else None
 try:

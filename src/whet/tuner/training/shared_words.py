@@ -17,7 +17,7 @@ def num_threads(number: int) -> int:
 def plan_file(result: Result) -> str:
     """Return the plan of a result as a TOML file, with how it is started."""
     number = result.num_processes
-    lines = [f"Found by {result.command}" if result.command else f"Found for {result.target}"]
+    lines = [f"Found by whet tune --nproc {number} for {result.target}"]
     if result.plan is None:
         lines.append(f"One process with all cores is faster than {number}: start it without torchrun.")
         return "".join(f"# {line}\n" for line in lines)
