@@ -66,11 +66,11 @@ class Group:
             self._pipes.append(mine)  # type: ignore[arg-type]
             self.processes.append(process)
 
-    def answers(self) -> list[tuple[str, Any]]:
-        """Return each process's traceback, or "" and what it returned."""
+    def answers(self, most_s: float = _MOST_S) -> list[tuple[str, Any]]:
+        """Return each process's traceback, or "" and what it returned, each within some seconds of the one before."""
         answers: dict[int, tuple[str, Any]] = {}
         while len(answers) < len(self._pipes):
-            ready = wait([pipe for rank, pipe in enumerate(self._pipes) if rank not in answers], _MOST_S)
+            ready = wait([pipe for rank, pipe in enumerate(self._pipes) if rank not in answers], most_s)
             assert ready, f"only ranks {sorted(answers)} gave an answer"
             for pipe in ready:
                 rank = self._pipes.index(pipe)  # type: ignore[arg-type]

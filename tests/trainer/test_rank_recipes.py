@@ -1,5 +1,6 @@
 """Each technique of training under each stage of ZeRO: right, or refused by name before the first step."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,30 @@ from whet.techniques.mechanisms.uses import Use
 from whet.techniques.training import TRAINING_TABLE
 from whet.techniques.training_technique import TrainingStage
 
-pytestmark = pytest.mark.thorough
-NAMES = [name for name in TRAINING_TABLE if name not in ("lamb", "compile")]  # lamb needs a package, compile minutes
+NEEDS = {"lamb": "pytorch_optimizer"}  # packages
+MISSING = [name for name, package in NEEDS.items() if importlib.util.find_spec(package) is None]
+NAMES = [name for name in TRAINING_TABLE if name not in ("compile", *MISSING)]  # compile takes minutes
 ROUGH = {"autocast": 2e-3, "fp8": 2e-2, "autocast_fp16": 2e-3, "bf16_parameters": 2e-2, "adamw_8bit": 1e-4}
 STAGES = (0, 1, 2, 3)
+MOST_S = 1200.0  # for all techniques under one stage
+pytestmark = pytest.mark.timeout(5 * MOST_S)
 NOT_SHARDED = {"adamw_8bit": 2, "chunked_loss": 3}  # from which stage on they are refused
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """What each technique led to, by stage; -1 is one process."""
-    place = tmp_path_factory.mktemp("recipes")
-    files = {name: written(place, name) for name in NAMES}
+    return outcomes(tmp_path_factory.mktemp("recipes"), NAMES)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    return outcomes(tmp_path_factory.mktemp("compiled"), ["compile"])
+
+
+def outcomes(place: Path, names: list[str]) -> dict[int, dict[str, Any]]:
+    """Return what each technique led to, by stage; -1 is one process."""
+    files = {name: written(place, name) for name in names}
     with Group(each, 1, files, [""], None) as group:
         found = {-1: answered(group)}
     for stage in STAGES:  # each in processes of its own, since some techniques change a whole process
@@ -55,7 +68,7 @@ def written(place: Path, name: str) -> str:
 
 def answered(group: Group) -> dict[str, Any]:
     """Return what the run of each technique came to: its losses, or the error that refused it."""
-    answers = group.answers()
+    answers = group.answers(MOST_S)
     assert not any(fault for fault, _ in answers), answers
     found: dict[str, Any] = answers[0][1]
     return {
@@ -63,9 +76,23 @@ def answered(group: Group) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *MISSING])
 def test_a_technique_is_right_or_refused(runs: dict[int, dict[str, Any]], name: str, stage: int) -> None:
+    if name in MISSING:
+        pytest.skip(f"{name} needs {NEEDS[name]}")
+    check(runs, name, stage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+def test_compile_is_right_or_refused(compiled: dict[int, dict[str, Any]], stage: int) -> None:
+    check(compiled, "compile", stage)
+
+
+def check(runs: dict[int, dict[str, Any]], name: str, stage: int) -> None:
+    """Hold what a technique led to against one process."""
     alone, found = runs[-1][name], runs[stage][name]
     technique = TRAINING_TABLE[name]
     use = Use.DDP if stage < 2 else Use.FSDP2
