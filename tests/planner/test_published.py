@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[2]
 def test_the_page_is_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict each published run with the shipped constants, and find its row on the page."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import planner
     import planner_page
 
+    import planner
     from whet.planner.predict import predict
 
     page = (ROOT / "docs" / "planner.md").read_text().splitlines()
