@@ -1,7 +1,9 @@
 """Write docs/planner.md: how a prediction is made, and each published run beside what is predicted of it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from whet.planner.curves import Spread
 from whet.planner.prediction import Prediction
@@ -10,28 +12,10 @@ GIB = 2**30
 TARGETS = {"step": (0.04, 0.09), "rate": (0.10, 0.10), "memory": (0.05, 0.05)}
 
 
-class Run(Protocol):
-    """Describe what the page needs of a published run."""
+if TYPE_CHECKING:
+    from planner import Point
 
-    name: str
-    kind: str
-    step_s: float | None
-    mfu: float | None
-    memory_gib: float | None
-    source: str
-
-    @property
-    def family(self) -> str: ...
-
-    @property
-    def is_left_out(self) -> bool: ...
-
-    def error(self, prediction: Prediction) -> float: ...
-
-    def memory_error(self, prediction: Prediction) -> float: ...
-
-
-Pair = tuple[Run, Prediction]
+    Pair = tuple[Point, Prediction]
 
 HEAD = """# The planner's predictions, judged
 
