@@ -1,5 +1,7 @@
 """Tests of memory: Megatron's formulas of activations, ZeRO's table, pipelines' micro-batches in flight."""
 
+from typing import Literal
+
 import pytest
 from hypothesis import given, settings
 from known_models import LLAMA_8B, gpt
@@ -50,7 +52,7 @@ def test_a_layers_activations_by_the_papers_equations() -> None:
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.88)])
-def test_zeros_table(stage: int, gigabytes: float) -> None:
+def test_zeros_table(stage: Literal[0, 1, 2, 3], gigabytes: float) -> None:
     """Rajbhandari et al., 2020, figure 1: 7.5 billion parameters, 64 chips, 2 + 2 + 12 bytes."""
     layout = Layout(shard=64, zero_stage=stage, bytes=Bytes(parameter=2, gradient=2, state=12))
     assert sum(state_bytes(Count(matrices=7_500_000_000), layout)) / 1e9 == pytest.approx(gigabytes, rel=5e-3)

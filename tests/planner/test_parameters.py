@@ -63,7 +63,7 @@ def test_stages_hold_the_model_once(shape: ModelShape, stages: int) -> None:
 
 
 def test_the_stage_with_the_logits_is_relieved() -> None:
-    """Llama 3 405B has 126 layers for 16 stages, one less on the first and on the last (Dubey et al., section 3.3.2)."""
+    """Llama 3 405B has one layer less on the first and on the last of 16 stages (Dubey et al., 2024)."""
     assert stage_layers(LLAMA_405B, 16) == (7, *(8,) * 14, 7)
     assert stage_layers(LLAMA_70B, 8) == (10,) * 8
 

@@ -102,7 +102,7 @@ def test_the_bubble_is_the_papers() -> None:
 
 
 def test_a_message_of_data_parallel_chips_is_zeros() -> None:
-    """Rajbhandari et al., 2020, section 7: gradients and parameters are sent once each, with ZeRO 3 half as much more."""
+    """Rajbhandari et al., 2020, section 7: gradients and parameters are sent once, with ZeRO 3 parameters twice."""
     work = Work(global_batch_size=64, sequence_length=2048)
     parameters = model_count(LLAMA_8B).total
     sent = {}
