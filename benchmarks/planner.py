@@ -1,4 +1,4 @@
-"""Fit the planner's constants to published runs, and write what is predicted of them: good and bad, fitted and left out.
+"""Fit the planner's constants to published runs, and write what is predicted of each: fitted and left out.
 
 python benchmarks/planner.py [--check]
 
@@ -23,8 +23,10 @@ from whet.planner.cluster import Cluster
 from whet.planner.curves import Constants, Fitted, Spread, generation
 from whet.planner.layout import Layout, Work
 from whet.planner.model_shape import ModelShape
+from whet.planner.operations import model_operations
 from whet.planner.predict import check_layout, predict_with, range_values
 from whet.planner.prediction import Prediction
+from whet.planner.step_time import StepModel
 
 ROOT = Path(__file__).parent.parent
 POINTS = Path(__file__).parent / "planner_points.toml"
@@ -35,19 +37,17 @@ GIB = 2**30
 # What all families of programs share, with bounds that physics sets: first guess, least, most.
 SHARED = {
     "memory_efficiency": (0.8, 0.5, 0.95),
-    "passes": (2.0, 1.0, 5.0),
     "inside_efficiency": (0.7, 0.4, 0.95),
     "between_efficiency": (0.8, 0.4, 0.95),
-    "decay": (0.05, 0.0, 0.3),
-    "contention": (0.2, 0.0, 0.6),
-    "hidden": (0.5, 0.0, 0.95),
-    "layer_s": (2e-5, 0.0, 3e-4),
+    "fp8_share": (0.9, 0.5, 1.1),
+    "contention": (0.3, 0.0, 1.0),
 }
 # What each family has of its own.
 OWN = {
     "matrix_efficiency": (0.7, 0.3, 0.95),
     "attention_efficiency": (0.4, 0.1, 0.75),
-    "fp8_efficiency": (0.55, 0.2, 0.85),
+    "passes": (1.5, 1.0, 4.0),
+    "hidden": (0.5, 0.0, 0.95),
 }
 
 
@@ -79,11 +79,17 @@ class Point:
     def is_left_out(self) -> bool:
         return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % 3 == 0
 
+    @property
+    def published_s(self) -> float:
+        """Return the time of a step, computed from the share of the peak where that was published."""
+        if self.step_s is not None:
+            return self.step_s
+        peak = self.cluster.chip.flops["bfloat16"] * self.cluster.num_chips
+        return model_operations(self.shape, self.work) / (peak * (self.mfu or math.nan))
+
     def error(self, prediction: Prediction) -> float:
         """Return by which share the predicted time of a step is longer than the published one."""
-        if self.step_s is not None:
-            return prediction.step_s.value / self.step_s - 1
-        return (self.mfu or math.nan) / prediction.mfu - 1
+        return prediction.step_s.value / self.published_s - 1
 
     def memory_error(self, prediction: Prediction) -> float:
         return prediction.memory_total.value / GIB / (self.memory_gib or math.nan) - 1
@@ -119,11 +125,11 @@ def families(points: list[Point]) -> dict[str, list[str]]:
     """Return which constants of its own each family has: those that its points depend on."""
     found: dict[str, list[str]] = {}
     for point in points:
-        own = found.setdefault(point.family, ["matrix_efficiency"])
+        own = found.setdefault(point.family, ["matrix_efficiency", "passes"])
         if point.layout.fused_attention and "attention_efficiency" not in own:
             own.append("attention_efficiency")
-        if point.layout.precision == "fp8" and "fp8_efficiency" not in own:
-            own.append("fp8_efficiency")
+        if point.layout.overlaps_tensor and "hidden" not in own:
+            own.append("hidden")
     return found
 
 
@@ -149,10 +155,16 @@ class Fit:
         return Constants(**values, fragmentation=self.fragmentation)
 
     def fitted(self, family: str, vector: np.ndarray | None = None) -> Fitted:
-        return Fitted(self.constants(family, vector), self.spread, family.split("-")[-1], True, self.ranges, "fit")
+        return Fitted(self.constants(family, vector), self.spread, family, True, self.ranges, "fit")
 
     def predict(self, point: Point, vector: np.ndarray | None = None) -> Prediction:
         return predict_with(self.fitted(point.family, vector), point.shape, point.cluster, point.layout, point.work)
+
+    def step_s(self, point: Point, vector: np.ndarray) -> float:
+        constants = self.constants(point.family, vector)
+        rows = point.layout.data * point.layout.micro_batch_size
+        num = point.work.global_batch_size // rows
+        return StepModel(point.shape, point.cluster, point.layout, point.work, constants, num).run().parts.total
 
     def run(self, points: list[Point]) -> None:
         """Fit the constants to points. Each weighs the same, and a bad one counts by its size, not its square."""
@@ -160,7 +172,7 @@ class Fit:
 
         def residuals(places: np.ndarray) -> np.ndarray:
             vector = self.low + places * scale
-            return np.array([math.log1p(point.error(self.predict(point, vector))) for point in points])
+            return np.array([math.log(self.step_s(point, vector) / point.published_s) for point in points])
 
         start = (self.guess - self.low) / scale
         found = least_squares(residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=0.04, diff_step=1e-4)

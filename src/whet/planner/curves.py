@@ -1,9 +1,11 @@
 """Hold what was fitted to published runs: which share of a chip's and a link's peak programs reach."""
 
+import math
 import tomllib
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
+from typing import Any
 
 from whet.planner.cluster import Chip, Cluster
 from whet.planner.layout import Layout, Software
@@ -22,30 +24,27 @@ class Constants:
 
     Attributes:
         matrix_efficiency: The share of the peak that a large matrix product reaches.
-        fp8_efficiency: The share of the fp8 peak that it reaches.
+        fp8_share: The share of the fp8 peak that it reaches, over that of the 16-bit peak.
         attention_efficiency: The share of the peak that fused attention reaches, of the pairs that a token sees.
         memory_efficiency: The share of the memory's bandwidth that elementwise operators reach.
-        passes: How often elementwise operators that are not compiled read and write what a fused kernel does once.
+        passes: How often elementwise operators read and write what one fused kernel would, where PyTorch does not
+            compile them.
         inside_efficiency: The share of the links within a node that collectives reach.
         between_efficiency: The share of the links between nodes.
-        decay: By how much each doubling of the nodes makes a collective slower.
         contention: The share of the time of hidden messages by which they slow down what is computed meanwhile.
         hidden: The share of tensor-parallel messages that is hidden where they are overlapped.
-        layer_s: The seconds of a layer that no size explains: starting kernels, once forward.
         fragmentation: What the allocator holds beside what is used, as a share of activations and buffers.
     """
 
     matrix_efficiency: float
-    fp8_efficiency: float
+    fp8_share: float
     attention_efficiency: float
     memory_efficiency: float
     passes: float
     inside_efficiency: float
     between_efficiency: float
-    decay: float
     contention: float
     hidden: float
-    layer_s: float
     fragmentation: float
 
 
@@ -62,13 +61,14 @@ class Fitted:
     """Hold a set of constants, how it was found, and what range of runs it was fitted to.
 
     Attributes:
-        is_own: Whether published runs of this family on this generation were fitted.
+        family: The family of programs and the generation of chips whose constants they are.
+        is_own: Whether they are those of the layout's own programs on the cluster's own generation.
         ranges: The smallest and the largest of what was fitted, by its name.
     """
 
     constants: Constants
     spread: Spread
-    generation: str
+    family: str
     is_own: bool
     ranges: dict[str, tuple[float, float]] = field(hash=False)
     source: str
@@ -84,7 +84,7 @@ def generation(chip: Chip) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _data() -> dict[str, dict[str, dict[str, float | list[float]]]]:
+def _data() -> dict[str, Any]:
     text = resources.files("whet.planner").joinpath("fitted.toml").read_text()
     return tomllib.loads(text)
 
@@ -92,23 +92,19 @@ def _data() -> dict[str, dict[str, dict[str, float | list[float]]]]:
 @lru_cache(maxsize=64)
 def _fitted(own: str | None, software: Software) -> Fitted:
     data = _data()
-    near = own or "hopper"
     families = data["families"]
-    name = f"{software}-{near}"
-    is_own = own is not None and name in families
-    if name not in families:
-        name = next(key for key in ("torch-2024-hopper", *families) if key in families)
+    wanted = f"{software}-{own}"
+    # The same programs on other chips are nearer than other programs.
+    near = (wanted, f"{software}-hopper", f"{software}-ampere", "torch-2024-hopper")
+    name = next(name for name in near if name in families)
     values = {**data["shared"], **families[name]}
-    fields = {key: float(values[key]) for key in Constants.__dataclass_fields__}  # type: ignore[arg-type]
-    spread = data["spread"]
-    ranges = {key: (float(pair[0]), float(pair[1])) for key, pair in data["ranges"].items()}
     return Fitted(
-        Constants(**fields),
-        Spread(float(spread["step"]), float(spread["memory"])),  # type: ignore[arg-type]
-        near,
-        is_own,
-        ranges,
-        "constants fitted to published runs (docs/planner.md)",
+        Constants(**{key: float(values[key]) for key in Constants.__dataclass_fields__}),
+        Spread(float(data["spread"]["step"]), float(data["spread"]["memory"])),
+        name,
+        name == wanted,
+        {key: (float(low), float(high)) for key, (low, high) in data["ranges"].items()},
+        f"constants of {name}, fitted to published runs (docs/planner.md)",
     )
 
 
@@ -126,4 +122,4 @@ def clock_share(chip: Chip) -> float:
     peak = chip.flops.get("bfloat16")
     if near is None or peak is None:
         return 1.0
-    return min(1.0, (chip.power_w / (peak / 1e12) / WATTS[near]) ** (1 / 3))
+    return min(1.0, math.cbrt(chip.power_w / (peak / 1e12) / WATTS[near]))

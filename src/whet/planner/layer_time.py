@@ -1,5 +1,6 @@
-"""Say how long a chip computes one layer, or the logits, of a micro-batch: matrices, attention, elementwise operators."""
+"""Say how long a chip computes one layer of a micro-batch, or the logits: matrices, attention, small operators."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,8 +16,8 @@ from whet.planner.parameters import attention_matrices, key_value_size, query_si
 ATTENTION_BACKWARD = 2.5
 # Elementwise operators read gradients beside what was kept: 3 tensors for 2 in a norm, 5 for 3 in a gated unit.
 ELEMENTWISE_BACKWARD = 1.5
-# Bytes for each number that becomes fp8: read for the largest, read again, written in both orders.
-FP8_CAST = 6
+# Bytes for each number that becomes fp8: read once more after its scale is known, written in both orders.
+FP8_CAST = 4
 # Bytes for each pair of tokens and head that attention without a fused kernel moves: scores written, softmax read and
 # written, a mask, dropout read and written, and what the second product reads; backward mirrors it.
 SCORES_FORWARD, SCORES_BACKWARD = 2 + 4 + 1 + 4 + 2, 2 + 4 + 1 + 6 + 2
@@ -39,7 +40,6 @@ class Speeds:
     attention: float
     memory: float
     passes: float
-    layer_s: float
     casts: int
 
 
@@ -51,18 +51,17 @@ def speeds(chip: Chip, layout: Layout, constants: Constants) -> Speeds:
     linear, attention = matrix, half * constants.attention_efficiency * clock
     is_fp8 = layout.precision == "fp8" and "fp8" in chip.flops
     if is_fp8:
-        linear = chip.flops["fp8"] * constants.fp8_efficiency * clock
+        linear = chip.flops["fp8"] * constants.matrix_efficiency * constants.fp8_share * clock
     elif layout.precision == "float32":
         single = chip.flops.get("tfloat32") or chip.flops.get("float32") or half / 8
         linear, matrix = (single * constants.matrix_efficiency * clock,) * 2
-    is_eager = layout.software.startswith("torch") and not layout.compiled
+    is_compiled = layout.software.startswith("torch") and layout.compiled
     return Speeds(
         linear=linear,
         matrix=matrix,
         attention=attention,
         memory=chip.bytes_per_s * constants.memory_efficiency,
-        passes=constants.passes if is_eager else 1.0,
-        layer_s=constants.layer_s,
+        passes=1.0 if is_compiled else constants.passes,
         casts=FP8_CAST if is_fp8 else 0,
     )
 
@@ -81,35 +80,45 @@ class LayerTime:
     attention: float
 
 
-def matrix_s(tokens: float, rows: float, columns: float, rate: float, memory: float) -> float:
-    """Return the seconds of a product [tokens, rows] x [rows, columns]: its operations and, beside them, its bytes."""
-    moved = HALF * (tokens * rows + rows * columns + tokens * columns)
-    return 2 * tokens * rows * columns / rate + moved / memory
+def matrix_s(tokens: float, rows: float, columns: float, rate: float, memory: float, size: int = HALF) -> float:
+    """Return the seconds of a product [tokens, rows] x [rows, columns].
+
+    Its operations hide its bytes, and not wholly where both take as long: the root of the sum of their squares is
+    between the longer one and their sum.
+
+    Args:
+        size: The bytes of a number that is multiplied.
+    """
+    moved = size * (tokens * rows + rows * columns) + HALF * tokens * columns
+    return math.hypot(2 * tokens * rows * columns / rate, moved / memory)
 
 
 def _linear_s(shape: ModelShape, layout: Layout, tokens: float, is_sparse: bool, speed: Speeds) -> float:
     """Return the forward seconds of a layer's matrices on one chip."""
     hidden, tensor, rate, memory = shape.hidden_size, layout.tensor, speed.linear, speed.memory
+    size = 1 if speed.casts else HALF
     pairs = attention_matrices(shape)
-    total = sum(matrix_s(tokens, rows, columns / tensor, rate, memory) for rows, columns in pairs[:-1])
+    total = sum(matrix_s(tokens, rows, columns / tensor, rate, memory, size) for rows, columns in pairs[:-1])
     rows, columns = pairs[-1]
-    total += matrix_s(tokens, rows / tensor, columns, rate, memory)
+    total += matrix_s(tokens, rows / tensor, columns, rate, memory, size)
     wide = 2 if shape.is_gated else 1
     experts = shape.experts
     if not is_sparse or experts is None:
         inner = shape.intermediate_size / tensor
         return (
-            total + matrix_s(tokens, hidden, wide * inner, rate, memory) + matrix_s(tokens, inner, hidden, rate, memory)
+            total
+            + matrix_s(tokens, hidden, wide * inner, rate, memory, size)
+            + matrix_s(tokens, inner, hidden, rate, memory, size)
         )
     local = experts.number / layout.expert
     each = tokens * experts.per_token / local
     inner = experts.intermediate_size / tensor
-    total += local * matrix_s(each, hidden, wide * inner, rate, memory)
-    total += local * matrix_s(each, inner, hidden, rate, memory)
+    total += local * matrix_s(each, hidden, wide * inner, rate, memory, size)
+    total += local * matrix_s(each, inner, hidden, rate, memory, size)
     if experts.shared:
-        total += matrix_s(tokens, hidden, wide * inner * experts.shared, rate, memory)
-        total += matrix_s(tokens, inner * experts.shared, hidden, rate, memory)
-    return total + matrix_s(tokens, hidden, experts.number, speed.matrix, memory)
+        total += matrix_s(tokens, hidden, wide * inner * experts.shared, rate, memory, size)
+        total += matrix_s(tokens, inner * experts.shared, hidden, rate, memory, size)
+    return total + matrix_s(tokens / tensor, hidden, experts.number, speed.matrix, memory)
 
 
 def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool, casts: int) -> float:
@@ -147,10 +156,10 @@ def layer_time(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, s
     matrices, inner = recomputed_share(shape, layout, is_sparse)
     again = matrices * linear + inner * attention
     if layout.recompute in ("full", "operators"):
-        again += small + speed.layer_s
+        again += small
     return LayerTime(
-        forward=linear + attention + small + speed.layer_s,
-        backward=2 * linear + attention_back + ELEMENTWISE_BACKWARD * small + 2 * speed.layer_s,
+        forward=linear + attention + small,
+        backward=2 * linear + attention_back + ELEMENTWISE_BACKWARD * small,
         recompute=again,
         attention=attention,
     )
@@ -166,6 +175,11 @@ def head_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> t
     each = 2 * HALF if layout.fused_loss else HALF + 3 * 4
     loss = tokens * vocab * each / speed.memory
     return product + loss, 2 * product + loss
+
+
+def accumulation_s(parameters: float, layout: Layout, speed: Speeds) -> float:
+    """Return the seconds in which a micro-batch's gradients are added to those before: read twice, written once."""
+    return parameters * (HALF + 2 * layout.bytes.gradient) / speed.memory
 
 
 @lru_cache(maxsize=8192)

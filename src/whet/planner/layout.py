@@ -63,6 +63,7 @@ class Layout(BaseModel):
         offload: Whether the optimiser's state lies in the host's memory.
         overlaps_tensor: Whether tensor-parallel messages travel while parts of a matrix product are computed.
         overlaps_data: Whether gradients travel during backward.
+        overlaps_expert: Whether tokens travel to experts while another micro-batch is computed (DualPipe).
         software: The family of programs whose published speeds are taken: PyTorch's FSDP or Megatron, by year.
     """
 
@@ -86,6 +87,7 @@ class Layout(BaseModel):
     offload: bool = False
     overlaps_tensor: bool = False
     overlaps_data: bool = True
+    overlaps_expert: bool = False
     software: Software = "torch-2024"
     bytes: Bytes = Bytes()
 

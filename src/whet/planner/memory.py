@@ -1,4 +1,4 @@
-"""Say what the chip that needs most memory holds: state by ZeRO's stages, activations by Megatron's formulas, buffers."""
+"""Say what the chip that needs most memory holds: state by ZeRO's stages, activations by Megatron's formulas."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ def shards(layout: Layout) -> Shards:
 
 
 def state_bytes(count: Count, layout: Layout) -> tuple[float, float, float]:
-    """Return the bytes of parameters, gradients and optimiser state of one chip (Rajbhandari et al., 2020, figure 1)."""
+    """Return the bytes of parameters, gradients and state of one chip (Rajbhandari et al., 2020, figure 1)."""
     dense, experts = count.held(layout)
     group = shards(layout)
     whole, divided = dense + experts, dense / group.dense + experts / group.experts
@@ -77,6 +77,9 @@ def layer_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool =
     around, inner = _mlp_bytes(shape, layout, is_sparse)
     # The inputs of two norms, of the first matrix, and the masks.
     whole = HALF * 3 * hidden + masks + around
+    if spread > 1 and layout.software.startswith("torch"):
+        # PyTorch keeps the gathered inputs of the first matrices; Megatron gathers them again.
+        whole += 2 * HALF * hidden * (spread - 1)
     divided = HALF * (query_size(shape) + key_value_size(shape) + value_size(shape)) + inner
     if layout.fused_attention:
         divided += 4 * shape.num_heads
@@ -121,7 +124,8 @@ def logits_bytes(shape: ModelShape, layout: Layout, work: Work) -> float:
     gradient of the logarithms); Megatron works in place; a fused loss keeps 16-bit ones with their gradients.
     """
     tokens = layout.micro_batch_size * work.sequence_length / layout.context
-    each = HALF + 3 * 4
+    # Where tensor-parallel chips share the logits, PyTorch adds their exponentials in a step of its own.
+    each = HALF + (4 if layout.tensor > 1 else 3) * 4
     if layout.software.startswith("megatron"):
         each = HALF + 4 + HALF
     if layout.fused_loss:
@@ -147,7 +151,7 @@ def _working_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: boo
 def buffer_bytes(shape: ModelShape, layout: Layout, stage: int = 0) -> float:
     """Return the bytes of parameters and gradients that ZeRO has gathered at a time: two layers, and the logits'.
 
-    Pipelines keep a stage's parameters gathered, and sum its gradients before they are divided, over all micro-batches.
+    Pipelines keep all that one chip computes gathered, and sum its gradients whole, over all micro-batches.
     """
     if layout.zero_stage < 2 or shards(layout).dense == 1:
         return 0.0
@@ -164,7 +168,7 @@ def buffer_bytes(shape: ModelShape, layout: Layout, stage: int = 0) -> float:
 def _stage_parts(
     shape: ModelShape, layout: Layout, work: Work, num_micro_batches: int, stage: int
 ) -> tuple[float, float, float, float, float]:
-    """Return the bytes of one pipeline stage: parameters, gradients, optimiser, activations, buffers."""
+    """Return the bytes of parameters, gradients, optimiser, activations and buffers on one pipeline stage."""
     state = state_bytes(stage_counts(shape, layout.pipeline)[stage], layout)
     layers = stage_layers(shape, layout.pipeline)
     before = sum(layers[:stage])

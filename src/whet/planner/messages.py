@@ -11,7 +11,7 @@ from whet.planner.network import (
     Wires,
     all_gather_s,
     all_reduce_s,
-    all_to_all_s,
+    exchange_s,
     placed,
     ring_bytes,
     send_s,
@@ -69,23 +69,36 @@ def layer_messages(
     """Return the forward messages of one layer; backward sends as many, but twice as many keys and values."""
     tokens = layout.micro_batch_size * work.sequence_length / layout.context
     size = tokens * shape.hidden_size * HALF
+    # What is gathered for fp8 matrices travels as fp8; sums travel in 16 bits (torchao, Transformer Engine).
+    gathered = 0.5 if layout.precision == "fp8" and layout.sequence_parallel else 1.0
     tensor_s = tensor_bytes = context_s = context_bytes = expert_s = expert_bytes = 0.0
     if layout.tensor > 1:
         # Two sums a layer; with sequence parallelism each is a reduce-scatter and an all-gather of the same bytes.
         if layout.sequence_parallel:
-            tensor_s = 4 * all_gather_s(size, group.tensor, wire)
+            tensor_s = 2 * (1 + gathered) * all_gather_s(size, group.tensor, wire)
         else:
             tensor_s = 2 * all_reduce_s(size, group.tensor, wire)
-        tensor_bytes = 4 * ring_bytes(size, layout.tensor)
+        tensor_bytes = 2 * (1 + gathered) * ring_bytes(size, layout.tensor)
     if layout.context > 1:
         keys = tokens * key_value_size(shape) / layout.tensor * HALF * layout.context
         context_s = all_gather_s(keys, group.context, wire)
         context_bytes = ring_bytes(keys, layout.context)
     if is_sparse and shape.experts is not None and layout.expert > 1:
-        routed = size * shape.experts.per_token / (layout.tensor if layout.sequence_parallel else 1)
-        expert_s = 2 * all_to_all_s(routed, group.expert, wire)
-        expert_bytes = 2 * ring_bytes(routed, layout.expert)
+        size /= layout.tensor if layout.sequence_parallel else 1
+        near, far = expert_copies(shape.experts.per_token, group.expert)
+        expert_s = 2 * exchange_s(size * near, size * far, group.expert, wire)
+        expert_bytes = 2 * size * (near + far)
     return LayerMessages(tensor_s, context_s, expert_s, tensor_bytes, context_bytes, expert_bytes)
+
+
+def expert_copies(per_token: int, group: Group) -> tuple[float, float]:
+    """Return how often a token is sent within nodes, and to other nodes, to reach its experts.
+
+    A token goes to each node with one of its experts once, and is copied there (DeepSeek-AI, 2024, section 3.2.2).
+    """
+    near = per_token * (group.per_node - 1) / group.per_node
+    reached = group.nodes * (1 - (1 - 1 / group.nodes) ** per_token)
+    return near, reached * (group.nodes - 1) / group.nodes
 
 
 @dataclass(frozen=True)
@@ -113,8 +126,9 @@ def state_messages(count: Count, layout: Layout, group: Groups, wire: Wires) -> 
             else:
                 reduce += all_gather_s(size, own, wire)
                 reduce_bytes += ring_bytes(size, own.size)
-                gather += all_gather_s(held * HALF, own, wire)
-                gather_bytes += ring_bytes(held * HALF, own.size)
+                sent = held * (1 if layout.precision == "fp8" else HALF)
+                gather += all_gather_s(sent, own, wire)
+                gather_bytes += ring_bytes(sent, own.size)
         if layout.replicate > 1:
             part = size / (own.size if layout.zero_stage else 1)
             reduce += all_reduce_s(part, group.replicate, wire)

@@ -25,7 +25,7 @@ class Group:
 
 
 def placed(cluster: Cluster, stride: int, size: int) -> Group:
-    """Return where a group of chips lies that are `stride` chips apart, on nodes that are filled one after the other."""
+    """Return where a group of chips lies that are `stride` chips apart, where nodes are filled in turn."""
     per_node = max(1, min(size, cluster.chips_per_node // stride))
     return Group(per_node, math.ceil(size / per_node))
 
@@ -39,18 +39,12 @@ class Wires:
         between: Bytes a second of a chip to other nodes, shared by no other chip.
         inside_latency: Seconds of a step of a ring within a node.
         between_latency: Seconds of a step between nodes.
-        decay: By how much each doubling of the nodes makes a collective slower.
     """
 
     inside: float
     between: float
     inside_latency: float
     between_latency: float
-    decay: float
-
-    def between_at(self, nodes: int) -> float:
-        """Return the bytes a second of a chip in a collective over so many nodes."""
-        return self.between / (1 + self.decay * math.log2(max(nodes, 1)))
 
 
 def wires(cluster: Cluster, constants: Constants) -> Wires:
@@ -61,7 +55,6 @@ def wires(cluster: Cluster, constants: Constants) -> Wires:
         between=out.bytes_per_s * constants.between_efficiency / cluster.oversubscription,
         inside_latency=cluster.inside.latency_s,
         between_latency=out.latency_s,
-        decay=constants.decay,
     )
 
 
@@ -76,32 +69,30 @@ def all_gather_s(size: float, group: Group, wire: Wires) -> float:
     inside = size * (group.size - 1) / group.size / wire.inside if group.per_node > 1 else 0.0
     between = 0.0
     if group.nodes > 1:
-        between = size * (group.nodes - 1) / group.nodes / (group.per_node * wire.between_at(group.nodes))
+        between = size * (group.nodes - 1) / group.nodes / (group.per_node * wire.between)
     latency = wire.inside_latency * (group.per_node - 1) + wire.between_latency * (group.nodes - 1)
     return max(inside, between) + latency
 
 
 def all_reduce_s(size: float, group: Group, wire: Wires) -> float:
-    """Return the seconds of a sum of `size` bytes over a group: by a ring, or by a tree where that is faster."""
+    """Return the seconds in which a group sums `size` bytes by a ring, or by a tree where that is faster."""
     if group.size <= 1:
         return 0.0
     ring = 2 * all_gather_s(size, group, wire)
     slowest = wire.inside if group.per_node > 1 else math.inf
     if group.nodes > 1:
-        slowest = min(slowest, group.per_node * wire.between_at(group.nodes))
+        slowest = min(slowest, group.per_node * wire.between)
     levels = math.ceil(math.log2(group.per_node)) * wire.inside_latency
     levels += math.ceil(math.log2(group.nodes)) * wire.between_latency
     return min(ring, 2 * size / slowest + 2 * levels)
 
 
-def all_to_all_s(size: float, group: Group, wire: Wires) -> float:
-    """Return the seconds in which each chip sends `size` bytes, an equal part to each chip of the group."""
+def exchange_s(near: float, far: float, group: Group, wire: Wires) -> float:
+    """Return the seconds in which each chip sends bytes to all others, near ones and far ones at a time."""
     if group.size <= 1:
         return 0.0
-    near = size * (group.per_node - 1) / group.size / wire.inside
-    far = size * (group.size - group.per_node) / group.size / wire.between_at(group.nodes)
     latency = wire.between_latency if group.nodes > 1 else wire.inside_latency
-    return max(near, far) + latency
+    return max(near / wire.inside, far / wire.between) + latency
 
 
 def send_s(size: float, leaves_node: bool, wire: Wires) -> float:

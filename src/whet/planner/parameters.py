@@ -1,5 +1,6 @@
 """Count a model's parameters by part, and what each chip of a layout holds of them."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -138,16 +139,29 @@ def model_count(shape: ModelShape) -> Count:
     return embedding_count(shape) + layers + head_count(shape)
 
 
+def head_layers(shape: ModelShape) -> float:
+    """Return how many layers the logits, and the layers for later tokens, weigh by the matrices that a token meets."""
+    layers = shape.num_layers + shape.num_extra_layers
+    logits = (1 + shape.num_extra_layers) * shape.vocab_size * shape.hidden_size
+    return logits / ((active_parameters(shape) - logits) / layers) + shape.num_extra_layers
+
+
 @lru_cache(maxsize=4096)
 def stage_layers(shape: ModelShape, stages: int) -> tuple[int, ...]:
-    """Return the layers of each pipeline stage: equal where they divide, else the last ones have one less."""
-    least, more = divmod(shape.num_layers, stages)
-    if not more:
-        return (least,) * stages
-    # The first and the last stage have the embeddings and the logits beside their layers, so they are relieved first.
-    relieved = stages - more
-    first = 1 if relieved > 1 else 0
-    return (least,) * first + (least + 1,) * more + (least,) * (relieved - first)
+    """Return the layers of each pipeline stage: equal where they divide, else fewer on the last, with the logits."""
+    if stages == 1 or shape.num_layers % stages == 0:
+        return (shape.num_layers // stages,) * stages
+    head = head_layers(shape)
+    least = shape.num_layers // stages
+    fewest = max(0, shape.num_layers - (least + 2) * (stages - 1))
+
+    def slowest(last: int) -> float:
+        return max(math.ceil((shape.num_layers - last) / (stages - 1)), last + head)
+
+    last = min(range(fewest, least + 1), key=lambda number: (slowest(number), -number))
+    each, more = divmod(shape.num_layers - last, stages - 1)
+    # The first stage has the embeddings beside its layers, so it is relieved first.
+    return (each,) * (stages - 1 - more) + (each + 1,) * more + (last,)
 
 
 @lru_cache(maxsize=4096)

@@ -44,8 +44,8 @@ def check_layout(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work
         raise OptionError(f"{layout.expert} expert-parallel chips do not divide the experts of {shape.name}")
     if (layout.data * layout.context) % layout.expert:
         raise OptionError(
-            f"{layout.expert} expert-parallel chips are chosen among {layout.data * layout.context} data-parallel ones, "
-            "which they have to divide"
+            f"{layout.expert} expert-parallel chips have to divide the "
+            f"{layout.data * layout.context} data-parallel ones among which they are chosen"
         )
 
 
@@ -76,7 +76,7 @@ def _outside(own: Fitted, shape: ModelShape, cluster: Cluster, layout: Layout, w
     if not own.is_own:
         found.append(
             f"no published runs of {layout.software} on {cluster.chip.name} were fitted; "
-            f"constants of {own.generation} are taken"
+            f"those of {own.family} are taken"
         )
     for name, value in range_values(shape, cluster, layout, work).items():
         low, high = own.ranges.get(name, (0.0, math.inf))

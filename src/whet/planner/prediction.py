@@ -27,7 +27,7 @@ class MemoryParts(BaseModel):
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, name) for name in type(self).model_fields)
+        return float(sum(getattr(self, name) for name in type(self).model_fields))
 
 
 class StepParts(BaseModel):
@@ -48,7 +48,7 @@ class StepParts(BaseModel):
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, name) for name in type(self).model_fields)
+        return float(sum(getattr(self, name) for name in type(self).model_fields))
 
 
 class Prediction(BaseModel):

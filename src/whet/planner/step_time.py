@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from whet.planner.cluster import Cluster
 from whet.planner.curves import Constants
-from whet.planner.layer_time import Speeds, extra_time, head_time, layer_time, speeds
+from whet.planner.layer_time import Speeds, accumulation_s, extra_time, head_time, layer_time, speeds
 from whet.planner.layout import Layout, Work
 from whet.planner.memory import state_bytes
 from whet.planner.messages import Groups, groups, layer_messages, stage_message, state_messages
@@ -31,7 +31,7 @@ class StepTime:
 
 
 @dataclass
-class _Stage:
+class StageTime:
     """Sum up the seconds of one micro-batch on one pipeline stage, and the bytes that a chip of it sends."""
 
     forward: float = 0.0
@@ -52,7 +52,7 @@ class _Stage:
 
 
 def exposed_s(messages: float, meanwhile: float, contention: float) -> float:
-    """Return by how much messages lengthen what is computed meanwhile: what is left over, and what they slow down."""
+    """Return by how much messages lengthen what hides them: what is left over, and what they slow down."""
     return max(0.0, messages - meanwhile) + contention * min(messages, meanwhile)
 
 
@@ -76,19 +76,24 @@ class StepModel:
         """Return whether parameters are gathered, and gradients summed, in each micro-batch."""
         return self.layout.zero_stage >= 2 and self.layout.pipeline == 1
 
-    def _add_layers(self, stage: _Stage, number: int, is_sparse: bool) -> None:
+    def _add_layers(self, stage: StageTime, number: int, is_sparse: bool) -> None:
         """Add layers of one kind to a stage."""
         shape, layout, constants = self.shape, self.layout, self.constants
         time = layer_time(shape, layout, self.work, is_sparse, self.speed)
         message = layer_messages(shape, layout, self.work, is_sparse, self.group, self.wire)
+        # PyTorch keeps the sums of tensor-parallel chips and gathers again; the exchange of tokens is not kept.
         times = 3 if layout.recompute == "full" else 2
+        tensor_times = 2.5 if layout.recompute == "operators" else times
         stage.forward += number * time.forward
         stage.backward += number * time.backward
         stage.recompute += number * time.recompute
         shown = 1 - constants.hidden if layout.overlaps_tensor else 1.0
-        stage.tensor += number * times * shown * message.tensor_forward
-        stage.expert += number * times * message.expert_forward
-        stage.sent_tensor += number * times * message.tensor_bytes
+        stage.tensor += number * tensor_times * shown * message.tensor_forward
+        expert, behind = message.expert_forward, time.forward
+        stage.expert += (
+            number * times * (exposed_s(expert, behind, constants.contention) if layout.overlaps_expert else expert)
+        )
+        stage.sent_tensor += number * tensor_times * message.tensor_bytes
         stage.sent_expert += number * times * message.expert_bytes
         if layout.context > 1:
             ring, inside = message.context_forward, time.attention
@@ -103,10 +108,10 @@ class StepModel:
             stage.data += number * exposed_s(again * state.gather + state.reduce, behind, constants.contention)
             stage.sent_data += number * ((1 + again) * state.gather_bytes + state.reduce_bytes)
 
-    def _stage(self, index: int) -> _Stage:
+    def stage(self, index: int) -> StageTime:
         """Return one micro-batch's time on a pipeline stage."""
         shape, layout = self.shape, self.layout
-        stage = _Stage()
+        stage = StageTime()
         layers = stage_layers(shape, layout.pipeline)
         before, first_sparse = sum(layers[:index]), shape.num_layers - num_sparse_layers(shape)
         sparse = max(0, before + layers[index] - max(before, first_sparse))
@@ -127,9 +132,12 @@ class StepModel:
             state = state_messages(count, layout, self.group, self.wire)
             stage.data += state.gather + state.reduce
             stage.sent_data += state.gather_bytes + state.reduce_bytes
+        elif self.num_micro_batches > 1:
+            held = sum(stage_counts(shape, layout.pipeline)[index].held(layout))
+            stage.backward += accumulation_s(held, layout, self.speed)
         return stage
 
-    def _data_once(self, count: Count, stage: _Stage) -> tuple[float, float]:
+    def _data_once(self, count: Count, stage: StageTime) -> tuple[float, float]:
         """Return the exposed seconds and the bytes of state that is gathered and summed once a step."""
         layout = self.layout
         if self._gathers_each_time() or layout.data * layout.context == 1:
@@ -164,16 +172,19 @@ class StepModel:
 
     def run(self) -> StepTime:
         """Return the time of the step on the pipeline stage that is slowest, by part."""
-        layout, num = self.layout, self.num_micro_batches
-        last = layout.pipeline - 1
-        stages = {index: self._stage(index) for index in sorted({0, min(1, last), last})}
-        slowest = max(stages, key=lambda index: stages[index].total)
-        stage = stages[slowest]
+        last = self.layout.pipeline - 1
+        stages = {index: self.stage(index) for index in sorted({0, min(1, last), last})}
         send, send_bytes = self._sends()
         ends = stages[0].total + stages[last].total
         others = (ends + max(0, last - 1) * stages[min(1, last)].total) / (last + 1)
-        bubble = last / layout.virtual_stages * (others + send) if last else 0.0
-        count = stage_counts(self.shape, layout.pipeline)[slowest]
+        bubble = last / self.layout.virtual_stages * (others + send) if last else 0.0
+        times = [self._step(index, stage, send, send_bytes, bubble) for index, stage in stages.items()]
+        return max(times, key=lambda time: time.parts.total)
+
+    def _step(self, index: int, stage: StageTime, send: float, send_bytes: float, bubble: float) -> StepTime:
+        """Return the time of the step as if this stage were the slowest."""
+        num = self.num_micro_batches
+        count = stage_counts(self.shape, self.layout.pipeline)[index]
         data, data_bytes = self._data_once(count, stage)
         parts = StepParts(
             forward=num * stage.forward,
