@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import whet.planner
+from planner.shipped_tables import PAGE, PART, tables
 from whet.errors import OptionError, TargetError
 from whet.planner.cluster import Chip, Cluster, Host, Link
 from whet.planner.clusters import chips, cluster_named, hosts, links, nodes, read_cluster
@@ -158,7 +159,7 @@ def test_a_file_changes_some_figures_of_what_whet_ships(tmp_path: Path) -> None:
     host = {"like": "dgx-h100", "link": {"like": "pcie5", "bytes_per_s": 50e9}}
     cluster = read_cluster(written(tmp_path, chip=chip, host=host))
     assert cluster.chip.dollars_per_hour == 2.5 and cluster.chip.flops == chips()["h100-sxm"].flops
-    assert cluster.chip.source.startswith("our contract, May 2025 (dollars_per_hour, source); else NVIDIA H100")
+    assert cluster.chip.source.startswith("our contract, May 2025 (dollars_per_hour); else NVIDIA H100")
     assert cluster.host.link.bytes_per_s == 50e9 and cluster.host.link.latency_s == links()["pcie5"].latency_s
     assert cluster.host.link.source.startswith("ours.toml (bytes_per_s); else PCI Express 5.0")
     assert cluster.host.memory_bytes == 2e12
@@ -253,3 +254,9 @@ def test_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("= 1")
     with pytest.raises(TargetError, match=r"broken.toml is no TOML"):
         read_cluster(tmp_path / "broken.toml")
+
+
+def test_the_page_has_the_tables_of_what_is_shipped() -> None:
+    """Where this fails, run `python tests/planner/shipped_tables.py`."""
+    found = PART.search(PAGE.read_text(encoding="utf-8"))
+    assert found is not None and found[2] == tables()

@@ -20,7 +20,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "audit": ("whet audit train.py src", "whet audit train.py --measure -- --epochs 1"),
     "techniques": ("whet techniques", "whet techniques int8_static"),
     "doctor": ("whet doctor", "whet doctor --nodes node1:29500,node2"),
-    "limits": ("whet limits", "whet limits --refresh --json"),
+    "limits": ("whet limits", "whet limits --links --json"),
     "serve": ("whet serve docs-gpt --port 8000", "whet serve models/small --weights int8 --api-key secret"),
     "bench-serve": (
         "whet bench-serve docs-gpt --rate 4 --duration 30s",

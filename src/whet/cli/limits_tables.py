@@ -70,7 +70,7 @@ def links_table(links: "MachineLinks") -> Table:
     table = Table(title=f"between {links.num_processes} processes, {links.backend}", title_justify="left")
     table.add_column("size")
     for operation in by_operation:
-        table.add_column(operation, justify="right")
+        table.add_column(operation.replace("-", " "), justify="right")
     for row in zip(*columns, strict=True):
         table.add_row(binary_size(row[0].num_bytes), *(duration(one.seconds) for one in row))
     table.add_section()

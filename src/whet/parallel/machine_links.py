@@ -142,7 +142,7 @@ def measure_links(num_processes: int, *, device: str = "cpu", sizes: tuple[int, 
 def time_links(asked: Asked) -> Timed:
     """Time everything as one of the processes; all find the same."""
     with joined(asked.device, _LIMIT_S) as ranks:
-        device = torch.device(asked.device, ranks.local_rank if asked.device == "cuda" else None)
+        device = torch.device(f"cuda:{ranks.local_rank}" if asked.device == "cuda" else asked.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"

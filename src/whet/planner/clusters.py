@@ -166,7 +166,7 @@ def _merged(own: dict[str, Any], what: str, file: str, where: str) -> dict[str, 
     if not isinstance(name, str):
         raise OptionError(f"{where}.{_LIKE}: give the name of one of the {what} that whet ships")
     shipped = _shipped(what, name, f"{where}.{_LIKE}")
-    changed = ", ".join(own) or "nothing"
+    changed = ", ".join(key for key in own if key != "source") or "nothing"
     source = f"{own.get('source', file)} ({changed}); else {shipped['source']}"
     return {**shipped, **own, "source": source}
 

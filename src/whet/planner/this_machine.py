@@ -67,10 +67,10 @@ def _chip(machine: Machine, number: int, *, refresh: bool) -> Chip:
 def _link(machine: Machine, number: int, *, refresh: bool) -> Link:
     links = load_links(machine, max(2, number), refresh=refresh)
     on = f" while it was busy ({links.busy})" if links.busy else ""
+    what = f"the best all-reduce and the shortest message of {links.num_processes} processes"
     return Link(
         name=links.backend,
-        source=f"whet limits --links on this machine{on}: {links.num_processes} processes' best all-reduce and shortest "
-        "message",
+        source=f"whet limits --links on this machine{on}: {what}",
         bytes_per_s=links.bytes_per_s,
         latency_s=links.latency_s,
     )

@@ -13,6 +13,8 @@ from whet.cli.limits import limits
 from whet.measure.machine import Gpu, Limits, Link, Machine, Node, Topology, describe
 from whet.measure.machine.measured_limits import limits as measured_limits
 from whet.measure.machine.topology import LinkKind
+from whet.parallel.links import Collective
+from whet.parallel.machine_links import MachineLinks
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +85,42 @@ def test_more_than_a_cpu_is_shown(capsys: pytest.CaptureFixture[str], monkeypatc
         "1 pair of GPUs by NV18",
     ):
         assert part in text and part not in alone
+
+
+def test_links_are_shown_where_they_are_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {("send", 4): 2e-5, ("send", 2**16): 1e-4, ("reduce-scatter", 8): 4e-5, ("reduce-scatter", 2**16): 2e-3}
+    timed = [
+        Collective(operation=one, backend="gloo", num_bytes=size, seconds=s, bytes_per_s=size / s)  # type: ignore[arg-type]
+        for (one, size), s in times.items()
+    ]
+    found = MachineLinks(num_processes=4, backend="gloo", collectives=tuple(timed), busy="a [neighbour] ran")
+    refreshed: list[bool] = []
+
+    def all_links(machine: Machine, *, refresh: bool) -> list[MachineLinks]:
+        refreshed.append(refresh)
+        return [found]
+
+    monkeypatch.setattr("whet.parallel.machine_links.all_links", all_links)
+    limits()
+    assert not refreshed and "gloo" not in capsys.readouterr().out
+    limits(links=True)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    for part in (
+        "between 4 processes, gloo",
+        "64 KiB",
+        "20.0 µs",
+        "2.00 ms",
+        "0.655 GB/s",
+        "a [neighbour] ran meanwhile",
+    ):
+        assert part in text
+    limits(links=True, as_json=True, refresh=True)
+    [shown] = json.loads(capsys.readouterr().out)["links"]
+    assert shown == found.model_dump(mode="json")
+    assert refreshed == [False, True]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)
