@@ -72,6 +72,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "empty").mkdir()
     (made / "hub").mkdir()
     (made / "hub" / "config.json").write_text('{"model_type": "llama"}')
+    (made / "models" / "llama").mkdir(parents=True)
+    (made / "models" / "llama" / "config.json").write_text('{"model_type": "llama"}')
     (made / "hub" / "model.safetensors").write_bytes(b"")
     (made / "hub" / "tokenizer.json").write_text("{}")
     return made

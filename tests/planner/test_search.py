@@ -44,6 +44,7 @@ def space_of(shape: ModelShape, rows: int, tokens: int, chips: int, **given: Any
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(1500)  # tens of thousands of predictions
 @pytest.mark.parametrize("name", MODELS)
 def test_the_best_of_all_layouts_of_64_gpus_is_found_with_a_twentieth_of_the_predictions(name: str) -> None:
     shape, rows, tokens = MODELS[name]

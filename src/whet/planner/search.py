@@ -198,7 +198,7 @@ class Search:
         return found
 
 
-_HOPELESS = 1.6  # a combination that is this much slower at first is not improved
+_HOPELESS = 1.3  # a combination that is this much slower at first is not improved
 
 
 _NEAR = 1.1  # a neighbour of the best combination that is at most this much slower is improved
@@ -206,7 +206,8 @@ _NEAR = 1.1  # a neighbour of the best combination that is at most this much slo
 
 def _is_beside(one: Degrees, other: Degrees) -> bool:
     """Return whether two combinations differ in one exchange between two degrees."""
-    return sum(getattr(one, name) != getattr(other, name) for name in ("tensor", "pipeline", "context", "data")) == 2
+    names = ("tensor", "pipeline", "context", "data")
+    return len([name for name in names if getattr(one, name) != getattr(other, name)]) == 2
 
 
 def _time(one: Candidate) -> float:

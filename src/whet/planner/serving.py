@@ -204,7 +204,7 @@ class Replica:
             return self.weight_bytes
         one = mlp_parameters(shape.hidden_size, shape.experts.intermediate_size, shape.is_gated)
         routed = num_sparse_layers(shape) * shape.experts.number * one * _BYTES[self.precision] / self.tensor
-        unseen = (1 - shape.experts.per_token / shape.experts.number) ** batch
+        unseen = float((1 - shape.experts.per_token / shape.experts.number) ** batch)
         return self.weight_bytes - routed * unseen
 
     def _sums_s(self, tokens: float) -> float:
