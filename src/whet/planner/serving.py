@@ -182,7 +182,7 @@ class Replica:
         flops = self.cluster.chip.flops
         own = fitted(self.cluster, Layout()).constants
         if self.precision == "fp8" and "fp8" in flops:
-            return flops["fp8"] * own.fp8_efficiency * self.speed
+            return flops["fp8"] * own.matrix_efficiency * own.fp8_share * self.speed
         peak = flops.get("bfloat16") or flops.get("float16") or max(flops.values())
         return peak * own.matrix_efficiency * self.speed
 
