@@ -9,9 +9,9 @@ import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shipped_tables import PAGE, PART, tables
 
 import whet.planner
-from planner.shipped_tables import PAGE, PART, tables
 from whet.errors import OptionError, TargetError
 from whet.planner.cluster import Chip, Cluster, Host, Link
 from whet.planner.clusters import chips, cluster_named, hosts, links, nodes, read_cluster

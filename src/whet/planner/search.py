@@ -137,7 +137,7 @@ class Search:
         return found
 
     def _first_look(self, degrees: Degrees) -> Candidate | None:
-        """Return the first layout of some degrees that fits, of a few that need less and less memory."""
+        """Return the first layout that fits of a few that need less and less memory, else the one that lacks least."""
         space, shardings = self.space, self.space.shardings(degrees)
         usual = [one for one in shardings if one[0] <= 1][-1]
         within, whole = min(one for one in shardings if one[0] == shardings[-1][0]), max(shardings)
