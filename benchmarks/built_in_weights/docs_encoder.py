@@ -71,5 +71,5 @@ class _Topic:
 
 def _write(model: Encoder, tokenizer: Any, labels: list[str], directory: Path) -> None:
     save_weights(model.state_dict(), directory)
-    tokenizer.save(str(directory / TOKENIZER))
+    tokenizer.save(str(directory / TOKENIZER), pretty=False)
     (directory / docs_encoder.LABELS).write_text(json.dumps(labels, indent=2) + "\n")

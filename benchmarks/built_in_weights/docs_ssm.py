@@ -43,7 +43,7 @@ def train(out: Path = WEIGHTS, steps: int = 300) -> None:
         run.mkdir(parents=True, exist_ok=True)
         np.save(run / "train.npy", _varied_tokens(tokenizer, steps * BATCH))
         np.save(run / "held_out.npy", _rows(tokenizer, running_text(held_out=True), 0))
-        tokenizer.save(str(run / TOKENIZER))  # the last one: with it, the files are whole
+        tokenizer.save(str(run / TOKENIZER), pretty=False)  # the last one: with it, the files are whole
     _train(run, steps)
     write_directory(out / docs_ssm.NAME, lambda directory: _write(run / "model", tokenizer, directory))
     shutil.rmtree(run)

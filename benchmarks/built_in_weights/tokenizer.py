@@ -33,7 +33,7 @@ def write_tokenizer(tokenizer: Any, directory: Path, max_length: int) -> None:
         directory: The directory of the model.
         max_length: The most tokens of a text.
     """
-    tokenizer.save(str(directory / TOKENIZER))
+    tokenizer.save(str(directory / TOKENIZER), pretty=False)
     write_json(
         directory / "tokenizer_config.json",
         {
