@@ -1,6 +1,7 @@
 """Plan a training: read the model, describe the cluster, search, and gather the answer."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from whet.errors import OptionError
@@ -178,7 +179,7 @@ def _answer(
         notices.append("Nothing fits with the optimiser's state on the GPUs: these plans keep it in the host's memory.")
     fitting = [one for one in ranked if one.fits]
     runnable = _runnable(space, found.model_type, predict, fitting)
-    make = lambda one: _ranked_plan(one, space, found.model_type, tokens)  # noqa: E731
+    make = partial(_ranked_plan, space=space, model_type=found.model_type, tokens=tokens)
     outside = dict.fromkeys(line for one in fitting for line in one.prediction.outside)
     misfits, others = misfits_of(search), alternatives_of(search)
     return PlanAnswer(

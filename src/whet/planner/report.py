@@ -1,8 +1,10 @@
 """Write report.html of a plan: one page that opens offline, runs no script, and draws how the best plan scales."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -75,7 +77,7 @@ def write_report(answer: PlanAnswer, directory: Path) -> None:
 
 def render(answer: PlanAnswer) -> str:
     """Return the page as text."""
-    filters = {
+    filters: dict[str, Callable[..., Any]] = {
         "words_of": words.words_of,
         "memory_words": words.memory_words,
         "step_words": words.step_words,
