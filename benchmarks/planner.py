@@ -175,7 +175,9 @@ class Fit:
             return np.array([math.log(self.step_s(point, vector) / point.published_s) for point in points])
 
         start = (self.guess - self.low) / scale
-        found = least_squares(residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=0.04, diff_step=1e-4)
+        found = least_squares(
+            residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=0.04, diff_step=np.full(len(start), 1e-4)
+        )
         self.vector = self.low + found.x * scale
         remembered = [point for point in points if point.memory_gib is not None]
 
