@@ -44,7 +44,7 @@ def _point(space: Space, predict: Predictor, before: list[ScalePoint]) -> ScaleP
     """Return the best plan for a number of chips. `before` holds those for fewer chips."""
     chips, rows = space.cluster.num_chips, space.work.global_batch_size
     search = Search(space, predict)
-    ranked = search.ranked(1, num_improved=3)
+    ranked = search.ranked(1)
     if not ranked:
         return ScalePoint(
             chips=chips, global_batch_size=rows, why=f"{rows} rows do not divide among {chips} GPUs by any degrees"

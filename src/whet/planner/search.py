@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.planner.cluster import Cluster
-from whet.planner.layout import Layout, Work
+from whet.planner.layout import Layout, Recompute, Work
 from whet.planner.model_shape import ModelShape
 from whet.planner.prediction import Prediction
 from whet.planner.space import Degrees, Space
@@ -83,7 +83,7 @@ class Search:
         """Return the best of all layouts."""
         return self.best(self.space.layouts())
 
-    def ranked(self, num_kept: int = 5, num_improved: int = 6) -> list[Candidate]:
+    def ranked(self, num_kept: int = 5, num_improved: int = 4) -> list[Candidate]:
         """Return the best layout of each of the best combinations of degrees, the fastest first.
 
         Each combination is looked at in one layout, or in two where the first does not fit. The most promising are
@@ -131,34 +131,28 @@ class Search:
             "micro_batch_size": rows,
             "virtual_stages": layout.virtual_stages if layout.virtual_stages in stages else stages[0],
         }
-        found = self._least_recomputed(degrees, choices)
+        found = self._least_recomputed(degrees, choices, layout.recompute)
         if found is None or (not found.fits and rows > 1):
-            found = self._least_recomputed(degrees, choices | {"micro_batch_size": 1})
+            found = self._least_recomputed(degrees, choices | {"micro_batch_size": 1}, layout.recompute)
         return found
 
     def _first_look(self, degrees: Degrees) -> Candidate | None:
-        """Return the first layout that fits of a few that need less and less memory, else the one that lacks least."""
+        """Return the better of two layouts: with the state divided as usual, and with all that ZeRO divides."""
         space, shardings = self.space, self.space.shardings(degrees)
         usual = [one for one in shardings if one[0] <= 1][-1]
         within, whole = min(one for one in shardings if one[0] == shardings[-1][0]), max(shardings)
         most = max(1, space.cluster.chips_per_node // degrees.tensor)
-        expert = max(one for one in space.experts(degrees) if one <= most)
-        stages = space.virtual_stages(degrees)[0]
+        choices: dict[str, Any] = {
+            "expert": max(one for one in space.experts(degrees) if one <= most),
+            "virtual_stages": space.virtual_stages(degrees)[0],
+            "offload": space.offloads[-1],
+        }
         found: Candidate | None = None
-        for sharding, recompute in dict.fromkeys(
-            ((usual, "none"), (within, "none"), (whole, "none"), (usual, "full"), (within, "full"), (whole, "full"))
-        ):
-            looked = self.best(
-                [
-                    space.layout(
-                        degrees, sharding=sharding, expert=expert, recompute=recompute,  # type: ignore[arg-type]
-                        virtual_stages=stages, offload=space.offloads[0 if recompute == "none" else -1],
-                    )
-                ]
-            )  # fmt: skip
+        for sharding in dict.fromkeys((usual, within, whole)):
+            looked = self._least_recomputed(degrees, choices | {"sharding": sharding})
             if looked is not None and (found is None or looked.key < found.key):
                 found = looked
-            if found is not None and found.fits:
+            if found is not None and found.fits and (found.layout.recompute == "none" or sharding != usual):
                 break
         return found
 
@@ -177,16 +171,26 @@ class Search:
             before = best
             for name, choices in moves:
                 for one in choices:
-                    found = self._least_recomputed(degrees, _choices_of(best.layout) | {name: one})
+                    least = "none" if name in ("sharding", "micro_batch_size") else best.layout.recompute
+                    found = self._least_recomputed(degrees, _choices_of(best.layout) | {name: one}, least)
                     if found is not None and found.key < best.key:
                         best = found
+                    if found is not None and not found.fits and name == "micro_batch_size":
+                        break  # more rows at a time need more memory
             if best is before:
                 return best
 
-    def _least_recomputed(self, degrees: Degrees, choices: dict[str, Any]) -> Candidate | None:
-        """Return the layout that computes least again and fits, which is the fastest; else the one that lacks least."""
+    def _least_recomputed(
+        self, degrees: Degrees, choices: dict[str, Any], least: Recompute = "none"
+    ) -> Candidate | None:
+        """Return the layout that computes least again and fits, which is the fastest; else the one that lacks least.
+
+        Args:
+            least: What is computed again at least; what computes less is not looked at.
+        """
         found: Candidate | None = None
-        for recompute in self.space.recomputes:
+        recomputes = self.space.recomputes
+        for recompute in recomputes[recomputes.index(least) :]:
             layout = self.space.layout(degrees, **(choices | {"recompute": recompute}))
             if layout is None:
                 return found
