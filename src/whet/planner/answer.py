@@ -42,6 +42,8 @@ class RankedPlan(_Record):
     """Hold a plan that fits, with what it is predicted to take and to cost.
 
     Attributes:
+        layout: How it divides the training.
+        prediction: Its memory, time and messages.
         exposed_s: The seconds of a step in which chips wait for messages.
         tokens_per_s: Of all chips.
         joules_per_token: Of all chips and hosts, under full load.
@@ -69,9 +71,12 @@ class Alternative(_Record):
 
     Attributes:
         name: What it is called.
+        layout: How it divides the training.
+        memory_bytes: What the chip needs that needs most.
         lacks: The bytes that a chip lacks; 0 where it fits.
         part: The largest part of its memory.
         part_bytes: The bytes of this part.
+        step_s: The time of a step.
     """
 
     name: str
@@ -84,6 +89,7 @@ class Alternative(_Record):
 
     @property
     def fits(self) -> bool:
+        """Return whether its memory suffices."""
         return self.lacks == 0
 
 
@@ -91,6 +97,7 @@ class Misfits(_Record):
     """Count the layouts that were looked at and do not fit, by the largest part of their memory.
 
     Attributes:
+        looked_at: How many there are.
         by_part: How many layouts a part is largest in.
         nearest: The one that lacks least; None where all fit.
     """
@@ -104,9 +111,15 @@ class ScalePoint(_Record):
     """Hold the best plan for a number of chips.
 
     Attributes:
-        layout: None where none fits, or none is possible.
+        chips: How many chips.
+        global_batch_size: The rows of a step.
+        layout: The best one; None where none fits, or none is possible.
+        step_s: The time of a step.
+        tokens_per_s: Of all chips.
         efficiency: Tokens a second of a chip, over those of the smallest number of chips.
+        mfu: The model's operations a second over the peak of all chips.
         shares: The shares of a step by what they go to.
+        is_outside: Whether it lies outside of the range that the predictions were fitted to.
         why: Why there is no plan.
     """
 
@@ -143,9 +156,16 @@ class PlanAnswer(_Record):
     """Hold the whole answer for a training.
 
     Attributes:
+        model: The sizes of the model.
+        model_type: Its family, as config.json names it.
+        cluster: The chips, and what lies between them.
+        work: What a step trains on.
+        tokens: What the training is to see in all; None where it was not said.
         plans: The plans that fit, the fastest first, one for each combination of degrees.
         runnable: The fastest plan that `whet train` can run; None where there is none.
         alternatives: The usual ways to divide a training.
+        misfits: The layouts that do not fit.
+        scaling: How the best plan scales; None where that was not asked for.
         num_possible: How many layouts there are.
         num_predicted: How many of them were predicted.
         usable_bytes: The memory of a chip that plans may take.
@@ -173,4 +193,5 @@ class PlanAnswer(_Record):
 
     @property
     def best(self) -> RankedPlan:
+        """Return the fastest plan that fits."""
         return self.plans[0]

@@ -24,6 +24,7 @@ class Work(BaseModel):
 
     @property
     def tokens(self) -> int:
+        """Return the tokens of a step."""
         return self.global_batch_size * self.sequence_length
 
 
@@ -56,6 +57,7 @@ class Layout(BaseModel):
         micro_batch_size: The rows that a chip computes at a time.
         recompute: What backward computes again: "selective" is attention's inner part (Korthikanti et al., 2022),
             "operators" is all but attention and every second matrix product (torchtitan).
+        precision: The numbers that are multiplied.
         sequence_parallel: Whether tensor-parallel chips share the tokens between matrices.
         fused_attention: Whether attention keeps no matrix of scores.
         compiled: Whether elementwise operators are fused.
@@ -65,6 +67,7 @@ class Layout(BaseModel):
         overlaps_data: Whether gradients travel during backward.
         overlaps_expert: Whether tokens travel to experts while another micro-batch is computed (DualPipe).
         software: The family of programs whose published speeds are taken: PyTorch's FSDP or Megatron, by year.
+        bytes: The bytes of a trained parameter.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,4 +101,5 @@ class Layout(BaseModel):
 
     @property
     def chips(self) -> int:
+        """Return how many chips the layout takes."""
         return self.data * self.tensor * self.pipeline * self.context

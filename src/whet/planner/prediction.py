@@ -4,7 +4,13 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Interval(BaseModel):
-    """Hold a predicted figure with the range in which it lies nineteen times of twenty, judged by published runs."""
+    """Hold a predicted figure with the range in which it lies nineteen times of twenty, judged by published runs.
+
+    Attributes:
+        value: What is expected.
+        low: The lower end.
+        high: The upper end.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -14,7 +20,16 @@ class Interval(BaseModel):
 
 
 class MemoryParts(BaseModel):
-    """Hold the bytes of the chip that needs most."""
+    """Hold the bytes of the chip that needs most.
+
+    Attributes:
+        parameters: The weights that are computed with, as far as the chip keeps them.
+        gradients: The sums of a step.
+        optimizer: The optimiser's state, with master weights.
+        activations: What forward keeps for backward.
+        buffers: What is gathered, or on its way, at a time.
+        fragmentation: What the allocator holds beside what is used.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -27,11 +42,25 @@ class MemoryParts(BaseModel):
 
     @property
     def total(self) -> float:
+        """Return the sum of all parts."""
         return float(sum(getattr(self, name) for name in type(self).model_fields))
 
 
 class StepParts(BaseModel):
-    """Hold the seconds of a step on the chip that needs most, by what they go to. Communication is what is exposed."""
+    """Hold the seconds of a step on the chip that needs most, by what they go to. Communication is what is exposed.
+
+    Attributes:
+        forward: Computing outputs.
+        backward: Computing gradients.
+        recompute: Computing again what forward did not keep.
+        tensor_communication: Messages of chips that share matrices.
+        pipeline_communication: Messages between stages.
+        data_communication: Sums of gradients, and shards of state.
+        context_communication: Messages of chips that share rows of tokens.
+        expert_communication: Messages of chips that share experts.
+        bubble: Waiting for the other stages as the pipeline fills and empties.
+        optimizer: The update.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,6 +77,7 @@ class StepParts(BaseModel):
 
     @property
     def total(self) -> float:
+        """Return the sum of all parts."""
         return float(sum(getattr(self, name) for name in type(self).model_fields))
 
 
@@ -55,7 +85,9 @@ class Prediction(BaseModel):
     """Hold what a layout is predicted to take.
 
     Attributes:
+        memory: What the memory of the chip that needs most goes to.
         memory_total: Of the chip that needs most, in bytes.
+        step: What the time of a step goes to.
         step_s: The time of a step.
         flops: Operations of the model in a step, without what is computed again.
         flops_of_chips: Operations of all chips in a step, with it.

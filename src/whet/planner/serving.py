@@ -45,12 +45,20 @@ class ServingPlan(BaseModel):
     """Hold one way to serve.
 
     Attributes:
+        tensor: The chips of a replica, which share each matrix.
+        replicas: How many there are.
+        chips: Those of all replicas.
         batch: The requests that a replica decodes at once, on average.
         most_batch: The requests whose keys and values fit beside the weights.
+        weight_bytes: The weights on a chip.
+        kv_bytes: The keys and values on a chip, for the mean number of requests.
+        kv_bytes_per_token: Those of one token on a chip.
         ttft_s: The time to the first token that WITHIN of the requests stay under.
         tpot_s: The mean time of a token after the first.
         busy: The share of a replica's time that prompts take.
         most_rate: The requests a second that a replica bears within the limits.
+        tokens_per_s: Generated ones, of all replicas.
+        joules_per_token: Of a generated one, with chips and hosts under full load.
         dollars_per_million_tokens: Of generated tokens; None where no price is known.
         bound: What holds decoding back: "memory" or "compute".
     """

@@ -18,6 +18,13 @@ class ServingAnswer(BaseModel):
     """Hold the whole answer for a server.
 
     Attributes:
+        model: The sizes of the model.
+        cluster: The chips, and what lies between them.
+        prompt_tokens: Those of a request.
+        output_tokens: Those that it generates.
+        rate: The requests a second.
+        slo: The limits, as they were given.
+        precision: The numbers that weights are kept in.
         plans: The plans that hold the limits, those with the fewest GPUs first.
         refused: Why other degrees of tensor parallelism do not serve.
         assumptions: What is taken as given, each with its source.
@@ -40,6 +47,7 @@ class ServingAnswer(BaseModel):
 
     @property
     def best(self) -> ServingPlan:
+        """Return the plan with the fewest GPUs."""
         return self.plans[0]
 
 

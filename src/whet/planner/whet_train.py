@@ -34,6 +34,7 @@ class TrainSection(BaseModel):
 
     @property
     def runs(self) -> bool:
+        """Return whether `whet train` can run the layout."""
         return not self.missing
 
 
