@@ -43,7 +43,7 @@ def test_a_process_that_ended_is_named_to_all_within_seconds_and_by_one(who: int
     living = [one for rank, (_, one) in enumerate(answers) if rank != who]
     for one in living:
         assert f"rank {who} on " in one["found"]["error"] and "was killed" in one["found"]["error"]
-        assert one["seconds"] < 12
+        assert one["seconds"] < 30  # of 60 that they would have waited
     assert sum(not one["found"]["is_told"] for one in living) == 1
 
 
