@@ -30,6 +30,7 @@ class Chip(Sourced):
         bytes_per_s: How fast it reads that memory, as its maker says.
         power_w: What it takes under load.
         dollars_per_hour: What it is rented for; None where it is not known.
+        price_source: Where that comes from, if not from `source`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Chip(Sourced):
     bytes_per_s: float = Field(gt=0)
     power_w: float = Field(gt=0)
     dollars_per_hour: float | None = Field(default=None, gt=0)
+    price_source: str = ""
 
 
 class Link(Sourced):

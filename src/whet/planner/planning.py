@@ -106,10 +106,8 @@ def cluster_of(
     number = gpus or (nodes or 1) * found.chips_per_node if nodes or cluster is None else gpus or found.num_chips
     found = found.with_chips(number)
     if price is not None:
-        told = f"{found.chip.source}; price as given"
-        found = found.model_copy(
-            update={"chip": found.chip.model_copy(update={"dollars_per_hour": price, "source": told})}
-        )
+        priced = found.chip.model_copy(update={"dollars_per_hour": price, "price_source": "as given"})
+        found = found.model_copy(update={"chip": priced})
     return found
 
 
@@ -210,7 +208,7 @@ def _own_assumptions(cluster: Cluster) -> tuple[str, ...]:
         f"energy: each host at {host.power_w:g} W ({host.source})",
     ]
     if chip.dollars_per_hour is not None:
-        found.append(f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.source})")
+        found.append(f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.price_source or chip.source})")
     return tuple(found)
 
 

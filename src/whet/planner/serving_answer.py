@@ -154,5 +154,5 @@ def _assumptions(cluster: Cluster) -> tuple[str, ...]:
         "intervals: a quarter faster and slower, since no published run of a server was fitted",
     ]
     if chip.dollars_per_hour is not None:
-        found.append(f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.source})")
+        found.append(f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.price_source or chip.source})")
     return tuple(found)
