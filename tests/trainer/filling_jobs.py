@@ -65,7 +65,7 @@ def filled(ranks: Ranks, source: str | dict[str, Any], plan: dict[str, Any]) -> 
     whole = sum(p.nbytes for p in model.module.parameters())
     units.append(whole - sum(units))
     with Live() as live:
-        division.share(model.module, model.fill)
+        division.share(model.module, fill=model.fill)
     known = opened(source, in_parts=False).module
     mine, theirs = model.module.state_dict(), known.state_dict()
     assert mine.keys() == theirs.keys()

@@ -18,7 +18,10 @@ PAGES = [path for path in TEMPLATES if "_parts" not in path.name]
 TOKENS = set(re.findall(r"(--[\w-]+):", page_style.read(page_style.TOKENS)))
 
 
-COMMANDS = {"tuner": "tune", "whet_audit": "audit", "monitor": "monitor", "server": "serve", "streamer": "stream"}
+COMMANDS = {
+    "tuner": "tune", "whet_audit": "audit", "monitor": "monitor", "server": "serve", "streamer": "stream",
+    "planner": "plan",
+}  # fmt: skip
 
 
 def room(path: Path) -> str:
