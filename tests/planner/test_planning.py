@@ -71,7 +71,7 @@ def test_an_answer_survives_json(answer: PlanAnswer) -> None:
 
 def test_the_page_shows_what_the_answer_holds(answer: PlanAnswer) -> None:
     page = render(answer)
-    assert "<script" not in page and "http" not in page.replace("https://arxiv", "")
+    assert "<script" not in page and "http:" not in page and "https:" not in page.replace("https://arxiv", "")
     svg = page[page.index('<svg class="scaling"') : page.index("</svg>") + 6]
     circles = minidom.parseString(svg).getElementsByTagName("circle")
     assert answer.scaling is not None
