@@ -60,7 +60,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("size", [4, 128])
-def test_a_look_at_all_takes_one_request(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_look_at_all_takes_one_request(size: int) -> None:
     store = Counted(distributed.HashStore())
     ranks = [Ranks(rank, size, _store=store) for rank in range(size)]
     for one in ranks:
