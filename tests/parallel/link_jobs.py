@@ -12,7 +12,7 @@ from whet.parallel.ranks import Ranks
 def timed(ranks: Ranks, num_bytes: int) -> list[dict[str, Any]]:
     """Time each operation."""
     device = torch.device("cpu")
-    return [time_collective(ranks, one, num_bytes, "gloo", device).model_dump() for one in OPERATIONS]
+    return [time_collective(ranks, one, num_bytes, device).model_dump() for one in OPERATIONS]
 
 
 def moved(ranks: Ranks) -> dict[str, list[float]]:

@@ -112,25 +112,29 @@ def _ask(clock: Clock) -> Link:
     )
 
 
-def all_reduces(ranks: Ranks, backend: str, device: torch.device) -> list[Collective]:
+def all_reduces(ranks: Ranks, device: torch.device) -> list[Collective]:
     """Time all-reduces of all processes, a small and a large one. All must call this."""
-    return [time_collective(ranks, "all-reduce", num_bytes, backend, device) for num_bytes in ALL_REDUCE_BYTES]
+    return [time_collective(ranks, "all-reduce", num_bytes, device) for num_bytes in ALL_REDUCE_BYTES]
 
 
-def time_collective(
-    ranks: Ranks, operation: Operation, num_bytes: int, backend: str, device: torch.device
-) -> Collective:
+def backend_of(device_type: str) -> str:
+    """Return what processes exchange tensors on such a device by; see joined."""
+    return "nccl" if device_type == "cuda" else "gloo"
+
+
+def time_collective(ranks: Ranks, operation: Operation, num_bytes: int, device: torch.device) -> Collective:
     """Time what two or more processes do together. All must call this.
 
     Args:
         num_bytes: Of float32 numbers; rounded up where each process has an equal part of them.
-        backend: The one that PyTorch uses for tensors on the device.
+        device: Of the tensor.
     """
     divides = operation in ("all-gather", "reduce-scatter")
     part = ranks.world_size if divides else 1
     whole = torch.zeros(-(-num_bytes // (4 * part)) * part, device=device)
     call = _call(operation, ranks, whole)
     call()  # connects
+    backend = backend_of(device.type)
     name = f"{operation}, {backend}"
     [count] = ranks.of_first(name, [round(_TIMED_S / max(1e-6, _timed(call)))])
     times = [_timed(call) for _ in range(max(_REPEATS[0], min(count, _REPEATS[1])))]

@@ -16,7 +16,7 @@ from whet.measure.machine.description import Machine
 from whet.measure.machine.record_file import Record, keep_record, read_record
 from whet.measure.quiet import glance_at_machine
 from whet.parallel.joining import joined
-from whet.parallel.links import OPERATIONS, Collective, time_collective
+from whet.parallel.links import OPERATIONS, Collective, backend_of, time_collective
 
 SIZES = tuple(4 * 16**power for power in range(7))
 """The bytes of the tensors that are timed: 4 B to 64 MiB."""
@@ -136,8 +136,12 @@ def measure_links(num_processes: int, *, device: str = "cpu", sizes: tuple[int, 
         raise MachineError(
             f"the links between {num_processes} processes cannot be measured: {why}; `whet doctor` says what works here"
         )
-    backend = "nccl" if device == "cuda" else "gloo"
-    return MachineLinks(num_processes=num_processes, backend=backend, collectives=timed.collectives, busy=timed.busy)
+    return MachineLinks(
+        num_processes=num_processes,
+        backend=backend_of(device),
+        collectives=timed.collectives,
+        busy=timed.busy,
+    )
 
 
 def time_links(asked: Asked) -> Timed:
@@ -146,12 +150,9 @@ def time_links(asked: Asked) -> Timed:
         device = torch.device(f"cuda:{ranks.local_rank}" if asked.device == "cuda" else asked.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        backend = "nccl" if device.type == "cuda" else "gloo"
         with Observed() as seen:
             found = [
-                time_collective(ranks, operation, size, backend, device)
-                for operation in OPERATIONS
-                for size in asked.sizes
+                time_collective(ranks, operation, size, device) for operation in OPERATIONS for size in asked.sizes
             ]
         causes = ranks.gather("what disturbed them", seen.load.cause_beyond(MAX_WAITED_LONG))
     return Timed(collectives=tuple(found), busy=next((cause for cause in causes if cause), ""))

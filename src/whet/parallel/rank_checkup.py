@@ -140,9 +140,9 @@ def checkup(ranks: Ranks, device: torch.device, clock: Clock = time.time) -> Ran
     distributed.barrier()
     facts = _facts(ranks, device).model_copy(update={"flops": flops, "link": link_to_first(ranks, clock)})
     found = tuple(map(RankFacts.model_validate, ranks.gather("the facts", facts.model_dump(mode="json"))))
-    timed = all_reduces(ranks, "gloo", torch.device("cpu"))
+    timed = all_reduces(ranks, torch.device("cpu"))
     if device.type == "cuda":
-        timed += all_reduces(ranks, "nccl", device)
+        timed += all_reduces(ranks, device)
     return RankCheckup(ranks=found, all_reduces=tuple(timed), advice=tuple(advice(found)))
 
 
