@@ -80,10 +80,10 @@ def _compare_ranks(*, as_json: bool) -> int:
     """Compare the processes that torchrun started; the first one prints what they found."""
     torch = import_large("torch")
     checkup = import_module("whet.parallel.rank_checkup").checkup
-    joined = import_module("whet.parallel.joining").joined
+    joining = import_module("whet.parallel.joining")
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    with joined(kind) as ranks:
-        device = torch.device(kind, ranks.local_rank if kind == "cuda" else None)
+    with joining.joined(kind) as ranks:
+        device = joining.own_device(kind, ranks)
         if kind == "cuda":
             torch.cuda.set_device(device)
         found = checkup(ranks, device)

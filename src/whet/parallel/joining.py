@@ -171,6 +171,11 @@ def _ending_soon() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def own_device(kind: str, ranks: Ranks) -> torch.device:
+    """Return the device of this process: of GPUs, each process of a machine has one."""
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, ranks.local_rank)
+
+
 def _stores(method: str, rank: int, size: int, limit_s: float) -> list[Any]:
     """Return two connections to the store: torch's groups may wait in one, and signs of life go on in the other.
 

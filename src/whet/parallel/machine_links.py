@@ -15,7 +15,7 @@ from whet.measure.machine.cache import cache_dir
 from whet.measure.machine.description import Machine
 from whet.measure.machine.record_file import Record, keep_record, read_record
 from whet.measure.quiet import glance_at_machine
-from whet.parallel.joining import joined
+from whet.parallel.joining import joined, own_device
 from whet.parallel.links import OPERATIONS, Collective, backend_of, time_collective
 
 SIZES = tuple(4 * 16**power for power in range(7))
@@ -147,7 +147,7 @@ def measure_links(num_processes: int, *, device: str = "cpu", sizes: tuple[int, 
 def time_links(asked: Asked) -> Timed:
     """Time everything as one of the processes; all find the same."""
     with joined(asked.device, _LIMIT_S) as ranks:
-        device = torch.device(f"cuda:{ranks.local_rank}" if asked.device == "cuda" else asked.device)
+        device = own_device(asked.device, ranks)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         with Observed() as seen:

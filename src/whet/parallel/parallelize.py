@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
@@ -13,10 +12,9 @@ from whet.core.workload.training import seed_everything
 from whet.errors import OptionError
 from whet.measure.device import device_type_of
 from whet.parallel.division import Division, division_of
-from whet.parallel.joining import joined
+from whet.parallel.joining import joined, own_device
 from whet.parallel.plan import ParallelPlan
 from whet.parallel.rank_trainer import seed_of
-from whet.parallel.ranks import Ranks
 from whet.parallel.summed_step import CountsTargets, SummedStep
 
 
@@ -111,14 +109,10 @@ def parallelize(
         raise OptionError("the optimiser has made steps already; call whet.parallelize before the first one")
     kind = device_type_of(model.parameters())
     with joined(kind, plan.timeout_s) as ranks:
-        division = ranks.all_succeed("the plan", lambda: division_of(plan, ranks, _device(kind, ranks)))
+        division = ranks.all_succeed("the plan", lambda: division_of(plan, ranks, own_device(kind, ranks)))
         made = ranks.all_succeed("the division", lambda: _divided(division, model, optimizer))
         seed_everything(seed_of(seed, division.drawing_rank))
         yield Parallel(division, division.called(model), made)
-
-
-def _device(kind: str, ranks: Ranks) -> torch.device:
-    return torch.device("cpu") if kind == "cpu" else torch.device(kind, ranks.local_rank)
 
 
 def _divided(division: Division, model: nn.Module, optimizer: Optimizer) -> Optimizer:
