@@ -15,7 +15,6 @@ from whet.tuner.kind_options import PLAN_TECHNIQUES
 from whet.tuner.space import ApplicableTechnique, Variant, steps_of
 from whet.tuner.training.shared_step import SharedStep
 
-ACCUMULATION = "accumulation"  # which each process does for its own rows, weighed by the rows of all
 _STATE, _BUCKETS, _WIRE, _GRAPH = "state", "buckets", "wire", "graph"
 _ENGINE = frozenset({_STATE, _BUCKETS, _WIRE, _GRAPH})  # what DDP alone has a choice of
 
