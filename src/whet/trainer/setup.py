@@ -72,7 +72,7 @@ class SetUp:
     def rows_at_once(self) -> int:
         """Return the most rows that a process computes at once."""
         size = self.config.batch.global_batch_size
-        return min(-(-size // num_parts_of(self.steps)), self.share.most(size))
+        return min(-(-size // int(num_parts_of(self.steps))), self.share.most(size))
 
     def divided(self, share: Share, device: torch.device) -> "SetUp":
         """Return the set-up of one of several processes, whose model lies on its device.

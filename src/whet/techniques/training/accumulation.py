@@ -43,9 +43,10 @@ class Options:
 
 
 def num_parts_of(steps: Sequence[Step]) -> int:
-    """Return into how many parts a recipe divides each batch; 1 where it does not."""
+    """Return into how many parts a recipe divides each batch, as it says them; 1 where it does not."""
     own = next((step for step in steps if step.technique == ACCUMULATION), None)
-    return 1 if own is None else int(own.options.get("num_parts", Options.num_parts))
+    found: int = 1 if own is None else own.options.get("num_parts", Options.num_parts)
+    return found
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:

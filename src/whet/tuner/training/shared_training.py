@@ -220,7 +220,7 @@ def opened(
             return
         division = division_of(plan, ranks, torch.device("cpu"))
         division.share(workload.model)
-        num_parts = -(-num_parts_of(steps) // ranks.world_size)
+        num_parts = max(1, -(-int(num_parts_of(steps)) // ranks.world_size))
         # Each process divides its own rows, and weighs its parts by the rows of all.
         kept = tuple(step for step in of_loop(steps) if step.technique != ACCUMULATION)
         yield SharedTraining(workload, division, kept, num_parts)
