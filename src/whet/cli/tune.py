@@ -177,8 +177,7 @@ def tune(
     The exit code is 0 with a verdict, 3 if the machine was too busy, or the budget too short, for one,
     and 1 if nothing could be measured.
     """
-    if nproc is not None:
-        check_nproc(nproc)
+    check_nproc(nproc)
     streams = ForStreams(steps, source, sink, frame_budget, sampler, prompt, data, budget)
     given = {
         "--train": train is not None,

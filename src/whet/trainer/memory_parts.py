@@ -12,7 +12,8 @@ from whet.errors import TargetError, WhetError, is_out_of_memory, memory_shortag
 from whet.measure.memory import free_bytes
 from whet.techniques.costs.memory import step_memory
 from whet.techniques.costs.saved_activations import saved_activations
-from whet.trainer.setup import ACCUMULATION, SetUp
+from whet.techniques.training.accumulation import ACCUMULATION
+from whet.trainer.setup import SetUp
 from whet.ui.figures import num_bytes
 
 _FLOAT_BYTES = 4

@@ -6,7 +6,8 @@ from whet.errors import OptionError, RecipeError
 from whet.parallel.division import Division
 from whet.parallel.plan import ParallelPlan
 from whet.techniques.prepared_trainer import stage_refusal
-from whet.trainer.setup import ACCUMULATION, SetUp
+from whet.techniques.training.accumulation import ACCUMULATION
+from whet.trainer.setup import SetUp
 
 # What leaves a divided model's modules as they are, or was held to the steps of one process with it.
 _BESIDE_DIVIDED_MATRICES = frozenset(

@@ -12,6 +12,7 @@ from whet.core.workload import TrainingWorkload
 from whet.errors import OptionError, RecipeError, TargetError
 from whet.measure.machine import describe
 from whet.parallel.share import WHOLE, Share
+from whet.techniques.training.accumulation import ACCUMULATION, num_parts_of
 from whet.trainer.classification import ClassificationData, open_classification
 from whet.trainer.config import TrainConfig
 from whet.trainer.data import RunData, open_data
@@ -23,7 +24,6 @@ from whet.trainer.teacher import Teacher, open_teacher
 from whet.trainer.tokens.file_digests import tokens_cache, weights_digest
 from whet.trainer.workload import workload_of
 
-ACCUMULATION = "accumulation"
 _CPU = torch.device("cpu")
 # What must not change between two starts of a run: it would be another training.
 _FIXED = ("seed", "model", "batch", "optimizer")  # besides the recipe and the data
@@ -71,9 +71,8 @@ class SetUp:
     @property
     def rows_at_once(self) -> int:
         """Return the most rows that a process computes at once."""
-        number = next((step.options.get("num_parts", 2) for step in self.steps if step.technique == ACCUMULATION), 1)
         size = self.config.batch.global_batch_size
-        return min(-(-size // int(number)), self.share.most(size))
+        return min(-(-size // int(num_parts_of(self.steps))), self.share.most(size))
 
     def divided(self, share: Share, device: torch.device) -> "SetUp":
         """Return the set-up of one of several processes, whose model lies on its device.
@@ -185,7 +184,7 @@ def _techniques(config: TrainConfig) -> tuple[tuple[Step, ...], tuple[str, ...]]
     number = config.batch.num_parts
     own = next((step for step in steps if step.technique == ACCUMULATION), None)
     if own is not None and config.batch.micro_batch_size is not None:
-        parts = own.options.get("num_parts", 2)
+        parts = num_parts_of([own])
         if parts != number:
             raise RecipeError(
                 f"the recipe computes a batch in {parts} parts, and batch.micro_batch_size asks for {number}; leave "

@@ -26,10 +26,11 @@ from whet.techniques.mechanisms.packing.packing import IGNORED
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, updates_plainly
 from whet.techniques.training import TRAINING_TABLE
+from whet.techniques.training.accumulation import ACCUMULATION
 from whet.trainer.communication import Communication
 from whet.trainer.model import Batch
 from whet.trainer.plan_checks import check_plan
-from whet.trainer.setup import ACCUMULATION, SetUp
+from whet.trainer.setup import SetUp
 from whet.trainer.staged import arguments_of
 from whet.trainer.stops import Stop
 

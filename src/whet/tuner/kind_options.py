@@ -75,13 +75,13 @@ def check_options(given: Iterable[str], target: str, kinds: Iterable[KindWord]) 
         raise OptionError(f"{told}; {instead}" if instead else f"{told}; leave it out")
 
 
-def check_nproc(number: int) -> None:
-    """Check the number of processes that share a training.
+def check_nproc(number: int | None) -> None:
+    """Check the number of processes that share a training; None where none was given.
 
     Raises:
         OptionError: There are fewer than 2.
     """
-    if number < 2:
+    if number is not None and number < 2:
         raise OptionError(f"--nproc takes 2 processes or more, and got {number}; for one process leave it out")
 
 

@@ -92,10 +92,7 @@ def tune(
     budget_s, trial_limit_s = duration_s("budget_s", budget_s), duration_s("trial_limit_s", trial_limit_s)
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
     if isinstance(target, str):
-        target = with_training(target, training) if isinstance(training, str) else target
-        check_name(target)
-        if inputs is not None:
-            raise TargetError("inputs go with a model in memory; a named target brings its own")
+        target = _checked_name(target, inputs, training)
     elif not isinstance(target, Workload | TrainingWorkload):
         target = workload_of(target, inputs, quality, calibration)
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s, max_slowdown, allow_batch=allow_batch)
@@ -103,8 +100,7 @@ def tune(
     asked = Asked(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
     listener = listener or Listener()
     patience = QuietWait(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
-    if nproc is not None:
-        check_nproc(nproc)
+    check_nproc(nproc)
     is_a_training = isinstance(target, TrainingWorkload) or is_training(target) or nproc is not None
     if is_a_training and training is not None:
         raise OptionError("training goes with a model to run; this target is a training itself")
@@ -118,11 +114,26 @@ def tune(
         kind = ModelKind(asked, handed_over(training), may_be_training=may_be_training)
         found = run(kind, patience, listener)
     if isinstance(found, OtherKind) and found.word == "training":
-        one, several = TrainingKind, SharedTrainingKind
-        training_kind = one(asked, handed_over()) if nproc is None else several(asked, handed_over(), nproc)
-        found = run(training_kind, patience, listener)
+        of_training = (
+            TrainingKind(asked, handed_over()) if nproc is None else SharedTrainingKind(asked, handed_over(), nproc)
+        )
+        found = run(of_training, patience, listener)
     if isinstance(found, OtherKind):
         raise StreamTarget(f"{target} is a StreamWorkload; here whet takes an InferenceWorkload")
     if found.kind == "inference" and isinstance(target, Workload):
         found.keep_original(target.model)
     return found
+
+
+def _checked_name(target: str, inputs: object, training: str | TrainingWorkload | None) -> str:
+    """Return the name of a target, with that of the training that it came from.
+
+    Raises:
+        TargetError: There is no such target, or inputs came with it.
+        OptionError: It names a training already.
+    """
+    target = with_training(target, training) if isinstance(training, str) else target
+    check_name(target)
+    if inputs is not None:
+        raise TargetError("inputs go with a model in memory; a named target brings its own")
+    return target

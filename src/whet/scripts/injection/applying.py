@@ -19,6 +19,7 @@ from whet.techniques.applied import applied, unfit
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.technique import PRECISION, named
 from whet.techniques.training import TRAINING_TABLE
+from whet.techniques.training.accumulation import ACCUMULATION
 from whet.techniques.training_technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
 
 _UPDATES_EARLY = "it updates during backward, where a script may accumulate or clip gradients later"
@@ -105,7 +106,7 @@ def _why_never(step: Step) -> str:
     technique = named(step, TRAINING_TABLE)
     if technique.promise(technique.options_of(step)) is Exactness.OTHER:
         return _OTHER
-    if technique.name == "accumulation":
+    if technique.name == ACCUMULATION:
         return _SPLITS
     return _UPDATES_EARLY if technique.updates_early else ""
 

@@ -11,11 +11,13 @@ Composes        With everything but optimizer_in_backward (group gradients).
 Source          PyTorch documentation, "Gradient accumulation"; transformers issue 34198 (a mean of means).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from whet.core.recipe import Step
 from whet.core.workload.batch_parts import num_samples_of
 from whet.core.workload.micro_batches import split_batches
 from whet.measure.machine import Machine
@@ -25,6 +27,7 @@ from whet.techniques.mechanisms.uses import Use
 from whet.techniques.technique import Applicability, Applies, NotApplicable
 from whet.techniques.training_technique import Exactness, TrainingStage, TrainingTechnique
 
+ACCUMULATION = "accumulation"
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -37,6 +40,13 @@ class Options:
     """
 
     num_parts: int = 2
+
+
+def num_parts_of(steps: Sequence[Step]) -> int:
+    """Return into how many parts a recipe divides each batch, as it says them; 1 where it does not."""
+    own = next((step for step in steps if step.technique == ACCUMULATION), None)
+    found: int = 1 if own is None else own.options.get("num_parts", Options.num_parts)
+    return found
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
@@ -65,7 +75,7 @@ def apply(parts: Parts, options: Options) -> Parts:
 
 
 TECHNIQUE = TrainingTechnique(
-    name="accumulation",
+    name=ACCUMULATION,
     stage=TrainingStage.OPTIMIZER,
     order=80,  # the optimiser that steps is known
     card=__doc__,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel
@@ -78,15 +79,9 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     """
     began = time.perf_counter()
     taken = TakenMemory()
-    note_stage(request.directory, BUILDING)
-    number = request.num_processes
-    workload = open_training(request.target, option="--nproc" if number > 1 else "")
-    open_s = time.perf_counter() - began
+    workload, open_s = _opened(request)
     machine = describe()
-    note_stage(request.directory, READING)
-    batches = first_batches(workload, NUM_DIGESTS)
-    if number > 1:
-        check_shareable(workload, batches, number)
+    batches = _read(request, workload)
     sums = sums_of(workload.model)
     next_batches = digests(first_batches(workload, NUM_DIGESTS, later=1))
     model = digest_of(workload.model.named_parameters())
@@ -134,6 +129,23 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         quality_name=TRAINING_LOSS if workload.evaluation is None else workload.evaluation.name,
         higher_is_better=workload.evaluation is not None and workload.evaluation.higher_is_better,
     )
+
+
+def _opened(request: TrainingRequest) -> tuple[TrainingWorkload, float]:
+    """Return the training, and the seconds in which it was opened."""
+    began = time.perf_counter()
+    note_stage(request.directory, BUILDING)
+    workload = open_training(request.target, option="--nproc" if request.num_processes > 1 else "")
+    return workload, time.perf_counter() - began
+
+
+def _read(request: TrainingRequest, workload: TrainingWorkload) -> list[Any]:
+    """Read the first batches, and check by them that so many processes can share the training."""
+    note_stage(request.directory, READING)
+    batches = first_batches(workload, NUM_DIGESTS)
+    if request.num_processes > 1:
+        check_shareable(workload, batches, request.num_processes)
+    return batches
 
 
 def _limits(machine: Machine, parts: Parts) -> tuple[Limits, float]:

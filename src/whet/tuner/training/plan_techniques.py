@@ -15,7 +15,6 @@ from whet.tuner.kind_options import PLAN_TECHNIQUES
 from whet.tuner.space import ApplicableTechnique, Variant, steps_of
 from whet.tuner.training.shared_step import SharedStep
 
-ACCUMULATION = "accumulation"  # which each process does for its own rows, weighed by the rows of all
 _STATE, _BUCKETS, _WIRE, _GRAPH = "state", "buckets", "wire", "graph"
 _ENGINE = frozenset({_STATE, _BUCKETS, _WIRE, _GRAPH})  # what DDP alone has a choice of
 
@@ -194,8 +193,8 @@ TRAINED_TABLE: Mapping[str, PlanTechnique | TrainingTechnique] = {**PLAN_TABLE, 
 
 
 def plan_keys(steps: Sequence[Step]) -> dict[str, Any]:
-    """Return the keys of [parallel] that a recipe sets."""
-    found: dict[str, Any] = {}
+    """Return the keys of [parallel] for a recipe: DDP with its defaults, and what the recipe changes of it."""
+    found: dict[str, Any] = {"zero_stage": 0}
     for step in steps:
         if step.technique in PLAN_TABLE:
             technique = PLAN_TABLE[step.technique]
@@ -204,8 +203,8 @@ def plan_keys(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def plan_of(steps: Sequence[Step]) -> ParallelPlan:
-    """Return the plan of a recipe's training: DDP with its defaults, and what the recipe changes of it."""
-    return ParallelPlan(**{"zero_stage": 0, **plan_keys(steps)})
+    """Return the plan of a recipe's training; see plan_keys."""
+    return ParallelPlan(**plan_keys(steps))
 
 
 def is_alone(steps: Sequence[Step]) -> bool:

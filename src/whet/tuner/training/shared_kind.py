@@ -118,7 +118,7 @@ class SharedTrainingKind(TrainingKind):
         point = None if alone is None else screened_point(alone, self.facts.num_samples, quality=None)
         return super().details(records, best) | {
             "num_processes": self.number,
-            "plan": None if is_alone(best.steps) else {"zero_stage": 0, **plan_keys(best.steps)},
+            "plan": None if is_alone(best.steps) else plan_keys(best.steps),
             "one_process": best if alone is not None and best.steps == alone.steps else point,
         }
 

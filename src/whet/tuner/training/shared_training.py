@@ -29,8 +29,9 @@ from whet.parallel.ranks import Ranks
 from whet.parallel.started import neighbours, started_together
 from whet.techniques.mechanisms.parts import Parts
 from whet.techniques.prepared_trainer import PreparedTrainer, refusal, stage_refusal
+from whet.techniques.training.accumulation import ACCUMULATION, num_parts_of
 from whet.tuner.training.opening import open_training
-from whet.tuner.training.plan_techniques import ACCUMULATION, of_loop, plan_of
+from whet.tuner.training.plan_techniques import of_loop, plan_of
 from whet.tuner.training.shared_step import SharedStep
 from whet.tuner.training.shared_words import num_threads
 from whet.ui.figures import counted
@@ -219,15 +220,10 @@ def opened(
             return
         division = division_of(plan, ranks, torch.device("cpu"))
         division.share(workload.model)
-        num_parts = _num_parts(steps, ranks.world_size)
+        num_parts = max(1, -(-int(num_parts_of(steps)) // ranks.world_size))
+        # Each process divides its own rows, and weighs its parts by the rows of all.
         kept = tuple(step for step in of_loop(steps) if step.technique != ACCUMULATION)
         yield SharedTraining(workload, division, kept, num_parts)
-
-
-def _num_parts(steps: Sequence[Step], number: int) -> int:
-    """Return into how many parts each process divides its rows, where a recipe divides whole batches into so many."""
-    asked = next((int(step.options.get("num_parts", 2)) for step in steps if step.technique == ACCUMULATION), 1)
-    return max(1, -(-asked // number))
 
 
 def check_shareable(workload: TrainingWorkload, batches: Sequence[Any], number: int) -> None:
