@@ -7,7 +7,7 @@ from pathlib import Path
 from whet.errors import OptionError
 from whet.planner.alternatives import alternatives_of, misfits_of, nothing_fits
 from whet.planner.answer import PlanAnswer, RankedPlan
-from whet.planner.cluster import Cluster
+from whet.planner.cluster import Chip, Cluster
 from whet.planner.clusters import cluster_named, read_cluster
 from whet.planner.layout import Precision, Work
 from whet.planner.model_files import PlannedModel, read_model
@@ -202,14 +202,19 @@ def _answer(
 
 def _own_assumptions(cluster: Cluster) -> tuple[str, ...]:
     chip, host = cluster.chip, cluster.host
-    found = [
+    found = (
         f"{MARGIN:.0%} of a GPU's memory stay free for the driver and other libraries (whet's own margin)",
         f"energy: each GPU at its full {chip.power_w:g} W ({chip.source})",
         f"energy: each host at {host.power_w:g} W ({host.source})",
-    ]
-    if chip.dollars_per_hour is not None:
-        found.append(f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.price_source or chip.source})")
-    return tuple(found)
+    )
+    return (*found, *price_assumption(chip))
+
+
+def price_assumption(chip: Chip) -> tuple[str, ...]:
+    """Return what a chip costs, with the source; nothing where no price is known."""
+    if chip.dollars_per_hour is None:
+        return ()
+    return (f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.price_source or chip.source})",)
 
 
 def _runnable(space: Space, model_type: str, predict: Predictor, fitting: list[Candidate]) -> Candidate | None:

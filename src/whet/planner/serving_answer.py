@@ -9,7 +9,7 @@ from whet.errors import OptionError
 from whet.planner.cluster import Cluster
 from whet.planner.model_files import read_model
 from whet.planner.model_shape import ModelShape
-from whet.planner.planning import check_numbers, cluster_of
+from whet.planner.planning import check_numbers, cluster_of, price_assumption
 from whet.planner.serving import MARGIN, WITHIN, Replica, ServingPlan, ServingPrecision, Traffic, serving_plans
 from whet.ui.figures import duration, num_bytes
 
@@ -141,7 +141,7 @@ def _advice(one: Replica) -> str:
 
 def _assumptions(cluster: Cluster) -> tuple[str, ...]:
     chip = cluster.chip
-    found = [
+    found = (
         f"peaks of {chip.name}: {chip.source}",
         f"links within a node, {cluster.inside.name}: {cluster.inside.source}",
         "a prompt is computed by itself, at the share of the peak that matrices reach in trainings (docs/planner.md)",
@@ -152,7 +152,5 @@ def _assumptions(cluster: Cluster) -> tuple[str, ...]:
         "first token, by an exponential tail",
         f"{MARGIN:.0%} of a GPU's memory stay free; prompts share no beginnings; nothing is speculated",
         "intervals: a quarter faster and slower, since no published run of a server was fitted",
-    ]
-    if chip.dollars_per_hour is not None:
-        found.append(f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.price_source or chip.source})")
-    return tuple(found)
+    )
+    return (*found, *price_assumption(chip))
