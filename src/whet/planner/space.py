@@ -15,8 +15,7 @@ MOST_ROWS_AT_ONCE = 32
 LEAST_TOKENS_OF_A_CONTEXT = 2048  # a shorter part of a row costs more in messages than it saves
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "operators", "full")
-"""What backward may compute again, least first. Attention is fused and keeps no scores, so it has no part of its own.
-"""
+"""What backward may compute again, least first. Fused attention keeps no scores, so it has no part of its own."""
 
 
 @dataclass(frozen=True, order=True)
