@@ -11,6 +11,7 @@ from whet.planner.words import (
     cluster_words,
     cost_words,
     count_words,
+    dollars,
     interval_words,
     long_duration,
     memory_words,
@@ -77,7 +78,7 @@ def _show_best(console: Console, answer: PlanAnswer, best: RankedPlan) -> None:
     if answer.tokens is not None and best.time_s is not None:
         told = f"{count_words(answer.tokens)} tokens take {interval_words(best.time_s, long_duration)}"
         if best.dollars is not None:
-            told += f", and {interval_words(best.dollars, lambda value: f'${digits(value)}')}"
+            told += f", and {interval_words(best.dollars, dollars)}"
         rows.append(("training", told))
     console.print(_facts("the best plan", rows))
 
@@ -88,9 +89,9 @@ def _show_others(console: Console, answer: PlanAnswer) -> None:
         others.append((one.name, alternative_words(one)))
     nearest = answer.misfits.nearest
     if nearest is not None:
-        counted = ", ".join(f"{number} by {PART_NAMES[name]}" for name, number in answer.misfits.by_part.items())
+        by_part = ", ".join(f"{number} by {PART_NAMES[name]}" for name, number in answer.misfits.by_part.items())
         others.append(
-            ("all looked at", f"{sum(answer.misfits.by_part.values())} do not fit, by their largest part: {counted}")
+            ("all looked at", f"{sum(answer.misfits.by_part.values())} do not fit, by their largest part: {by_part}")
         )
         others.append(("the nearest to fit", f"{nearest.name}: {_lack(nearest)}"))
     if others:

@@ -18,23 +18,23 @@ _MOST_CHIPS = 65_536
 def alternatives_of(search: Search) -> tuple[Alternative, ...]:
     """Return the usual ways to divide a training that are possible here, whether they fit or not."""
     space = search.space
-    there, stages = space.degrees, dict[str, Layout | None]()
+    there, layouts = space.degrees, dict[str, Layout | None]()
     alone = next((one for one in there if one.tensor * one.pipeline * one.context == 1), None)
     if alone is not None and alone.data > 1:
         for stage, name in enumerate(("data parallel", "ZeRO 1", "ZeRO 2", "ZeRO 3 (FSDP)")):
             shard = alone.data if stage else 1
-            stages[name] = space.layout(alone, sharding=(stage, shard))
+            layouts[name] = space.layout(alone, sharding=(stage, shard))
             if stage in (0, 3):
-                stages[f"{name}, all computed again"] = space.layout(alone, sharding=(stage, shard), recompute="full")
-    for name, degrees in (("tensor parallel", _most(there, "tensor")), ("pipeline", _most(there, "pipeline"))):
+                layouts[f"{name}, all computed again"] = space.layout(alone, sharding=(stage, shard), recompute="full")
+    for name, kind in (("tensor parallel", "tensor"), ("pipeline", "pipeline")):
+        degrees = _most(there, kind)
         if degrees is not None:
-            told = f"{name} {getattr(degrees, 'tensor' if name.startswith('t') else 'pipeline')}"
-            stages[told] = space.layout(
+            layouts[f"{name} {getattr(degrees, kind)}"] = space.layout(
                 degrees,
                 sharding=min(space.shardings(degrees)),
                 virtual_stages=space.virtual_stages(degrees)[0],
             )
-    return tuple(alternative(name, search.candidate(layout)) for name, layout in stages.items() if layout is not None)
+    return tuple(alternative(name, search.candidate(layout)) for name, layout in layouts.items() if layout is not None)
 
 
 def _most(there: tuple[Degrees, ...], name: str) -> Degrees | None:

@@ -88,6 +88,14 @@ def _kv_heads_of_falcon(config: Keys) -> int | None:
     return 1 if config.get("multi_query", True) else config.get("num_attention_heads")
 
 
+def _slides(config: Keys) -> bool:
+    return True
+
+
+def _slides_if_used(config: Keys) -> bool:
+    return bool(config.get("use_sliding_window"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Describe a family of decoders.
@@ -126,6 +134,8 @@ def _sizes(**given: Any) -> dict[str, Any]:
     return shared | {"max_position_embeddings": 2048} | given
 
 
+_GPT2_SIZES = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+_GPT2_LEFT_OUT = {**_GPT2_SIZES, "resid_pdrop": 0.1, "attn_pdrop": 0.1}
 _OLD = {"is_gated": False, "norm": "layer"}
 _OLD_BIASED = {**_OLD, "has_biases": True}
 _QWEN = _sizes(vocab_size=151_936, intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32_768)
@@ -138,8 +148,6 @@ _DEEPSEEK |= {"v_head_dim": 128}
 _GEMMA2 = _sizes(hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8, head_dim=256)
 _GEMMA2 |= {"num_key_value_heads": 4}
 
-_slides = lambda config: True  # noqa: E731
-_slides_if_used = lambda config: bool(config.get("use_sliding_window"))  # noqa: E731
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -203,8 +211,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "gpt2": Family(
             keys=_GPT2,
-            left_out={"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
-                      "resid_pdrop": 0.1, "attn_pdrop": 0.1},
+            left_out=_GPT2_LEFT_OUT,
             fixed=_OLD_BIASED,
             is_tied=True,
             learned=True,
@@ -212,8 +219,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "gpt_bigcode": Family(
             keys=_GPT2,
-            left_out={"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
-                      "resid_pdrop": 0.1, "attn_pdrop": 0.1},
+            left_out=_GPT2_LEFT_OUT,
             fixed=_OLD_BIASED,
             is_tied=True,
             learned=True,

@@ -7,14 +7,14 @@ from pathlib import Path
 from whet.errors import OptionError
 from whet.planner.alternatives import alternatives_of, misfits_of, nothing_fits
 from whet.planner.answer import PlanAnswer, RankedPlan
-from whet.planner.cluster import Cluster
+from whet.planner.cluster import Chip, Cluster
 from whet.planner.clusters import cluster_named, read_cluster
 from whet.planner.layout import Precision, Work
 from whet.planner.model_files import PlannedModel, read_model
 from whet.planner.predict import predict
 from whet.planner.prediction import Interval
 from whet.planner.scaling import scaling_of, tokens_per_s
-from whet.planner.search import MARGIN, Candidate, Predictor, Search
+from whet.planner.search import MARGIN, Candidate, Search
 from whet.planner.space import Space, check_batch
 from whet.planner.whet_train import missing_in_whet, train_section
 
@@ -70,7 +70,7 @@ def plan(
     space = Space(found.shape, there, work, precision=precision)
     if not space.degrees:
         raise OptionError(_impossible(space))
-    return _answer(space, found, predict, tokens=tokens, top=top, with_scaling=scaling, given=given)
+    return _answer(space, found, tokens=tokens, top=top, with_scaling=scaling, given=given)
 
 
 def check_numbers(whole: dict[str, int | None], others: dict[str, float | None]) -> None:
@@ -103,8 +103,8 @@ def cluster_of(
         found = read_cluster(Path(cluster))
     if per_node is not None:
         found = found.model_copy(update={"chips_per_node": per_node})
-    number = gpus or (nodes or 1) * found.chips_per_node if nodes or cluster is None else gpus or found.num_chips
-    found = found.with_chips(number)
+    whole = (nodes or 1) * found.chips_per_node if nodes or cluster is None else found.num_chips
+    found = found.with_chips(gpus or whole)
     if price is not None:
         priced = found.chip.model_copy(update={"dollars_per_hour": price, "price_source": "as given"})
         found = found.model_copy(update={"chip": priced})
@@ -153,7 +153,6 @@ def _impossible(space: Space) -> str:
 def _answer(
     space: Space,
     found: PlannedModel,
-    predict: Predictor,
     *,
     tokens: float | None,
     top: int,
@@ -176,7 +175,7 @@ def _answer(
             raise nothing_fits(search, min(nearest, ranked[0], key=lambda one: one.key), predict)
         notices.append("Nothing fits with the optimiser's state on the GPUs: these plans keep it in the host's memory.")
     fitting = [one for one in ranked if one.fits]
-    runnable = _runnable(space, found.model_type, predict, fitting)
+    runnable = _runnable(space, found.model_type, fitting)
     make = partial(_ranked_plan, space=space, model_type=found.model_type, tokens=tokens)
     outside = dict.fromkeys(line for one in fitting for line in one.prediction.outside)
     misfits, others = misfits_of(search), alternatives_of(search)
@@ -202,17 +201,22 @@ def _answer(
 
 def _own_assumptions(cluster: Cluster) -> tuple[str, ...]:
     chip, host = cluster.chip, cluster.host
-    found = [
+    found = (
         f"{MARGIN:.0%} of a GPU's memory stay free for the driver and other libraries (whet's own margin)",
         f"energy: each GPU at its full {chip.power_w:g} W ({chip.source})",
         f"energy: each host at {host.power_w:g} W ({host.source})",
-    ]
-    if chip.dollars_per_hour is not None:
-        found.append(f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.price_source or chip.source})")
-    return tuple(found)
+    )
+    return (*found, *price_assumption(chip))
 
 
-def _runnable(space: Space, model_type: str, predict: Predictor, fitting: list[Candidate]) -> Candidate | None:
+def price_assumption(chip: Chip) -> tuple[str, ...]:
+    """Return what a chip costs, with the source; nothing where no price is known."""
+    if chip.dollars_per_hour is None:
+        return ()
+    return (f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.price_source or chip.source})",)
+
+
+def _runnable(space: Space, model_type: str, fitting: list[Candidate]) -> Candidate | None:
     """Return the fastest layout that `whet train` can run and that fits; None where there is none."""
     ours = replace(space, admits=lambda layout: not missing_in_whet(layout, model_type))
     if ours.admits(fitting[0].layout):

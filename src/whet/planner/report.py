@@ -88,7 +88,7 @@ def render(answer: PlanAnswer) -> str:
         "seconds": lambda one: words.interval_words(one, duration),
         "long": lambda one: words.interval_words(one, words.long_duration),
         "long_duration": words.long_duration,
-        "dollars": lambda one: words.interval_words(one, lambda value: f"${digits(value)}"),
+        "dollars": lambda one: words.interval_words(one, words.dollars),
         "sizes": lambda one: words.interval_words(one, num_bytes),
         "rates": lambda one: words.interval_words(one, digits),
         "duration": duration,
@@ -102,7 +102,7 @@ def render(answer: PlanAnswer) -> str:
         cluster=words.cluster_words(answer.cluster),
         part_names=PART_NAMES,
         scaling_said=words.scaling_words(answer.scaling) if answer.scaling else "",
-        drawing=None if answer.scaling is None else draw(answer),
+        drawing=draw(answer),
         css=Markup(page_style.style((_HERE / "plan.css").read_text(encoding="utf-8"))),
         version=__version__,
     ).strip()  # fmt: skip

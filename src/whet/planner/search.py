@@ -8,15 +8,17 @@ from whet.planner.cluster import Cluster
 from whet.planner.layout import Layout, Recompute, Work
 from whet.planner.model_shape import ModelShape
 from whet.planner.prediction import Prediction
-from whet.planner.space import Degrees, Space
+from whet.planner.space import RECOMPUTES, Degrees, Space
 
 Predictor = Callable[[ModelShape, Cluster, Layout, Work], Prediction]
 
 MARGIN = 0.06
 """The share of a chip's memory that a plan leaves free: what a driver, its contexts and other libraries take."""
 
-
 _OF_HOST = 0.8  # the share of a host's memory that state may take
+_LEAST_IMPROVED = 4  # combinations that are improved, however few are asked for
+_HOPELESS = 1.3  # a combination that is this much slower at first is not improved
+_NEAR = 1.1  # a neighbour of the best combination that is at most this much slower is improved
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,11 @@ class Search:
 
     space: Space
     predict: Predictor
-    margin: float = MARGIN
     seen: dict[Layout, Candidate] = field(default_factory=dict)
 
     @property
     def usable_bytes(self) -> float:
-        return self.space.cluster.chip.memory_bytes * (1 - self.margin)
+        return self.space.cluster.chip.memory_bytes * (1 - MARGIN)
 
     def candidate(self, layout: Layout) -> Candidate:
         """Return a layout with its prediction."""
@@ -83,7 +84,7 @@ class Search:
         """Return the best of all layouts."""
         return self.best(self.space.layouts())
 
-    def ranked(self, num_kept: int = 5, num_improved: int = 4) -> list[Candidate]:
+    def ranked(self, num_kept: int = 5) -> list[Candidate]:
         """Return the best layout of each of the best combinations of degrees, the fastest first.
 
         Each combination is looked at in one layout, or in two where the first does not fit. The most promising are
@@ -96,7 +97,7 @@ class Search:
         for degrees, start in firsts:
             best = min(kept.values(), key=lambda one: one.key, default=start)
             hopeless = best.fits and (not start.fits or _time(start) > _HOPELESS * _time(best))
-            if len(kept) >= max(num_kept, num_improved) or (hopeless and len(kept) >= num_kept):
+            if len(kept) >= max(num_kept, _LEAST_IMPROVED) or (hopeless and len(kept) >= num_kept):
                 break
             kept[degrees] = start if hopeless else self._descend(degrees, start)
         self._go_on_from_best(kept)
@@ -189,8 +190,7 @@ class Search:
             least: What is computed again at least; what computes less is not looked at.
         """
         found: Candidate | None = None
-        recomputes = self.space.recomputes
-        for recompute in recomputes[recomputes.index(least) :]:
+        for recompute in RECOMPUTES[RECOMPUTES.index(least) :]:
             layout = self.space.layout(degrees, **(choices | {"recompute": recompute}))
             if layout is None:
                 return found
@@ -200,12 +200,6 @@ class Search:
             if found.fits:
                 return found
         return found
-
-
-_HOPELESS = 1.3  # a combination that is this much slower at first is not improved
-
-
-_NEAR = 1.1  # a neighbour of the best combination that is at most this much slower is improved
 
 
 def _is_beside(one: Degrees, other: Degrees) -> bool:

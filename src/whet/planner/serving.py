@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.core.slo import Slo
 from whet.planner.cluster import Cluster
-from whet.planner.curves import fitted
+from whet.planner.curves import Constants, fitted
 from whet.planner.layout import Layout
 from whet.planner.model_shape import ModelShape
 from whet.planner.network import Group, Wires, all_reduce_s, wires
@@ -114,11 +114,15 @@ class Replica:
         return 2.0 * width * shape.num_layers
 
     @cached_property
+    def most_kept(self) -> float:
+        """Return the tokens whose keys and values are kept at the end of a request."""
+        return self._kept(self.traffic.prompt_tokens + self.traffic.output_tokens)
+
+    @cached_property
     def most_batch(self) -> int:
         """Return how many requests of full length fit beside the weights."""
         free = self.cluster.chip.memory_bytes * (1 - MARGIN) - self.weight_bytes
-        longest = self._kept(self.traffic.prompt_tokens + self.traffic.output_tokens)
-        return max(0, min(_MOST_REQUESTS, int(free / (longest * self.kv_bytes_per_token))))
+        return max(0, min(_MOST_REQUESTS, int(free / (self.most_kept * self.kv_bytes_per_token))))
 
     @cached_property
     def prefill_s(self) -> float:
@@ -186,9 +190,12 @@ class Replica:
         return low
 
     @cached_property
+    def _constants(self) -> Constants:
+        return fitted(self.cluster, Layout()).constants
+
+    @cached_property
     def _flops_per_s(self) -> float:
-        flops = self.cluster.chip.flops
-        own = fitted(self.cluster, Layout()).constants
+        flops, own = self.cluster.chip.flops, self._constants
         if self.precision == "fp8" and "fp8" in flops:
             return flops["fp8"] * own.matrix_efficiency * own.fp8_share * self.speed
         peak = flops.get("bfloat16") or flops.get("float16") or max(flops.values())
@@ -196,11 +203,11 @@ class Replica:
 
     @cached_property
     def _bytes_per_s(self) -> float:
-        return self.cluster.chip.bytes_per_s * fitted(self.cluster, Layout()).constants.memory_efficiency * self.speed
+        return self.cluster.chip.bytes_per_s * self._constants.memory_efficiency * self.speed
 
     @cached_property
     def _wires(self) -> Wires:
-        return wires(self.cluster, fitted(self.cluster, Layout()).constants)
+        return wires(self.cluster, self._constants)
 
     def _kept(self, tokens: float) -> float:
         return min(tokens, self.shape.window or tokens)
@@ -257,7 +264,6 @@ def _plan_of(one: Replica, most: float) -> ServingPlan:
     watts = chips * (chip.power_w + one.cluster.host.power_w / one.cluster.chips_per_node)
     price = chip.dollars_per_hour
     memory_s, compute_s = one.decode_parts_s(max(1.0, batch))
-    kept = min(traffic.prompt_tokens + traffic.output_tokens, one.shape.window or math.inf)
     return ServingPlan(
         tensor=one.tensor,
         replicas=replicas,
@@ -265,7 +271,7 @@ def _plan_of(one: Replica, most: float) -> ServingPlan:
         batch=batch,
         most_batch=one.most_batch,
         weight_bytes=one.weight_bytes,
-        kv_bytes=batch * kept * one.kv_bytes_per_token,
+        kv_bytes=batch * one.most_kept * one.kv_bytes_per_token,
         kv_bytes_per_token=one.kv_bytes_per_token,
         ttft_s=Interval(value=ttft, low=fast[2], high=slow[2]),
         tpot_s=Interval(value=tpot, low=fast[1], high=slow[1]),

@@ -9,7 +9,7 @@ from whet.errors import OptionError
 from whet.planner.cluster import Cluster
 from whet.planner.model_files import read_model
 from whet.planner.model_shape import ModelShape
-from whet.planner.planning import check_numbers, cluster_of
+from whet.planner.planning import check_numbers, cluster_of, price_assumption
 from whet.planner.serving import MARGIN, WITHIN, Replica, ServingPlan, ServingPrecision, Traffic, serving_plans
 from whet.ui.figures import duration, num_bytes
 
@@ -90,7 +90,6 @@ def plan_serving(
     shape = read_model(model).shape
     there = cluster_of(gpus=None, gpu=gpu, nodes=None, cluster=cluster, price=price)
     plans, refused = serving_plans(shape, there, traffic, precision)
-    reasons = {one.tensor: _why(one) for one in refused}
     if not plans:
         last = refused[-1]
         raise OptionError(
@@ -98,14 +97,7 @@ def plan_serving(
             f"replica: {_why(last)}; {_advice(last)}"
         )
     if gpus is not None:
-        enough = [one for one in plans if one.chips <= gpus]
-        if not enough:
-            raise OptionError(
-                f"{rate:g} requests a second within {slo} take {plans[0].chips} GPUs at least "
-                f"({plans[0].replicas} replicas of {plans[0].tensor}), and --gpus is {gpus}; give "
-                "more, or a lower --rate"
-            )
-        plans = enough
+        plans = _with_at_most(gpus, plans, rate, slo)
     return ServingAnswer(
         model=shape,
         cluster=there,
@@ -115,10 +107,22 @@ def plan_serving(
         slo=slo,
         precision=precision,
         plans=tuple(plans),
-        refused=reasons,
+        refused={one.tensor: _why(one) for one in refused},
         assumptions=_assumptions(there),
         outside=("servers: no published run of one was fitted; the shares of the peaks are those of trainings",),
     )
+
+
+def _with_at_most(gpus: int, plans: list[ServingPlan], rate: float, slo: str) -> list[ServingPlan]:
+    """Return the plans that take no more GPUs; raise OptionError where all take more."""
+    enough = [one for one in plans if one.chips <= gpus]
+    if not enough:
+        least = plans[0]
+        raise OptionError(
+            f"{rate:g} requests a second within {slo} take {least.chips} GPUs at least "
+            f"({least.replicas} replicas of {least.tensor}), and --gpus is {gpus}; give more, or a lower --rate"
+        )
+    return enough
 
 
 def _why(one: Replica) -> str:
@@ -141,7 +145,7 @@ def _advice(one: Replica) -> str:
 
 def _assumptions(cluster: Cluster) -> tuple[str, ...]:
     chip = cluster.chip
-    found = [
+    found = (
         f"peaks of {chip.name}: {chip.source}",
         f"links within a node, {cluster.inside.name}: {cluster.inside.source}",
         "a prompt is computed by itself, at the share of the peak that matrices reach in trainings (docs/planner.md)",
@@ -152,7 +156,5 @@ def _assumptions(cluster: Cluster) -> tuple[str, ...]:
         "first token, by an exponential tail",
         f"{MARGIN:.0%} of a GPU's memory stay free; prompts share no beginnings; nothing is speculated",
         "intervals: a quarter faster and slower, since no published run of a server was fitted",
-    ]
-    if chip.dollars_per_hour is not None:
-        found.append(f"price: {chip.dollars_per_hour:g} dollars a GPU and hour ({chip.price_source or chip.source})")
-    return tuple(found)
+    )
+    return (*found, *price_assumption(chip))

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
 from whet.errors import OptionError
 from whet.planner.cluster import Cluster
-from whet.planner.layout import Bytes, Layout, Precision, Recompute, Work
+from whet.planner.layout import Layout, Precision, Recompute, Work
 from whet.planner.model_shape import ModelShape
 
 MOST_ROWS_AT_ONCE = 32
 LEAST_TOKENS_OF_A_CONTEXT = 2048  # a shorter part of a row costs more in messages than it saves
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "operators", "full")
+"""What backward may compute again, least first. Fused attention keeps no scores, so it has no part of its own."""
 
 
 @dataclass(frozen=True, order=True)
@@ -38,9 +41,6 @@ class Space:
     cluster: Cluster
     work: Work
     precision: Precision = "bfloat16"
-    bytes: Bytes = field(default_factory=Bytes)
-    compiled: bool = False
-    fused_attention: bool = True
     most_tensor: int | None = None
     offloads: tuple[bool, ...] = (False,)
     admits: Callable[[Layout], bool] = lambda layout: True
@@ -97,11 +97,6 @@ class Space:
             return (1,)
         return tuple(one for one in _divisors(degrees.data) if self.shape.experts.number % one == 0)
 
-    @property
-    def recomputes(self) -> tuple[Recompute, ...]:
-        """Return what backward may compute again. Fused attention keeps no scores, so that there is no inner part."""
-        return ("none", "operators", "full") if self.fused_attention else ("none", "selective", "operators", "full")
-
     def layout(
         self,
         degrees: Degrees,
@@ -130,9 +125,6 @@ class Space:
             micro_batch_size=micro_batch_size,
             recompute=recompute,
             precision=self.precision,
-            bytes=self.bytes,
-            compiled=self.compiled,
-            fused_attention=self.fused_attention,
             offload=offload,
         )
         return found if self.admits(found) else None
@@ -145,7 +137,7 @@ class Space:
                 self.experts(degrees),
                 self.micro_batch_sizes(degrees),
                 self.virtual_stages(degrees),
-                self.recomputes,
+                RECOMPUTES,
                 self.offloads,
             ):
                 found = self.layout(
@@ -169,7 +161,7 @@ class Space:
                 parts = self.work.global_batch_size // (degrees.data * rows)
                 stages = self.virtual_stages(degrees)
                 per_stages += len(stages) if parts % degrees.pipeline == 0 else 1
-            kinds = (self.shardings(degrees), self.experts(degrees), self.recomputes, self.offloads)
+            kinds = (self.shardings(degrees), self.experts(degrees), RECOMPUTES, self.offloads)
             total += per_stages * math.prod(map(len, kinds))
         return total
 

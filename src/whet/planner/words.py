@@ -6,7 +6,7 @@ from whet.planner.answer import PART_NAMES, STEP_NAMES, Alternative, RankedPlan,
 from whet.planner.cluster import Cluster
 from whet.planner.layout import Layout
 from whet.planner.prediction import Interval, MemoryParts, StepParts
-from whet.ui.figures import DASH, digits, duration, num_bytes
+from whet.ui.figures import DASH, counted, digits, duration, num_bytes
 
 _DAY_S, _HOUR_S, _YEAR_DAYS = 86_400.0, 3600.0, 365.25
 _AGAIN = {"selective": ["attention computed again"], "operators": ["operators computed again"]}
@@ -26,7 +26,7 @@ def words_of(layout: Layout) -> str:
     if layout.zero_stage and layout.data > 1:
         groups = f" in groups of {layout.shard}" if layout.replicate > 1 else ""
         data += f" with ZeRO {layout.zero_stage}{groups}"
-    rows = f"{layout.micro_batch_size} row{'s' if layout.micro_batch_size > 1 else ''} at a time"
+    rows = f"{counted(layout.micro_batch_size, 'row')} at a time"
     recompute = _AGAIN[layout.recompute]
     return ", ".join([*degrees, data, rows, *recompute, *(["state in host memory"] if layout.offload else [])])
 
@@ -60,6 +60,10 @@ def count_words(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def dollars(value: float) -> str:
+    return f"${digits(value)}"
+
+
 def long_duration(seconds: float) -> str:
     """Format seconds as hours, days or years, as the length of a training."""
     if seconds < 2 * _DAY_S:
@@ -80,7 +84,7 @@ def cost_words(one: RankedPlan) -> str:
     price = one.dollars_per_million_tokens
     if price is None:
         return f"{energy} a token; --price says what it costs"
-    return f"{energy} a token, {interval_words(price, lambda value: f'${digits(value)}')} a million tokens"
+    return f"{energy} a token, {interval_words(price, dollars)} a million tokens"
 
 
 def alternative_words(one: Alternative) -> str:
