@@ -9,6 +9,7 @@ import pytest
 from whet.errors import TargetError
 from whet.planner.model_families import FAMILIES
 from whet.planner.model_files import read_model
+from whet.trainer.sections import BatchSection, DataSection
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -76,6 +77,15 @@ def test_a_configuration_of_whet_train(tmp_path: Path) -> None:
     path.write_text('[model]\ndirectory = "model"\n')
     found = read_model(path)
     assert (found.shape.hidden_size, found.sequence_length, found.global_batch_size) == (64, 256, 32)
+
+
+def test_what_a_configuration_leaves_out_is_as_in_whet_train(tmp_path: Path) -> None:
+    written(tmp_path, LLAMA)
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\ndirectory = "."\n')
+    found = read_model(path)
+    assert found.sequence_length == DataSection.model_fields["sequence_length"].default
+    assert found.global_batch_size == BatchSection.model_fields["global_batch_size"].default
 
 
 @pytest.mark.parametrize(

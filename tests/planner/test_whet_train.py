@@ -5,7 +5,9 @@ import tomllib
 import pytest
 from plain_predictor import a_cluster
 
+from whet.models.decoder.config import MODEL_TYPES
 from whet.parallel.plan import ParallelPlan, degrees_of
+from whet.planner import whet_train
 from whet.planner.layout import Layout, Work
 from whet.planner.whet_train import torchrun, train_section
 
@@ -70,3 +72,8 @@ def test_the_line_for_torchrun() -> None:
     assert torchrun(a_cluster(8)) == "torchrun --standalone --nproc-per-node 8 -m whet train CONFIG.toml"
     assert "--nnodes 4 " in torchrun(a_cluster(32))
     assert "--nproc-per-node 2 " in torchrun(a_cluster(2))
+
+
+def test_the_decoders_that_are_divided_are_those_of_whet() -> None:
+    """The planner names them itself, since whet's models import torch."""
+    assert set(whet_train._DIVIDED) == set(MODEL_TYPES)
