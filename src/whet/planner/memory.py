@@ -11,7 +11,7 @@ from whet.planner.parameters import (
     num_sparse_layers,
     query_size,
     stage_counts,
-    stage_layers,
+    stage_kinds,
     value_size,
 )
 from whet.planner.prediction import MemoryParts
@@ -170,11 +170,7 @@ def _stage_parts(
 ) -> tuple[float, float, float, float, float]:
     """Return the bytes of parameters, gradients, optimiser, activations and buffers on one pipeline stage."""
     state = state_bytes(stage_counts(shape, layout.pipeline)[stage], layout)
-    layers = stage_layers(shape, layout.pipeline)
-    before = sum(layers[:stage])
-    first_sparse = shape.num_layers - num_sparse_layers(shape)
-    sparse = max(0, before + layers[stage] - max(before, first_sparse))
-    plain = layers[stage] - sparse
+    plain, sparse = stage_kinds(shape, layout.pipeline)[stage]
     kept = plain * layer_bytes(shape, layout, work) if plain else 0.0
     kept += sparse * layer_bytes(shape, layout, work, True) if sparse else 0.0
     activations = kept * in_flight(layout, num_micro_batches, stage)
