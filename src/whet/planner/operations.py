@@ -5,7 +5,6 @@ from functools import lru_cache
 from whet.planner.layout import Layout, Work
 from whet.planner.model_shape import ModelShape
 from whet.planner.parameters import (
-    active_parameters,
     attention_matrices,
     mlp_parameters,
     num_sparse_layers,
@@ -79,11 +78,6 @@ def model_operations(shape: ModelShape, work: Work, causal: bool = False) -> flo
         causal: Whether attention counts only what a token sees. Most papers count all pairs (Korthikanti et al., 2022).
     """
     return 3.0 * work.tokens * forward_operations(shape, work.sequence_length, causal)
-
-
-def six_n_operations(shape: ModelShape, work: Work) -> float:
-    """Return six operations a token and active parameter, the rule of thumb without attention (Kaplan et al., 2020)."""
-    return 6.0 * work.tokens * active_parameters(shape)
 
 
 def recomputed_share(shape: ModelShape, layout: Layout, is_sparse: bool) -> tuple[float, float]:
