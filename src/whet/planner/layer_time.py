@@ -10,7 +10,7 @@ from whet.planner.layout import Layout, Work
 from whet.planner.memory import HALF
 from whet.planner.model_shape import ModelShape
 from whet.planner.operations import attention_operations, recomputed_share
-from whet.planner.parameters import attention_matrices, key_value_size, query_size
+from whet.planner.parameters import attention_matrices, key_value_size, query_size, seen_width
 
 # Backward passes of fused attention do five products for the two of forward (Dao, 2023, arXiv:2307.08691).
 ATTENTION_BACKWARD = 2.5
@@ -125,12 +125,10 @@ def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool, casts
     """Return the bytes a token that fused elementwise operators of a layer move forward."""
     hidden, tensor = shape.hidden_size, layout.tensor
     spread = tensor if layout.sequence_parallel else 1
-    inner, again = float(shape.intermediate_size), 0.0
+    inner, again = seen_width(shape, is_sparse), 0
     if is_sparse and shape.experts is not None:
-        experts = shape.experts
-        inner = experts.intermediate_size * (experts.per_token + experts.shared)
         # Tokens are put in the order of experts, and back, and weighted.
-        again = HALF * hidden * 5 * experts.per_token
+        again = HALF * hidden * 5 * shape.experts.per_token
     # Two norms read and write; two sums read two tensors and write one; dropout writes masks.
     whole = HALF * hidden * (4 + 6) + (2 * hidden if shape.drops else 0) + again
     turned = 0 if shape.num_positions else 2 * HALF * (query_size(shape) + key_value_size(shape) / 2)

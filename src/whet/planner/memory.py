@@ -10,6 +10,7 @@ from whet.planner.parameters import (
     layer_count,
     num_sparse_layers,
     query_size,
+    seen_width,
     stage_counts,
     stage_kinds,
     value_size,
@@ -92,9 +93,7 @@ def _operators_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> floa
     """Return the bytes a token that a layer keeps when all but attention and every second matrix is computed again."""
     hidden, tensor = shape.hidden_size, layout.tensor
     spread = tensor if layout.sequence_parallel else 1
-    inner = float(shape.intermediate_size)
-    if is_sparse and shape.experts is not None:
-        inner = shape.experts.intermediate_size * (shape.experts.per_token + shape.experts.shared)
+    inner = seen_width(shape, is_sparse)
     divided = HALF * (query_size(shape) + key_value_size(shape) / 2 + value_size(shape) + inner)
     divided += 4 * shape.num_heads
     # A compiled layer sees that the output of its last matrix is only added to, and keeps its own input alone.

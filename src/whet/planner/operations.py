@@ -9,6 +9,7 @@ from whet.planner.parameters import (
     mlp_parameters,
     num_sparse_layers,
     query_size,
+    seen_width,
     value_size,
 )
 
@@ -90,9 +91,7 @@ def recomputed_share(shape: ModelShape, layout: Layout, is_sparse: bool) -> tupl
         # Of queries, keys, values, output, gate, up and down, the second, fourth and sixth are computed again.
         hidden = shape.hidden_size
         keys = shape.num_kv_heads * shape.head_size
-        inner = shape.intermediate_size
-        if is_sparse and shape.experts is not None:
-            inner = shape.experts.intermediate_size * (shape.experts.per_token + shape.experts.shared)
+        inner = seen_width(shape, is_sparse)
         again = hidden * keys + value_size(shape) * hidden + (hidden * inner if shape.is_gated else 0)
         return 2.0 * again / layer_operations(shape, is_sparse), 0.0
     return 0.0, 0.0

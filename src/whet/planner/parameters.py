@@ -90,6 +90,13 @@ def mlp_parameters(hidden: int, inner: int, is_gated: bool) -> int:
     return hidden * inner * (3 if is_gated else 2)
 
 
+def seen_width(shape: ModelShape, is_sparse: bool) -> int:
+    """Return the inner width of what a token meets of a layer's MLP, or of its experts together."""
+    if is_sparse and shape.experts is not None:
+        return shape.experts.intermediate_size * (shape.experts.per_token + shape.experts.shared)
+    return shape.intermediate_size
+
+
 @lru_cache(maxsize=256)
 def layer_count(shape: ModelShape, is_sparse: bool) -> Count:
     """Count the parameters of one layer, with a mixture of experts or with one MLP."""
