@@ -140,7 +140,7 @@ def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool, casts
 @lru_cache(maxsize=8192)
 def layer_time(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, speed: Speeds) -> LayerTime:
     """Return how long one chip computes one layer of a micro-batch."""
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     linear = _linear_s(shape, layout, tokens, is_sparse, speed)
     small = tokens * _elementwise_bytes(shape, layout, is_sparse, speed.casts) * speed.passes / speed.memory
     pairs = attention_operations(shape, work.sequence_length, layout.fused_attention) * tokens / layout.tensor
@@ -166,7 +166,7 @@ def layer_time(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, s
 @lru_cache(maxsize=8192)
 def head_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> tuple[float, float]:
     """Return how long one chip computes the logits and the loss of a micro-batch, forward and backward."""
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     vocab = shape.vocab_size / layout.tensor
     product = matrix_s(tokens, shape.hidden_size, vocab, speed.matrix, speed.memory)
     # The loss reads 16-bit logits and writes float32 ones, their logarithms, and the gradients of both.
@@ -185,7 +185,7 @@ def extra_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> 
     """Return how long one chip computes the layers that predict later tokens, forward and backward."""
     if not shape.num_extra_layers:
         return 0.0, 0.0
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     layer = layer_time(shape, layout, work, shape.experts is not None, speed)
     head = head_time(shape, layout, work, speed)
     joined = matrix_s(tokens, 2 * shape.hidden_size, shape.hidden_size / layout.tensor, speed.linear, speed.memory)

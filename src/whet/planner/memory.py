@@ -68,7 +68,7 @@ def layer_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool =
     with tensor parallelism, and 34sbh/t with sequence parallelism and selective recomputation.
     """
     hidden, tensor = shape.hidden_size, layout.tensor
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     spread = tensor if layout.sequence_parallel else 1
     if layout.recompute == "full":
         return HALF * hidden * tokens / spread
@@ -122,7 +122,7 @@ def logits_bytes(shape: ModelShape, layout: Layout, work: Work) -> float:
     PyTorch keeps 16-bit logits beside float32 ones in three forms (their logarithms, the loss's gradient, and the
     gradient of the logarithms); Megatron works in place; a fused loss keeps 16-bit ones with their gradients.
     """
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     # Where tensor-parallel chips share the logits, PyTorch adds their exponentials in a step of its own.
     each = HALF + (4 if layout.tensor > 1 else 3) * 4
     if layout.software.startswith("megatron"):
@@ -140,7 +140,7 @@ def _working_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: boo
     elif layout.recompute == "selective" and not layout.fused_attention:
         plain = layout.model_copy(update={"recompute": "none"})
         again = layer_bytes(shape, plain, work) - layer_bytes(shape, layout, work)
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     inner = HALF * (3 if shape.is_gated else 2) * shape.intermediate_size / layout.tensor
     # Sequence-parallel chips gather the tokens before a matrix and keep one gathered tensor at a time.
     gathered = HALF * shape.hidden_size * (2 if layout.tensor > 1 else 1)
