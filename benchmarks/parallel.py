@@ -23,19 +23,31 @@ ZeRO 1 keeps whole gradients, as the table has it, and parameters that all proce
 import argparse
 import functools
 import json
-import multiprocessing
-import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from circumstances import circumstances
+from decoder_on_ranks import (
+    LENGTH,
+    PARTS,
+    RANKS,
+    ROWS,
+    SIZES,
+    STAGES,
+    Step,
+    adamw,
+    batches,
+    by_whet,
+    decoder,
+    loss_of,
+    on_ranks,
+    timed,
+)
 from goals import verdict
 from rich.console import Console
 from rich.table import Column, Table
@@ -44,46 +56,13 @@ from torch.distributed.tensor import DTensor
 
 from whet.core.workload.blocks import blocks_of
 from whet.files import write_whole
-from whet.measure.isolate import RANK, RENDEZVOUS, WORLD_SIZE
 from whet.measure.stats import paired_ratio
-from whet.models.decoder.config import DecoderConfig
-from whet.models.decoder.reference import Decoder
 from whet.parallel.division import inner_optimizer
 from whet.parallel.parallelize import parallelize
 from whet.parallel.plan import ParallelPlan
 
 AIM = 0.98
-RANKS = 2
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "parallel.json"
-ROWS, LENGTH = 8, 128
-SIZES = {
-    "vocab_size": 4096,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-}
-STAGES = (0, 1, 2, 3)
-Step = Callable[[Tensor], float]
-
-
-def decoder() -> Decoder:
-    torch.manual_seed(0)
-    return Decoder(DecoderConfig.model_validate(SIZES))
-
-
-def batches(number: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(SIZES["vocab_size"], (ROWS, LENGTH + 1), generator=generator) for _ in range(number)]
-
-
-def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
-    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-
-
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-4)
 
 
 def by_hand(stage: int) -> Step:
@@ -115,20 +94,6 @@ def by_hand(stage: int) -> Step:
         mean = loss.detach()
         distributed.all_reduce(mean)
         return float(mean) / RANKS
-
-    return step
-
-
-def by_whet(parallel: Any) -> Step:
-    def step(ids: Tensor) -> float:
-        summed = parallel.micro_batches(parallel.rows(ids))
-        for part in summed:
-            summed.backward(loss_of(parallel.model, part))
-        parallel.clip_grad_norm_(1.0)
-        parallel.optimizer.step()
-        parallel.optimizer.zero_grad()
-        found: float = summed.loss()
-        return found
 
     return step
 
@@ -182,18 +147,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def timed(step: Step, ids: list[Tensor]) -> float:
-    distributed.barrier()
-    began = time.perf_counter()
-    for one in ids:
-        step(one)
-    distributed.barrier()
-    return time.perf_counter() - began
-
-
-def rank_job(variables: dict[str, str], stage: int, num_blocks: int, num_steps: int, pipe: Any) -> None:
-    os.environ.update(variables)
-    torch.set_num_threads(1)
+def rank_job(stage: int, num_blocks: int, num_steps: int) -> dict[str, Any]:
     model = decoder()
     data = batches(num_steps)
     with parallelize(model, adamw(model.parameters()), ParallelPlan(zero_stage=stage)) as parallel:
@@ -208,25 +162,7 @@ def rank_job(variables: dict[str, str], stage: int, num_blocks: int, num_steps: 
             order.shuffle(pair)
             for name, step in pair:
                 times[name].append(timed(step, data))
-        if parallel.is_first:
-            pipe.send({"times": times, "memory": memory, "losses": losses})
-
-
-def on_ranks(stage: int, num_blocks: int, num_steps: int) -> dict[str, Any]:
-    """Return what the first of two processes measured."""
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as place:
-        started = []
-        for rank in range(RANKS):
-            variables = {RANK: str(rank), WORLD_SIZE: str(RANKS), RENDEZVOUS: f"file://{place}/meeting"}
-            one = context.Process(target=rank_job, args=(variables, stage, num_blocks, num_steps, theirs))
-            one.start()
-            started.append(one)
-        found: dict[str, Any] = mine.recv()
-        for one in started:
-            one.join()
-    return found
+        return {"times": times, "memory": memory, "losses": losses}
 
 
 def alone(num_blocks: int, num_steps: int) -> float:
@@ -253,9 +189,8 @@ def alone(num_blocks: int, num_steps: int) -> float:
 
 def formula(stage: int, num_parameters: int) -> float:
     """Return the bytes that a process holds by the table of ZeRO, for float32 with Adam."""
-    parts = (4, 4, 8)  # of a parameter, its gradient, the optimiser's state
     divided = {0: 0, 1: 1, 2: 2, 3: 3}[stage]
-    kept = [part / (RANKS if place >= len(parts) - divided else 1) for place, part in enumerate(parts)]
+    kept = [part / (RANKS if place >= len(PARTS) - divided else 1) for place, part in enumerate(PARTS)]
     return num_parameters * sum(kept)
 
 
@@ -263,7 +198,7 @@ def rows(num_blocks: int, num_steps: int) -> Iterator[dict[str, Any]]:
     count = sum(p.numel() for p in decoder().parameters())
     one = alone(num_blocks, num_steps)
     for stage in STAGES:
-        found = on_ranks(stage, num_blocks, num_steps)
+        found = on_ranks(rank_job, stage, num_blocks, num_steps)
         ratio, interval = paired_ratio(found["times"]["by hand"], found["times"]["whet"])
         median = statistics.median(found["times"]["whet"])
         yield {

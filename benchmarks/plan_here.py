@@ -10,22 +10,30 @@ limits --links measured them, and nothing of the run. Run it on a quiet machine:
 
 import argparse
 import json
-import multiprocessing
-import os
 import statistics
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from circumstances import circumstances
+from decoder_on_ranks import (
+    LENGTH,
+    PARTS,
+    RANKS,
+    ROWS,
+    SIZES,
+    STAGES,
+    adamw,
+    batches,
+    by_whet,
+    decoder,
+    on_ranks,
+    timed,
+)
 from rich.console import Console
 from rich.table import Table
 
-from parallel import LENGTH, RANKS, ROWS, SIZES, STAGES, adamw, batches, by_whet, decoder, timed
 from whet.files import write_whole
-from whet.measure.isolate import RANK, RENDEZVOUS, WORLD_SIZE
 from whet.measure.load import MAX_WAITED_LONG, Observed
 from whet.measure.memory import TakenMemory, begin_peak
 from whet.parallel.parallelize import parallelize
@@ -37,7 +45,6 @@ from whet.planner.this_machine import this_machine
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "plan_here.json"
 WARM_UP = 3  # steps, in which the optimiser makes its state and DDP its buckets
-PARTS = 4, 4, 8  # bytes of a parameter, its gradient and Adam's state in float32
 
 
 def shape() -> ModelShape:
@@ -67,9 +74,7 @@ def layout(stage: int) -> Layout:
     )
 
 
-def rank_job(variables: dict[str, str], stage: int, num_steps: int, pipe: Any) -> None:
-    os.environ.update(variables)
-    torch.set_num_threads(1)
+def rank_job(stage: int, num_steps: int) -> dict[str, Any]:
     data = batches(num_steps)
     begin_peak()
     taken = TakenMemory()
@@ -81,34 +86,15 @@ def rank_job(variables: dict[str, str], stage: int, num_steps: int, pipe: Any) -
         begin_peak()
         with Observed() as seen:
             times = [timed(step, [ids]) for ids in data]
-        if parallel.is_first:
-            busy = seen.load.cause_beyond(MAX_WAITED_LONG)
-            pipe.send({"step_s": statistics.median(times), "peak_bytes": taken.peak_bytes(), "busy": busy})
-
-
-def on_ranks(stage: int, num_steps: int) -> dict[str, Any]:
-    """Return what the first of the processes measured."""
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as place:
-        started = []
-        for rank in range(RANKS):
-            variables = {RANK: str(rank), WORLD_SIZE: str(RANKS), RENDEZVOUS: f"file://{place}/meeting"}
-            one = context.Process(target=rank_job, args=(variables, stage, num_steps, theirs))
-            one.start()
-            started.append(one)
-        theirs.close()
-        found: dict[str, Any] = mine.recv()
-        for one in started:
-            one.join()
-    return found
+        busy = seen.load.cause_beyond(MAX_WAITED_LONG)
+        return {"step_s": statistics.median(times), "peak_bytes": taken.peak_bytes(), "busy": busy}
 
 
 def rows(num_steps: int) -> Iterator[dict[str, Any]]:
     cluster = this_machine(RANKS)
     work = Work(global_batch_size=ROWS, sequence_length=LENGTH)
     for stage in STAGES:
-        found = on_ranks(stage, num_steps)
+        found = on_ranks(rank_job, stage, num_steps)
         predicted = predict.predict(shape(), cluster, layout(stage), work)
         yield {
             "stage": stage,

@@ -7,32 +7,25 @@ src/whet/planner/fitted.toml, the tables to docs/planner.md. --check fits and pr
 """
 
 import argparse
-import hashlib
 import math
-import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from planner_page import page
+from planner_runs import Point, read_points
 from scipy.optimize import least_squares, minimize_scalar
 from scipy.stats import t as student
 
 from whet.files import write_whole
-from whet.planner.cluster import Cluster
-from whet.planner.curves import Constants, Fitted, Spread, generation
-from whet.planner.layout import Layout, Work
-from whet.planner.model_shape import ModelShape
-from whet.planner.operations import model_operations
-from whet.planner.predict import check_layout, predict_with, range_values
+from whet.planner.curves import Constants, Fitted, Spread
+from whet.planner.predict import predict_with, range_values
 from whet.planner.prediction import Prediction
 from whet.planner.step_time import StepModel
 
 ROOT = Path(__file__).parent.parent
-POINTS = Path(__file__).parent / "planner_points.toml"
 FITTED = ROOT / "src" / "whet" / "planner" / "fitted.toml"
 PAGE = ROOT / "docs" / "planner.md"
-GIB = 2**30
 
 # What all families of programs share, with bounds that physics sets: first guess, least, most.
 SHARED = {
@@ -49,76 +42,6 @@ OWN = {
     "passes": (1.5, 1.0, 4.0),
     "hidden": (0.5, 0.0, 0.95),
 }
-
-
-@dataclass(frozen=True)
-class Point:
-    """Hold one published run.
-
-    Attributes:
-        kind: "step" where the whole layout is given, "rate" where something in it is assumed.
-        is_left_out: Whether the fit does not see it.
-    """
-
-    name: str
-    kind: str
-    shape: ModelShape
-    cluster: Cluster
-    layout: Layout
-    work: Work
-    step_s: float | None
-    mfu: float | None
-    memory_gib: float | None
-    source: str
-
-    @property
-    def family(self) -> str:
-        return f"{self.layout.software}-{generation(self.cluster.chip)}"
-
-    @property
-    def is_left_out(self) -> bool:
-        return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % 3 == 0
-
-    @property
-    def published_s(self) -> float:
-        """Return the time of a step, computed from the share of the peak where that was published."""
-        if self.step_s is not None:
-            return self.step_s
-        peak = self.cluster.chip.flops["bfloat16"] * self.cluster.num_chips
-        return model_operations(self.shape, self.work) / (peak * (self.mfu or math.nan))
-
-    def error(self, prediction: Prediction) -> float:
-        """Return by which share the predicted time of a step is longer than the published one."""
-        return prediction.step_s.value / self.published_s - 1
-
-    def memory_error(self, prediction: Prediction) -> float:
-        return prediction.memory_total.value / GIB / (self.memory_gib or math.nan) - 1
-
-
-def read_points(path: Path = POINTS) -> list[Point]:
-    """Read the published runs."""
-    data = tomllib.loads(path.read_text())
-    points = []
-    for row in data["points"]:
-        model = dict(data["models"][row["model"]])
-        if "positions" in row:
-            model["num_positions"] = row["positions"]
-        cluster = Cluster(**data["clusters"][row["cluster"]], name=row["cluster"], num_chips=row["chips"])
-        point = Point(
-            row["name"],
-            row["kind"],
-            ModelShape(name=row["model"], **model),
-            cluster,
-            Layout(**row["layout"]),
-            Work(**row["work"]),
-            row.get("step_s"),
-            row.get("mfu"),
-            row.get("memory_gib"),
-            row["source"],
-        )
-        check_layout(point.shape, cluster, point.layout, point.work)
-        points.append(point)
-    return points
 
 
 def families(points: list[Point]) -> dict[str, list[str]]:

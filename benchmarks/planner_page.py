@@ -1,21 +1,14 @@
 """Write docs/planner.md: how a prediction is made, and each published run beside what is predicted of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+from planner_runs import GIB, Point
 
 from whet.planner.curves import Spread
 from whet.planner.prediction import Prediction
 
-GIB = 2**30
 TARGETS = {"step": (0.04, 0.09), "rate": (0.10, 0.10), "memory": (0.05, 0.05)}
-
-
-if TYPE_CHECKING:
-    from planner import Point
-
-    Pair = tuple[Point, Prediction]
+Pair = tuple[Point, Prediction]
 
 HEAD = """# The planner's predictions, judged
 

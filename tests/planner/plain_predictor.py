@@ -50,60 +50,86 @@ def parameters(shape: ModelShape) -> tuple[float, float]:
     return both + layers * one * (shape.experts.shared + shape.experts.number), both + layers * one * seen
 
 
-def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> Prediction:
+def held_parameters(shape: ModelShape, layout: Layout) -> float:
+    """Return what a chip holds before ZeRO divides it."""
     everything, active = parameters(shape)
-    model = layout.tensor * layout.pipeline
-    held = everything / model
     if isinstance(shape.experts, Experts):
-        held = (active + (everything - active) / layout.expert) / model
-    by = lambda stage: layout.shard if layout.zero_stage >= stage else 1  # noqa: E731
+        everything = active + (everything - active) / layout.expert
+    return everything / (layout.tensor * layout.pipeline)
+
+
+def sharing(layout: Layout, stage: int) -> int:
+    """Return how many chips share what this stage of ZeRO divides."""
+    return layout.shard if layout.zero_stage >= stage else 1
+
+
+def micro_batches(layout: Layout, work: Work) -> int:
+    return work.global_batch_size // (layout.data * layout.micro_batch_size)
+
+
+def memory_of(shape: ModelShape, layout: Layout, work: Work) -> MemoryParts:
+    held = held_parameters(shape, layout)
     tokens = layout.micro_batch_size * work.sequence_length / layout.context
     layers = -(-shape.num_layers // layout.pipeline)
     per_layer = tokens * shape.hidden_size * (2 if layout.recompute == "full" else 34 / layout.tensor)
-    in_flight = min(layout.pipeline, work.global_batch_size // (layout.data * layout.micro_batch_size))
-    memory = MemoryParts(
-        parameters=layout.bytes.parameter * held / by(3),
-        gradients=layout.bytes.gradient * held / by(2),
-        optimizer=0.0 if layout.offload else layout.bytes.state * held / by(1),
+    in_flight = min(layout.pipeline, micro_batches(layout, work))
+    return MemoryParts(
+        parameters=layout.bytes.parameter * held / sharing(layout, 3),
+        gradients=layout.bytes.gradient * held / sharing(layout, 2),
+        optimizer=0.0 if layout.offload else layout.bytes.state * held / sharing(layout, 1),
         activations=per_layer * layers * in_flight * (1 + (layout.virtual_stages > 1) * 0.2),
         buffers=4 * tokens * shape.vocab_size / layout.tensor + 1e9,
         fragmentation=0.0,
     )
+
+
+def sent_bytes(shape: ModelShape, layout: Layout, work: Work) -> dict[str, float]:
+    """Return what a chip sends in a step, by what for."""
+    held, parts = held_parameters(shape, layout), micro_batches(layout, work)
+    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    layers = -(-shape.num_layers // layout.pipeline)
+    share = lambda degree: (degree - 1) / degree  # noqa: E731
+    data = 2 * share(layout.data) * 2 * held
+    if layout.zero_stage == 3:
+        data = 3 * share(layout.shard) * 2 * held * (parts if layout.pipeline > 1 else 1)
+    elif layout.zero_stage == 2 and layout.pipeline > 1:
+        data *= (1 + parts) / 2
+    return {
+        "tensor": 8 * share(layout.tensor) * 2 * tokens * shape.hidden_size * layers * parts,
+        "pipeline": 4 * tokens * shape.hidden_size * parts * layout.virtual_stages if layout.pipeline > 1 else 0.0,
+        "data": data,
+        "context": 4.0 * tokens * shape.num_kv_heads * shape.head_size * layers * parts * share(layout.context),
+        "expert": 8.0 * tokens * shape.hidden_size * layers * parts * share(layout.expert),
+    }
+
+
+def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> Prediction:
+    _, active = parameters(shape)
+    memory, sent, parts = memory_of(shape, layout, work), sent_bytes(shape, layout, work), micro_batches(layout, work)
     chips, peak = cluster.num_chips, cluster.chip.flops["bfloat16"]
     flops = 6 * active * work.tokens + 6 * work.tokens * work.sequence_length * shape.num_layers * shape.hidden_size
-    size = tokens * shape.hidden_size / layout.tensor
+    size = layout.micro_batch_size * work.sequence_length / layout.context * shape.hidden_size / layout.tensor
     efficiency = 0.7 * size / (size + 2e5)
     forward = flops / 3 / chips / peak / efficiency
-    parts = work.global_batch_size // (layout.data * layout.micro_batch_size)
 
-    def wire(chips: int) -> Link:
-        return cluster.inside if chips <= cluster.chips_per_node or cluster.between is None else cluster.between
+    def rate(chips: int) -> float:
+        link = cluster.between if chips > cluster.chips_per_node else None
+        return (link or cluster.inside).bytes_per_s
 
-    share = lambda degree: (degree - 1) / degree  # noqa: E731
-    tensor = wire(layout.tensor)
-    sent_tensor = 8 * share(layout.tensor) * 2 * tokens * shape.hidden_size * layers * parts
-    data = wire(chips if layout.data > 1 else 1)
-    sent_data = 2 * share(layout.data) * 2 * held
-    if layout.zero_stage == 3:
-        data = wire(layout.shard * layout.tensor)
-        sent_data = 3 * share(layout.shard) * 2 * held * (parts if layout.pipeline > 1 else 1)
-    elif layout.zero_stage == 2 and layout.pipeline > 1:
-        sent_data *= (1 + parts) / 2
-    sent_pipeline = 4 * tokens * shape.hidden_size * parts * layout.virtual_stages if layout.pipeline > 1 else 0.0
-    sent_expert = 8.0 * tokens * shape.hidden_size * layers * parts * share(layout.expert)
-    sent_context = 4.0 * tokens * shape.num_kv_heads * shape.head_size * layers * parts * share(layout.context)
+    data_rate = rate(layout.shard * layout.tensor if layout.zero_stage == 3 else chips if layout.data > 1 else 1)
+    updated = 16 * held_parameters(shape, layout) / sharing(layout, 1)
     busy = 3 * forward + (forward if layout.recompute == "full" else 0)
     step = StepParts(
         forward=forward,
         backward=2 * forward,
         recompute=forward if layout.recompute == "full" else 0.0,
-        tensor_communication=sent_tensor / tensor.bytes_per_s / (2 if layout.sequence_parallel else 1),
-        pipeline_communication=sent_pipeline / wire(chips).bytes_per_s,
-        data_communication=0.3 * sent_data / data.bytes_per_s,
-        context_communication=sent_context / wire(layout.tensor * layout.context).bytes_per_s,
-        expert_communication=sent_expert / wire(layout.expert * layout.tensor).bytes_per_s,
+        tensor_communication=sent["tensor"] / rate(layout.tensor) / (2 if layout.sequence_parallel else 1),
+        pipeline_communication=sent["pipeline"] / rate(chips),
+        data_communication=0.3 * sent["data"] / data_rate,
+        context_communication=sent["context"] / rate(layout.tensor * layout.context),
+        expert_communication=sent["expert"] / rate(layout.expert * layout.tensor),
         bubble=busy * (layout.pipeline - 1) / parts / layout.virtual_stages,
-        optimizer=16 * held / by(1) / (cluster.host.link.bytes_per_s if layout.offload else cluster.chip.bytes_per_s),
+        optimizer=updated / (cluster.host.link.bytes_per_s if layout.offload else cluster.chip.bytes_per_s),
     )
     return Prediction(
         memory=memory,
@@ -112,11 +138,8 @@ def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> 
         step_s=Interval(value=step.total, low=0.85 * step.total, high=1.15 * step.total),
         flops=flops,
         flops_of_chips=flops * (4 / 3 if layout.recompute == "full" else 1),
-        sent={
-            "tensor": sent_tensor, "pipeline": sent_pipeline, "data": sent_data, "context": sent_context,
-            "expert": sent_expert,
-        },
+        sent=sent,
         mfu=flops / step.total / chips / peak,
         outside=() if chips <= 4096 else (f"{chips} chips, and the published runs have 8 to 4,096",),
         assumptions=("nothing is fitted (a test)",),
-    )  # fmt: skip
+    )

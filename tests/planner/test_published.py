@@ -11,12 +11,12 @@ def test_the_page_is_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict each published run with the shipped constants, and find its row on the page."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import planner_page
+    import planner_runs
 
-    import planner
     from whet.planner.predict import predict
 
     page = (ROOT / "docs" / "planner.md").read_text().splitlines()
-    points = planner.read_points()
+    points = planner_runs.read_points()
     assert sum(point.is_left_out for point in points) == pytest.approx(len(points) / 3, rel=0.3)
     for point in points:
         prediction = predict(point.shape, point.cluster, point.layout, point.work)

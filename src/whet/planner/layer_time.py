@@ -10,7 +10,7 @@ from whet.planner.layout import Layout, Work
 from whet.planner.memory import HALF
 from whet.planner.model_shape import ModelShape
 from whet.planner.operations import attention_operations, recomputed_share
-from whet.planner.parameters import attention_matrices, key_value_size, query_size
+from whet.planner.parameters import attention_matrices, key_value_size, query_size, seen_width
 
 # Backward passes of fused attention do five products for the two of forward (Dao, 2023, arXiv:2307.08691).
 ATTENTION_BACKWARD = 2.5
@@ -125,12 +125,10 @@ def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool, casts
     """Return the bytes a token that fused elementwise operators of a layer move forward."""
     hidden, tensor = shape.hidden_size, layout.tensor
     spread = tensor if layout.sequence_parallel else 1
-    inner, again = float(shape.intermediate_size), 0.0
+    inner, again = seen_width(shape, is_sparse), 0
     if is_sparse and shape.experts is not None:
-        experts = shape.experts
-        inner = experts.intermediate_size * (experts.per_token + experts.shared)
         # Tokens are put in the order of experts, and back, and weighted.
-        again = HALF * hidden * 5 * experts.per_token
+        again = HALF * hidden * 5 * shape.experts.per_token
     # Two norms read and write; two sums read two tensors and write one; dropout writes masks.
     whole = HALF * hidden * (4 + 6) + (2 * hidden if shape.drops else 0) + again
     turned = 0 if shape.num_positions else 2 * HALF * (query_size(shape) + key_value_size(shape) / 2)
@@ -142,7 +140,7 @@ def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool, casts
 @lru_cache(maxsize=8192)
 def layer_time(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, speed: Speeds) -> LayerTime:
     """Return how long one chip computes one layer of a micro-batch."""
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     linear = _linear_s(shape, layout, tokens, is_sparse, speed)
     small = tokens * _elementwise_bytes(shape, layout, is_sparse, speed.casts) * speed.passes / speed.memory
     pairs = attention_operations(shape, work.sequence_length, layout.fused_attention) * tokens / layout.tensor
@@ -168,7 +166,7 @@ def layer_time(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, s
 @lru_cache(maxsize=8192)
 def head_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> tuple[float, float]:
     """Return how long one chip computes the logits and the loss of a micro-batch, forward and backward."""
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     vocab = shape.vocab_size / layout.tensor
     product = matrix_s(tokens, shape.hidden_size, vocab, speed.matrix, speed.memory)
     # The loss reads 16-bit logits and writes float32 ones, their logarithms, and the gradients of both.
@@ -187,7 +185,7 @@ def extra_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> 
     """Return how long one chip computes the layers that predict later tokens, forward and backward."""
     if not shape.num_extra_layers:
         return 0.0, 0.0
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     layer = layer_time(shape, layout, work, shape.experts is not None, speed)
     head = head_time(shape, layout, work, speed)
     joined = matrix_s(tokens, 2 * shape.hidden_size, shape.hidden_size / layout.tensor, speed.linear, speed.memory)

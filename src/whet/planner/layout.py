@@ -103,3 +103,7 @@ class Layout(BaseModel):
     def chips(self) -> int:
         """Return how many chips the layout takes."""
         return self.data * self.tensor * self.pipeline * self.context
+
+    def micro_batch_tokens(self, work: Work) -> float:
+        """Return the tokens of a micro-batch that a chip computes, of which context-parallel chips have equal parts."""
+        return self.micro_batch_size * work.sequence_length / self.context

@@ -10,8 +10,9 @@ from whet.planner.parameters import (
     layer_count,
     num_sparse_layers,
     query_size,
+    seen_width,
     stage_counts,
-    stage_layers,
+    stage_kinds,
     value_size,
 )
 from whet.planner.prediction import MemoryParts
@@ -67,7 +68,7 @@ def layer_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool =
     with tensor parallelism, and 34sbh/t with sequence parallelism and selective recomputation.
     """
     hidden, tensor = shape.hidden_size, layout.tensor
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     spread = tensor if layout.sequence_parallel else 1
     if layout.recompute == "full":
         return HALF * hidden * tokens / spread
@@ -92,9 +93,7 @@ def _operators_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> floa
     """Return the bytes a token that a layer keeps when all but attention and every second matrix is computed again."""
     hidden, tensor = shape.hidden_size, layout.tensor
     spread = tensor if layout.sequence_parallel else 1
-    inner = float(shape.intermediate_size)
-    if is_sparse and shape.experts is not None:
-        inner = shape.experts.intermediate_size * (shape.experts.per_token + shape.experts.shared)
+    inner = seen_width(shape, is_sparse)
     divided = HALF * (query_size(shape) + key_value_size(shape) / 2 + value_size(shape) + inner)
     divided += 4 * shape.num_heads
     # A compiled layer sees that the output of its last matrix is only added to, and keeps its own input alone.
@@ -123,7 +122,7 @@ def logits_bytes(shape: ModelShape, layout: Layout, work: Work) -> float:
     PyTorch keeps 16-bit logits beside float32 ones in three forms (their logarithms, the loss's gradient, and the
     gradient of the logarithms); Megatron works in place; a fused loss keeps 16-bit ones with their gradients.
     """
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     # Where tensor-parallel chips share the logits, PyTorch adds their exponentials in a step of its own.
     each = HALF + (4 if layout.tensor > 1 else 3) * 4
     if layout.software.startswith("megatron"):
@@ -141,7 +140,7 @@ def _working_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: boo
     elif layout.recompute == "selective" and not layout.fused_attention:
         plain = layout.model_copy(update={"recompute": "none"})
         again = layer_bytes(shape, plain, work) - layer_bytes(shape, layout, work)
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     inner = HALF * (3 if shape.is_gated else 2) * shape.intermediate_size / layout.tensor
     # Sequence-parallel chips gather the tokens before a matrix and keep one gathered tensor at a time.
     gathered = HALF * shape.hidden_size * (2 if layout.tensor > 1 else 1)
@@ -170,11 +169,7 @@ def _stage_parts(
 ) -> tuple[float, float, float, float, float]:
     """Return the bytes of parameters, gradients, optimiser, activations and buffers on one pipeline stage."""
     state = state_bytes(stage_counts(shape, layout.pipeline)[stage], layout)
-    layers = stage_layers(shape, layout.pipeline)
-    before = sum(layers[:stage])
-    first_sparse = shape.num_layers - num_sparse_layers(shape)
-    sparse = max(0, before + layers[stage] - max(before, first_sparse))
-    plain = layers[stage] - sparse
+    plain, sparse = stage_kinds(shape, layout.pipeline)[stage]
     kept = plain * layer_bytes(shape, layout, work) if plain else 0.0
     kept += sparse * layer_bytes(shape, layout, work, True) if sparse else 0.0
     activations = kept * in_flight(layout, num_micro_batches, stage)

@@ -67,7 +67,7 @@ def layer_messages(
     shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, group: Groups, wire: Wires
 ) -> LayerMessages:
     """Return the forward messages of one layer; backward sends as many, but twice as many keys and values."""
-    tokens = layout.micro_batch_size * work.sequence_length / layout.context
+    tokens = layout.micro_batch_tokens(work)
     size = tokens * shape.hidden_size * HALF
     # What is gathered for fp8 matrices travels as fp8; sums travel in 16 bits (torchao, Transformer Engine).
     gathered = 0.5 if layout.precision == "fp8" and layout.sequence_parallel else 1.0
@@ -140,7 +140,7 @@ def stage_message(shape: ModelShape, layout: Layout, work: Work, group: Groups, 
     """Return the seconds and the bytes of what a pipeline stage sends on, for one micro-batch in one direction."""
     if layout.pipeline == 1:
         return 0.0, 0.0
-    size = layout.micro_batch_size * work.sequence_length / layout.context * shape.hidden_size * HALF
+    size = layout.micro_batch_tokens(work) * shape.hidden_size * HALF
     if layout.sequence_parallel or layout.software.startswith("megatron"):
         size /= layout.tensor
     return send_s(size, group.stages_leave_node, wire), size

@@ -5,11 +5,11 @@ from functools import lru_cache
 from whet.planner.layout import Layout, Work
 from whet.planner.model_shape import ModelShape
 from whet.planner.parameters import (
-    active_parameters,
     attention_matrices,
     mlp_parameters,
     num_sparse_layers,
     query_size,
+    seen_width,
     value_size,
 )
 
@@ -81,11 +81,6 @@ def model_operations(shape: ModelShape, work: Work, causal: bool = False) -> flo
     return 3.0 * work.tokens * forward_operations(shape, work.sequence_length, causal)
 
 
-def six_n_operations(shape: ModelShape, work: Work) -> float:
-    """Return six operations a token and active parameter, the rule of thumb without attention (Kaplan et al., 2020)."""
-    return 6.0 * work.tokens * active_parameters(shape)
-
-
 def recomputed_share(shape: ModelShape, layout: Layout, is_sparse: bool) -> tuple[float, float]:
     """Return which share of a layer's matrices, and of its attention, backward computes again."""
     if layout.recompute == "full":
@@ -96,9 +91,7 @@ def recomputed_share(shape: ModelShape, layout: Layout, is_sparse: bool) -> tupl
         # Of queries, keys, values, output, gate, up and down, the second, fourth and sixth are computed again.
         hidden = shape.hidden_size
         keys = shape.num_kv_heads * shape.head_size
-        inner = shape.intermediate_size
-        if is_sparse and shape.experts is not None:
-            inner = shape.experts.intermediate_size * (shape.experts.per_token + shape.experts.shared)
+        inner = seen_width(shape, is_sparse)
         again = hidden * keys + value_size(shape) * hidden + (hidden * inner if shape.is_gated else 0)
         return 2.0 * again / layer_operations(shape, is_sparse), 0.0
     return 0.0, 0.0

@@ -90,6 +90,13 @@ def mlp_parameters(hidden: int, inner: int, is_gated: bool) -> int:
     return hidden * inner * (3 if is_gated else 2)
 
 
+def seen_width(shape: ModelShape, is_sparse: bool) -> int:
+    """Return the inner width of what a token meets of a layer's MLP, or of its experts together."""
+    if is_sparse and shape.experts is not None:
+        return shape.experts.intermediate_size * (shape.experts.per_token + shape.experts.shared)
+    return shape.intermediate_size
+
+
 @lru_cache(maxsize=256)
 def layer_count(shape: ModelShape, is_sparse: bool) -> Count:
     """Count the parameters of one layer, with a mixture of experts or with one MLP."""
@@ -165,14 +172,24 @@ def stage_layers(shape: ModelShape, stages: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
+def stage_kinds(shape: ModelShape, stages: int) -> tuple[tuple[int, int], ...]:
+    """Return how many layers of each pipeline stage have one MLP, and how many have a mixture of experts."""
+    dense = shape.num_layers - num_sparse_layers(shape)
+    kinds = []
+    before = 0
+    for layers in stage_layers(shape, stages):
+        plain = max(0, min(dense, before + layers) - before)
+        kinds.append((plain, layers - plain))
+        before += layers
+    return tuple(kinds)
+
+
+@lru_cache(maxsize=4096)
 def stage_counts(shape: ModelShape, stages: int) -> tuple[Count, ...]:
     """Count the parameters of each pipeline stage. A tied matrix of logits is held by the last stage once more."""
-    dense = shape.num_layers - num_sparse_layers(shape)
     counts = []
-    before = 0
-    for index, layers in enumerate(stage_layers(shape, stages)):
-        plain = max(0, min(dense, before + layers) - before)
-        count = layer_count(shape, False).times(plain) + layer_count(shape, True).times(layers - plain)
+    for index, (plain, sparse) in enumerate(stage_kinds(shape, stages)):
+        count = layer_count(shape, False).times(plain) + layer_count(shape, True).times(sparse)
         if index == 0:
             count = count + embedding_count(shape)
         if index == stages - 1:
@@ -180,7 +197,6 @@ def stage_counts(shape: ModelShape, stages: int) -> tuple[Count, ...]:
             if shape.is_tied and stages > 1:
                 count = count + Count(shape.vocab_size * shape.hidden_size)
         counts.append(count)
-        before += layers
     return tuple(counts)
 
 

@@ -94,7 +94,7 @@ def range_values(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work
         "parameters": model_count(shape).total,
         "hidden_size": shape.hidden_size,
         "sequence_length": work.sequence_length,
-        "tokens_of_a_micro_batch": layout.micro_batch_size * work.sequence_length / layout.context,
+        "tokens_of_a_micro_batch": layout.micro_batch_tokens(work),
         "tensor": layout.tensor,
         "pipeline": layout.pipeline,
         "context": layout.context,

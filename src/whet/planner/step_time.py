@@ -15,9 +15,8 @@ from whet.planner.parameters import (
     embedding_count,
     head_count,
     layer_count,
-    num_sparse_layers,
     stage_counts,
-    stage_layers,
+    stage_kinds,
 )
 from whet.planner.prediction import StepParts
 
@@ -112,11 +111,9 @@ class StepModel:
         """Return one micro-batch's time on a pipeline stage."""
         shape, layout = self.shape, self.layout
         stage = StageTime()
-        layers = stage_layers(shape, layout.pipeline)
-        before, first_sparse = sum(layers[:index]), shape.num_layers - num_sparse_layers(shape)
-        sparse = max(0, before + layers[index] - max(before, first_sparse))
-        if layers[index] > sparse:
-            self._add_layers(stage, layers[index] - sparse, False)
+        plain, sparse = stage_kinds(shape, layout.pipeline)[index]
+        if plain:
+            self._add_layers(stage, plain, False)
         if sparse:
             self._add_layers(stage, sparse, True)
         if index == layout.pipeline - 1:
