@@ -2,8 +2,8 @@
 
     python benchmarks/plan_here.py [--steps 12]      # writes docs/results/plan_here.json
 
-Two processes with one thread each train the decoder of benchmarks/decoder_on_ranks.py by whet.parallelize, in each stage of
-ZeRO. The time of a step is the median; the memory is the peak of the first process beside what it held before it made
+Two processes with one thread each train the decoder of decoder_on_ranks.py by whet.parallelize, in each stage of ZeRO.
+The time of a step is the median; the memory is the peak of the first process beside what it held before it made
 the model, from outside of PyTorch (the resident set). The prediction knows this machine's limits and links as whet
 limits --links measured them, and nothing of the run. Run it on a quiet machine: a busy one disturbs both.
 """
@@ -50,7 +50,7 @@ WARM_UP = 3  # steps, in which the optimiser makes its state and DDP its buckets
 def shape() -> ModelShape:
     """Return the decoder's sizes in the planner's words."""
     return ModelShape(
-        name="the decoder of benchmarks/decoder_on_ranks.py",
+        name="the decoder of decoder_on_ranks.py",
         num_layers=SIZES["num_hidden_layers"],
         hidden_size=SIZES["hidden_size"],
         intermediate_size=SIZES["intermediate_size"],

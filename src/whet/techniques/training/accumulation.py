@@ -42,11 +42,10 @@ class Options:
     num_parts: int = 2
 
 
-def num_parts_of(steps: Sequence[Step]) -> int:
+def num_parts_of(steps: Sequence[Step]) -> int | float | str:
     """Return into how many parts a recipe divides each batch, as it says them; 1 where it does not."""
     own = next((step for step in steps if step.technique == ACCUMULATION), None)
-    found: int = 1 if own is None else own.options.get("num_parts", Options.num_parts)
-    return found
+    return 1 if own is None else own.options.get("num_parts", Options.num_parts)
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
