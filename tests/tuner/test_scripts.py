@@ -295,6 +295,21 @@ def bounds(shares: dict[str, float], *steps: Step, exclude: Sequence[str] = ()) 
     return {entry.technique: entry.most for entry in applicable_techniques(record, exclude)}
 
 
+@pytest.mark.parametrize(("share", "is_tried"), [(1.0, False), (0.4, True), (None, True)])
+def test_attention_by_documents_is_tried_where_masks_keep_documents_apart(
+    tmp_path: Path, share: float | None, is_tried: bool
+) -> None:
+    command, own = ScriptCommand(("python", "train.py"), 1, tmp_path), outcome(tmp_path / "a")
+    steps = [FUSED, Step(technique="document_attention")]
+    watched = ScriptRecord(seconds=[], losses=[], applicable=steps, within_documents=share)
+    for exclude in ((), ("document_attention",)):
+        facts = facts_of(command, Examined(watched, timed_run(own), Original(own, own)), exclude, 1.0)
+        assert ("document_attention" in {entry.technique for entry in facts.applicable}) == (is_tried and not exclude)
+        reasons = [refused.reason for refused in facts.refused]
+        assert len(reasons) == (0 if is_tried and not exclude else 1)
+        assert is_tried or reasons[0].startswith("no attention of a step has a mask")
+
+
 def test_what_a_technique_may_gain_is_told_by_the_phases_that_it_changes() -> None:
     compiled, loader = Step(technique="compile"), Step(technique="loader", options={"num_workers": 1})
     found = bounds(SHARES, FUSED, AUTOCAST, compiled, exclude=["compile"])

@@ -42,7 +42,8 @@ class TrainingTechnique(AnyTechnique):
     Attributes:
         predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none, and
             the default.
-        check_profile: Returns why the profile of a step shows that it would change nothing; "" where it may.
+        check_masks: Returns why the masks of attention in a step show that it would change nothing, from the share of
+            the products that is left within documents (see StepProfile); "" where it may.
         exactness_of: Returns which proof it owes with these options, where that depends on them.
         predict_memory: Returns the least bytes that a step takes with it, from what a step takes as it is; None where
             it saves none.
@@ -58,7 +59,7 @@ class TrainingTechnique(AnyTechnique):
     check: Callable[[Parts, Machine, Any], Applicability]
     predict: Callable[[StepProfile, Limits, Any], float] = lambda profile, limits, options: 1.0
     apply: Callable[[Parts, Any], Parts]
-    check_profile: Callable[[StepProfile], str] | None = None
+    check_masks: Callable[[float], str] | None = None
     exactness_of: Callable[[Any], Exactness] | None = None
     predict_memory: Callable[[StepMemory, Any], float] | None = None
     refuses: Refuses = field(default_factory=dict)

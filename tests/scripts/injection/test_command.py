@@ -285,6 +285,38 @@ def test_the_record_says_that_a_technique_changed_nothing(place: Path) -> None:
     assert [note.partition(":")[2] for note in found.notes] == [" so far it changes nothing"]
 
 
+PACKED = """import torch
+from torch.nn.functional import scaled_dot_product_attention
+linear = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+documents = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
+same = (documents[:, None] == documents) & torch.ones(8, 8).tril().bool()
+for _ in range(12):
+    x = linear(torch.ones(1, 1, 8, 4))
+    loss = scaled_dot_product_attention(x, x, x, attn_mask=MASK).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.usefixtures("as_forks")
+@pytest.mark.parametrize(
+    ("source", "share"),
+    [
+        (PACKED.replace("MASK", "same"), (6 + 10 + 1) / 64),
+        (PACKED.replace("MASK", "torch.ones(8, 8).tril().bool()"), 36 / 64),
+        (PACKED.replace("MASK", "None"), 1.0),
+        (TRAIN, 1.0),
+    ],
+)
+def test_a_watched_run_says_what_is_left_of_attention_within_documents(place: Path, source: str, share: float) -> None:
+    found = run(place, source, ["100"], is_watched=True).record
+    assert found is not None and found.within_documents == pytest.approx(share)
+    unwatched = run(place, source, ["100"]).record
+    assert unwatched is not None and unwatched.within_documents is None
+
+
 def test_a_technique_that_changed_nothing_is_said_after_some_steps(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

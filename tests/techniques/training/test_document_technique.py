@@ -269,15 +269,15 @@ def test_a_profile_says_whether_masks_keep_documents_apart() -> None:
     trainer.step()
     profile = profile_steps(trainer)
     assert 0.1 < profile.within_documents < 0.5
-    assert TECHNIQUE.check_profile is not None
-    assert not TECHNIQUE.check_profile(profile)
+    assert TECHNIQUE.check_masks is not None
+    assert not TECHNIQUE.check_masks(profile.within_documents)
     profile = StepProfile(total_s=10.0, attention_s=6.0, other_s=4.0, within_documents=0.25)
     assert TECHNIQUE.predict(profile, None, TECHNIQUE.options()) == pytest.approx(10 / (4 + 1.5))  # type: ignore[arg-type]
     trainer = Trainer(tiny_workload())
     trainer.step()
     profile = profile_steps(trainer)
     assert profile.within_documents == 1.0
-    assert "no attention of a step has a mask" in TECHNIQUE.check_profile(profile)
+    assert "no attention of a step has a mask" in TECHNIQUE.check_masks(profile.within_documents)
 
 
 def test_a_search_leaves_it_out_where_no_mask_keeps_documents_apart() -> None:

@@ -28,6 +28,7 @@ from whet.scripts.injection.agreed_end import AgreedEnd
 from whet.scripts.injection.applying import applicable, apply, shift_seeds
 from whet.scripts.injection.closures import FirstCall, closure_of, with_closure
 from whet.scripts.injection.file_guard import FileGuard
+from whet.scripts.injection.first_attention import FirstAttention
 from whet.scripts.injection.first_steps import FirstSteps
 from whet.scripts.injection.loop_finder import ONE_LOOP, FoundLoop, LoopFinder
 from whet.scripts.injection.losses import BackwardLosses
@@ -65,6 +66,7 @@ class ScriptLoop:
         self._rates: list[list[float]] = []
         self._record = ScriptRecord(seconds=[], losses=[])
         self._first: FirstSteps | None = None
+        self._attention = FirstAttention()
         self._changed: Parts | None = None
         self._guard: ProcessGuard | None = None  # for processes that come after the recipe
         self._times: StepTimes | None = None
@@ -108,6 +110,7 @@ class ScriptLoop:
         if request.is_watched:
             watch = self._watching.enter_context(watch_everything(with_memory=False))
             self._report = watch.report
+            self._attention.listen(self._patches)
 
     def _found(self, found: FoundLoop) -> None:
         """Apply the recipe to the loop."""
@@ -215,6 +218,8 @@ class ScriptLoop:
             self._first.after_step()
         if self._times is None:
             number = self._request.num_steps - (1 if self._place.world_size == 1 else 2)  # several end a step later
+            if self._request.is_watched:
+                self._record.within_documents = self._attention.end()
             self._times = StepTimes(number, self._request.limit_s, enough_s=self._request.enough_s)
         else:
             has_enough = self._times.add((now - self._last_ns) / 1e9)

@@ -86,6 +86,8 @@ class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
         applicable: The techniques that can be applied here, with their options.
         refused: Why others cannot, by the technique's name.
         shares: The share of a step in each phase, where the run was watched.
+        within_documents: The share of attention's products in the first step that is left where each document of
+            packed rows is computed by itself; None where that was not seen.
         updates: How the first updates compare with float64, where the run is a proof.
         notes: What the techniques want to be said.
         world_size: How many processes train together.
@@ -105,6 +107,7 @@ class ScriptRecord(BaseModel, ser_json_inf_nan="constants"):
     applicable: list[Step] = []
     refused: dict[str, str] = {}
     shares: dict[str, float] = {}
+    within_documents: float | None = None
     updates: UpdateProof | None = None
     notes: tuple[str, ...] = ()
     world_size: int = 1

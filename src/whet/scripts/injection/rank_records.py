@@ -41,6 +41,7 @@ def joined_record(messages: Path) -> ScriptRecord | None:
             "memory": heaviest.memory,
             "applicable": [step for step in first.applicable if all(step in one.applicable for one in records)],
             "refused": {name: why for record in reversed(records) for name, why in record.refused.items()},
+            "within_documents": _mean([record.within_documents for record in records]),
             "updates": _worst([record.updates for record in records]),
         }
     )

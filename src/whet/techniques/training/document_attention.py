@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 from whet.core.workload.blocks import repeated_blocks
 from whet.measure.machine import Machine
-from whet.techniques.costs.step_profile import StepProfile
 from whet.techniques.mechanisms.module_class import extend
 from whet.techniques.mechanisms.packing.document_masking import note_of_masks, with_block_size
 from whet.techniques.mechanisms.packing.packed_masks import SEEN
@@ -61,9 +60,9 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     return Applies("attention within documents, where a mask does nothing but keep them apart")
 
 
-def check_profile(profile: StepProfile) -> str:
+def check_masks(within_documents: float) -> str:
     """Return that no mask keeps documents apart, where the step shows it."""
-    if profile.within_documents < 1:
+    if within_documents < 1:
         return ""
     return "no attention of a step has a mask that does nothing but keep the documents of packed rows apart"
 
@@ -84,7 +83,7 @@ TECHNIQUE = TrainingTechnique(
     options=Options,
     exactness=Exactness.EXACT,
     check=check,
-    check_profile=check_profile,
+    check_masks=check_masks,
     predict=lambda profile, limits, options: profile.bound(attention_s=profile.attention_s * profile.within_documents),
     apply=apply,
     keeps_dropout=True,

@@ -35,8 +35,9 @@ class ScriptFacts(Facts, frozen=True):
 
 def facts_of(command: ScriptCommand, examined: Examined, exclude: Sequence[str], examined_s: float) -> ScriptFacts:
     machine, watched = describe(), examined.watched
-    refused = [RefusedTechnique(technique=name, reason=why) for name, why in watched.refused.items()]
-    left_out = {step.technique for step in watched.applicable}.intersection(exclude)
+    reasons = watched.refused | _without_masks(watched)
+    refused = [RefusedTechnique(technique=name, reason=why) for name, why in reasons.items()]
+    left_out = {step.technique for step in watched.applicable}.intersection(exclude) - reasons.keys()
     refused += [RefusedTechnique(technique=name, reason="left out by --exclude") for name in sorted(left_out)]
     return ScriptFacts(
         name=command.name,
@@ -62,10 +63,20 @@ def applicable_techniques(
 ) -> tuple[ApplicableTechnique, ...]:
     """Return the techniques that apply to a script, with the choices that the process of a watched run has accepted."""
     choices = defaultdict[str, list[Step]](list)
+    left_out = {*exclude, *_without_masks(record)}
     for step in record.applicable:
-        if step.technique not in exclude:
+        if step.technique not in left_out:
             choices[step.technique].append(step)
     return tuple(_applicable(record, memory, TRAINING_TABLE[name], steps) for name, steps in choices.items())
+
+
+def _without_masks(record: ScriptRecord) -> dict[str, str]:
+    """Return why the masks of the first step rule techniques out, by their names."""
+    if record.within_documents is None:
+        return {}
+    checks = {step.technique: TRAINING_TABLE[step.technique].check_masks for step in record.applicable}
+    reasons = {name: check(record.within_documents) for name, check in checks.items() if check is not None}
+    return {name: why for name, why in reasons.items() if why}
 
 
 def _applicable(

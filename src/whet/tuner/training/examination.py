@@ -234,7 +234,7 @@ def applicable_techniques(
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
         elif options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
-        elif technique.check_profile is not None and (why := technique.check_profile(profile)):
+        elif technique.check_masks is not None and (why := technique.check_masks(profile.within_documents)):
             refused.append(RefusedTechnique(technique=name, reason=why))
         else:
             make = partial(_variant, technique, profile=profile, memory=memory, limits=limits)

@@ -233,10 +233,10 @@ class AttentionCounter(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function is FUSED and not torch.compiler.is_compiling():
-            self._count(*args, **kwargs)
+            self.count(*args, **kwargs)
         return function(*args, **kwargs)
 
-    def _count(
+    def count(
         self,
         query: Tensor,
         key: Tensor,
@@ -246,6 +246,7 @@ class AttentionCounter(TorchFunctionMode):
         is_causal: bool = False,
         **_: Any,
     ) -> None:
+        """Count one call of scaled_dot_product_attention."""
         num_heads = query.shape[:-2].numel()
         num_products = num_heads * query.shape[-2] * key.shape[-2] // (2 if is_causal else 1)
         documents = None
