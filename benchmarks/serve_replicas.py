@@ -8,7 +8,7 @@
   the replicas themselves on their Unix sockets, half of the clients to each. Whole answers and streams (the time to
   the first event). What is added is the difference of the medians and of the 99th percentiles of all rounds.
 - Prefix hits: conversations that grow by a turn, with one of four instructions at their beginning, sent in a random
-  order, by the proxy and to the replicas in turn. The engines count the tokens of prompts that they find in their cache.
+  order, by the proxy and to the replicas in turn. The engines count the tokens that they find.
 - Answered: requests at a steady rate. One replica is killed with -9 after a third of them, and SIGHUP replaces all
   after two thirds.
 

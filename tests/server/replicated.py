@@ -1,7 +1,6 @@
 """A proxy before replicas that are fakes: servers of this process, on Unix sockets, which can be made to die."""
 
 import asyncio
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
-from whet.server.http.hardened import BACKLOG, WebServer
+from whet.server.http.hardened import WebServer
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
@@ -61,6 +60,7 @@ class Replicated(WebServer):
         def cut() -> None:
             for listener in server._server.servers:
                 listener.close()
+            server._server.servers = []
             server._socket.close()
             for connection in list(server._server.server_state.connections):
                 connection.transport.abort()  # type: ignore[union-attr]

@@ -64,8 +64,7 @@ def served(*words: str, **variables: str) -> Iterator[Served]:
 
     def read() -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            said.append(line.rstrip())
+        said.extend(map(str.rstrip, process.stderr))
 
     reading = threading.Thread(target=read, daemon=True)
     reading.start()

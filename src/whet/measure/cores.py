@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 _NODES = Path("/sys/devices/system/node")
@@ -67,7 +68,7 @@ def _first_sibling(core: int) -> int:
 def _parts(cores: Sequence[int], number: int) -> list[tuple[int, ...]]:
     """Divide a sequence into parts whose lengths differ by at most 1."""
     ends = [len(cores) * i // number for i in range(number + 1)]
-    return [tuple(sorted(cores[first:end])) for first, end in zip(ends, ends[1:], strict=False)]
+    return [tuple(sorted(cores[first:end])) for first, end in pairwise(ends)]
 
 
 def _read(path: Path) -> str:

@@ -46,7 +46,13 @@ class AsgiServer(ABC):
     hears_hangup = False  # whether SIGHUP calls `_hang_up`; otherwise it ends the process, as always
 
     def __init__(
-        self, server: UvicornWithoutSignals, bound: socket.socket, *, backlog: int, name: str, listens_later: bool = False
+        self,
+        server: UvicornWithoutSignals,
+        bound: socket.socket,
+        *,
+        backlog: int,
+        name: str,
+        listens_later: bool = False,
     ) -> None:
         self.host, self.port = address_of(bound)
         self._server = server
@@ -110,7 +116,8 @@ class AsgiServer(ABC):
         """End although something still runs: a second signal came."""
 
     def _hang_up(self) -> None:
-        """Do what SIGHUP asks for. It is called on the event loop."""
+        """Do what SIGHUP asks for. It is called on the event loop, if `hears_hangup`."""
+        raise NotImplementedError
 
     async def _run(self, on_ready: Callable[[], None], *, has_signals: bool) -> None:
         self._loop = asyncio.get_running_loop()

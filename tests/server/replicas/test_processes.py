@@ -115,11 +115,13 @@ def refused(*words: str) -> str:
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     cores = len(allowed_cores())
-    assert f"--replicas {cores + 1}: each replica needs a core of its own" in refused("docs-gpt", "--replicas", str(cores + 1))
+    assert f"--replicas {cores + 1}: each replica needs a core of its own" in refused(
+        "docs-gpt", "--replicas", str(cores + 1)
+    )
     assert "--replicas 0: at least 1" in refused("docs-gpt", "--replicas", "0")
     assert "--replicas 2: each needs at least" in refused("docs-gpt", "--replicas", "2", "--memory", "900GiB")
     (tmp_path / "config.json").write_text("{")
-    assert "config.json cannot be read" in refused(str(tmp_path), "--replicas", "2")
+    assert "has no tokenizer.json" in refused(str(tmp_path), "--replicas", "2")
     assert "max_model_len" in refused("docs-gpt", "--replicas", "2", "--max-model-len", "0")
 
 

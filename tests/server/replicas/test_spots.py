@@ -68,7 +68,8 @@ def test_one_name_of_a_state_has_one_place_which_is_not_learned() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b'{"prompt":', b'{"prompt": [', b'{"prompt": [[', b'{"prompt": null}', b'{"prompt": "', b"\xff" * 99]
+    "body",
+    [b"", b"{", b'{"prompt":', b'{"prompt": [', b'{"prompt": [[', b'{"prompt": null}', b'{"prompt": "', b"\xff" * 99],
 )
 def test_what_is_no_request_has_some_place(body: bytes) -> None:
     for path in (TEXT, CHAT):

@@ -68,9 +68,7 @@ class WebServer(AsgiServer):
         listens_later: bool = False,
     ) -> None:
         self._settings, self._lifecycle = settings, lifecycle
-        super().__init__(
-            HardenedServer(app, settings), bound, backlog=BACKLOG, name=name, listens_later=listens_later
-        )
+        super().__init__(HardenedServer(app, settings), bound, backlog=BACKLOG, name=name, listens_later=listens_later)
 
     @property
     def url(self) -> str:

@@ -22,7 +22,6 @@ from whet.server.http.answer import json_in_turns
 from whet.server.http.errors import HEADER_LENGTH, ApiError, invalid, of_validation
 from whet.server.http.request_parsing import SMALL
 
-
 _MAX_DIMS = 32
 _MAX_TENSORS = 1024
 _MAX_DIGITS = 10  # of the number of bytes of the JSON

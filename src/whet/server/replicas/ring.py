@@ -16,7 +16,9 @@ class Ring:
     """Order replicas, numbered from 0, by how near they are to a key."""
 
     def __init__(self, num_replicas: int) -> None:
-        points = [(_hashed(f"{number}/{i}".encode()), number) for number in range(num_replicas) for i in range(_NUM_POINTS)]
+        points = [
+            (digest(f"{number}/{i}".encode()), number) for number in range(num_replicas) for i in range(_NUM_POINTS)
+        ]
         self._points = sorted(points)
         self._places = [place for place, _ in self._points]
         self._num_replicas = num_replicas
@@ -49,7 +51,3 @@ def digest(content: bytes, before: int = 0) -> int:
     """Return a hash of 64 bits of some bytes, and of the hash of what comes before them."""
     salt = before.to_bytes(8, "big")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8, salt=salt).digest(), "big")
-
-
-def _hashed(content: bytes) -> int:
-    return digest(content)

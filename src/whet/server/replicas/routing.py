@@ -1,4 +1,4 @@
-"""Choose the replica of a request: the one that has computed the longest part of its prompt, unless it is overloaded."""
+"""Choose a request's replica: the one that has computed the longest part of its prompt, unless it is overloaded."""
 
 import re
 from collections import OrderedDict
@@ -58,8 +58,8 @@ class Spot:
 def spot_of(path: str, key: str, body: bytes) -> Spot:
     """Return where a request belongs.
 
-    Prompts are found in the body's bytes and not parsed, so a large body costs no more than a small one. If a text looks
-    like a field, the request may be sent to another replica, where it is answered as well.
+    Prompts are found in the body's bytes and not parsed, so a large body costs no more than a small one. If a text
+    looks like a field, the request may be sent to another replica, where it is answered as well.
 
     Args:
         key: The client's API key. Prompts of different keys share no cache, so they need not meet.

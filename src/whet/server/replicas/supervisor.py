@@ -81,7 +81,7 @@ class Supervisor:
                 has_room = _free_memory() > old.memory
                 try:
                     if not has_room:
-                        self._say(f"memory does not hold one more replica: replica {number} ends before the next starts")
+                        self._say(f"memory does not hold one more replica: replica {number} ends first")
                         await self._retire(old)
                     await self._start(number)
                 except WhetError as error:

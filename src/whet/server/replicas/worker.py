@@ -91,6 +91,6 @@ def _say(said: IO[str], content: dict[str, Any]) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except Exception as failure:  # noqa: BLE001 - the parent shows the last line
+    except Exception as failure:
         sys.stderr.write(f"{type(failure).__name__}: {reason(failure)}\n")
         raise
