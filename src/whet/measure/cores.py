@@ -21,7 +21,7 @@ def core_shares(number: int, cores: Collection[int], directory: Path = _NODES) -
     """Divide cores among so many processes, of which each gets at least one.
 
     No process gets cores of two NUMA nodes where there are at least as many processes as nodes. With fewer processes,
-    each gets whole nodes. Cores of a node that share a physical core stay together.
+    each gets whole nodes. Cores that share a physical core stay together where the numbers allow it.
 
     Args:
         number: How many processes; at most as many as cores.

@@ -49,7 +49,9 @@ class Asked:
     @classmethod
     def from_json(cls, read: Mapping[str, Any]) -> "Asked":
         """Return what `as_json` made JSON of."""
-        settings = {key: tuple(value) if isinstance(value, list) else value for key, value in read["settings"].items()}
+        settings: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in read["settings"].items()
+        }
         recipe = read["recipe"]
         return cls(
             **{

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from replicated_process import Load, Served, kill, served, wait_for
+from small_programs import save, small
 
+import whet
+from refusals import refusal
 from whet.measure.cores import allowed_cores
 
 pytestmark = pytest.mark.skipif(len(allowed_cores()) < 2, reason="two replicas need two cores")
@@ -96,6 +100,22 @@ def test_replicas_end_with_their_parent() -> None:
         wait_for(lambda: not any(map(is_running, pids)), 10)
 
 
+def test_tuned_models_are_served_by_replicas_too(tmp_path: Path) -> None:
+    save(small(), tmp_path / "small")
+    with served(str(tmp_path / "small"), "--replicas", "2") as server:
+        assert server.told["model"] == "small"
+        x = torch.randn(3, 4)
+        expected = whet.load(tmp_path / "small")(x)
+        body = {"inputs": [{"name": "input_0", "datatype": "FP32", "shape": [3, 4], "data": x.tolist()}]}
+        for number in range(40):
+            if number == 20:
+                kill(server.told["replicas"][0])
+            answer = server.ask("/v2/models/small/infer", body)
+            found = {output["name"]: output for output in answer["outputs"]}
+            torch.testing.assert_close(torch.tensor(found["logits"]["data"]).reshape(3, 3), expected.logits)
+        assert server.ask("/v2/health/ready") == {"ready": True}
+
+
 def is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -103,26 +123,15 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def refused(*words: str) -> str:
-    """The one line that a server ends with, exit code 2."""
-    code = f"from whet.cli import main; main({['serve', '--port', '0', *words]!r})"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
-    lines = ended.stderr.strip().splitlines()
-    assert lines[-1].startswith("error: ")
-    return lines[-1]
-
-
-def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cores = len(allowed_cores())
-    assert f"--replicas {cores + 1}: each replica needs a core of its own" in refused(
-        "docs-gpt", "--replicas", str(cores + 1)
-    )
-    assert "--replicas 0: at least 1" in refused("docs-gpt", "--replicas", "0")
-    assert "--replicas 2: each needs at least" in refused("docs-gpt", "--replicas", "2", "--memory", "900GiB")
+    said = refusal(capsys, "docs-gpt", "--replicas", str(cores + 1))
+    assert f"--replicas {cores + 1}: each replica needs a core of its own" in said
+    assert "--replicas 0: at least 1" in refusal(capsys, "docs-gpt", "--replicas", "0")
+    said = refusal(capsys, "docs-gpt", "--replicas", "2", "--memory", "900GiB")
+    assert "--replicas 2: each needs at least" in said
     (tmp_path / "config.json").write_text("{")
-    assert "has no tokenizer.json" in refused(str(tmp_path), "--replicas", "2")
-    assert "max_model_len" in refused("docs-gpt", "--replicas", "2", "--max-model-len", "0")
+    assert "has no tokenizer.json" in refusal(capsys, str(tmp_path), "--replicas", "2")
 
 
 def test_a_replica_that_is_not_started_by_its_parent_ends() -> None:

@@ -45,7 +45,7 @@ class Fleet:
 
     @property
     def all(self) -> list[Upstream]:
-        """The replicas that run, in the order of their numbers."""
+        """Return the replicas that run, in the order of their numbers."""
         return [self._here[number] for number in sorted(self._here)]
 
     @property

@@ -20,6 +20,7 @@ from whet.server.replicas.upstream import Upstream
 WORKER = "whet.server.replicas.worker"
 _LONGEST_LINE = 2**20  # bytes
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_MANY = 2**16
 _numbers = itertools.count()  # for names of sockets
 
 
@@ -59,7 +60,7 @@ class Replica:
 
     @property
     def memory(self) -> int:
-        """The resident bytes of the process; 0 where it has ended."""
+        """Return the resident bytes of the process; 0 where it has ended."""
         with suppress(psutil.Error):
             return int(psutil.Process(self.pid).memory_info().rss)
         return 0
@@ -71,7 +72,8 @@ class Replica:
             WhetError: What is wrong, as the process says it.
         """
         words, variables = command_of(WORKER)
-        variables.update(dict.fromkeys(_THREADS, str(len(self.cores))))
+        for name in _THREADS:
+            variables[name] = str(min(len(self.cores), _number(variables.get(name))))
         self._process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.PIPE,
@@ -165,3 +167,8 @@ class Replica:
             if text:
                 self._last.append(text)
                 self._say(f"replica {self.number}: {text}")
+
+
+def _number(text: str | None) -> int:
+    """Return a variable's number of threads; a large one where it states none."""
+    return int(text) if text is not None and text.isdecimal() and int(text) else _MANY
