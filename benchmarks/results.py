@@ -17,6 +17,7 @@ from families_tables import family_summary
 from gpu_table import gpu_lines
 from measuring_tables import MEASURING
 from operator_tables import operator_lines
+from replica_tables import replica_lines
 from result_pages import write_pages
 from serving_peers.section import serving_lines
 from technique_rows import machines_table, technique_rows
@@ -45,6 +46,7 @@ def main() -> None:
         "serve_peers": _serving,
         "guided": _guided,
         "serve_artefacts": _serve_artefacts,
+        "serve_replicas": _serve_replicas,
         **{name: partial(_section, name) for name in MEASURING},
         "limits": _limits,
         "operators": _operators,
@@ -246,6 +248,10 @@ def _serve_artefacts(report: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _serve_replicas(report: dict[str, Any]) -> str:
+    return "\n".join(["## Several replicas", "", *_where(report), "", *replica_lines(report), ""])
 
 
 def _limits(report: dict[str, Any]) -> str:

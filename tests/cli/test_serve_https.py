@@ -18,7 +18,7 @@ trustme = pytest.importorskip("trustme")
 def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Settings:
     """What the server is given, without starting it."""
     given: list[Settings] = []
-    monkeypatch.setattr("whet.server.serving.serve", lambda *_, settings, **__: given.append(settings))
+    monkeypatch.setattr("whet.server.one_process.serve_here", lambda asked, *_, **__: given.append(asked.settings))
     with pytest.raises(SystemExit) as end:
         main(["serve", "docs-gpt", *arguments])
     assert end.value.code in (0, None)
@@ -44,7 +44,7 @@ def test_origins_come_under_whets_name_and_vllms(monkeypatch: pytest.MonkeyPatch
 def test_what_cannot_be_is_said_before_the_model_is_loaded(
     words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("whet.server.serving.serve", lambda *_, **__: pytest.fail("it went on"))
+    monkeypatch.setattr("whet.server.one_process.serve_here", lambda *_, **__: pytest.fail("it went on"))
     with pytest.raises(SystemExit) as end:
         main(["serve", "docs-gpt", *words])
     shown = capsys.readouterr()

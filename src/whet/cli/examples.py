@@ -21,7 +21,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "techniques": ("whet techniques", "whet techniques int8_static"),
     "doctor": ("whet doctor", "whet doctor --nodes node1:29500,node2"),
     "limits": ("whet limits", "whet limits --links --json"),
-    "serve": ("whet serve docs-gpt --port 8000", "whet serve models/small --weights int8 --api-key secret"),
+    "serve": ("whet serve docs-gpt --port 8000", "whet serve models/small --weights int8 --replicas 2"),
     "bench-serve": (
         "whet bench-serve docs-gpt --rate 4 --duration 30s",
         "whet bench-serve http://127.0.0.1:8000 --rate 4 --slo ttft=500ms,tpot=50ms",

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from whet.errors import OptionError
 from whet.measure.fast_import import large_imports
 from whet.server.options import DEFAULT_PORT, EngineOptions
 from whet.server.tool_formats import FORMATS, find_format
-from whet.ui.network import ANY_ORIGIN, LOOPBACK, checked_port, is_loopback
+from whet.ui.network import ANY_ORIGIN, LOOPBACK, bind, checked_port, is_loopback
 from whet.ui.units import num_bytes, seconds
 from whet.workloads import model_directory
 
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from whet.server.artefacts.directories import Source
+    from whet.server.asked import Asked
     from whet.server.engine import Engine
-    from whet.server.http.run import HttpServer
+    from whet.server.http.hardened import WebServer
+    from whet.server.http.models import Models
     from whet.server.http.settings import Settings
+    from whet.server.replicas.serving import FrontServer
 
 NAMES = {"model": model_directory.model_directory}
 """What checks a parameter as it was typed; see typed.py."""
@@ -134,6 +138,13 @@ _StateDir = Annotated[
         help="keep what models with long-term memory remember of texts here, by name, for requests to begin at",
     ),
 ]
+_Replicas = Annotated[
+    int,
+    typer.Option(
+        help="how many processes serve the model behind one address, each on its share of the cores; SIGHUP replaces "
+        "them one after the other"
+    ),
+]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="print address, model and process id as one JSON object once the server is ready")
 ]
@@ -173,6 +184,7 @@ def serve(
     allowed_origins: _OriginsToo = None,
     tool_call_parser: _ToolCallParser = None,
     state_dir: _StateDir = "",
+    replicas: _Replicas = 1,
     as_json: _AsJson = False,
 ) -> None:
     """Serve language models over HTTP by OpenAI's API, and what `whet tune` saved by the Open Inference Protocol."""
@@ -198,6 +210,7 @@ def serve(
         max_waiting=of_engine.DEFAULTS.max_waiting if max_waiting is None else max_waiting,
         memory=None if memory is None else num_bytes("--memory", memory),
     )
+    from whet.server.asked import Asked
     from whet.server.http.settings import Settings  # FastAPI, which mistakes above do without
 
     settings = Settings(
@@ -215,32 +228,50 @@ def serve(
     )
     with large_imports():
         from rich.console import Console
-
-        from whet.server.opening import checked_sources
-        from whet.server.serving import serve as run
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)  # below it are notices, which are shown as they are
     logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[warnings])
-    sources = checked_sources(model, others, served_model_name or ())
-    settings = replace(settings, served_names=next(iter(sources)))
-    run(
-        model,
-        options,
+    asked = Asked(
+        model=model,
         models=others,
-        libraries=library or (),
-        max_waiting=max_waiting,
+        names=tuple(served_model_name or ()),
+        options=options,
         settings=settings,
-        host=host,
-        port=port,
-        recipe=recipe,
+        recipe=None if recipe is None else str(recipe),
         dtype=dtype,
         weights=weights,
         draft=draft,
-        note=console.print,
-        ready=lambda server, engine: _say_ready(server, engine, sources, settings, console, as_json=as_json),
+        libraries=tuple(library or ()),
+        max_waiting=max_waiting,
     )
+    run = _run_one if replicas == 1 else partial(_run_replicas, replicas)
+    run(asked, host, port, console, as_json)
     console.print("whet serve: ended")
+
+
+def _run_one(asked: "Asked", host: str, port: int, console: "Console", as_json: bool) -> None:
+    with large_imports():
+        from whet.server.one_process import serve_here
+        from whet.server.opening import checked_sources
+
+    sources = checked_sources(asked.model, asked.models, asked.names)
+    settings = replace(asked.settings, served_names=next(iter(sources)))
+
+    def say(server: "WebServer", served: "Models") -> None:
+        engine = next(iter(served.engines.values()), None)
+        _say_ready(server, engine, sources, settings, console, as_json=as_json)
+
+    serve_here(replace(asked, settings=settings), lambda: bind(host, port), note=console.print, ready=say)
+
+
+def _run_replicas(number: int, asked: "Asked", host: str, port: int, console: "Console", as_json: bool) -> None:
+    from whet.server.replicas.serving import serve_replicas  # it needs no torch
+
+    def say(front: "FrontServer") -> None:
+        _say_replicas_ready(front, asked.settings, console, as_json=as_json)
+
+    serve_replicas(asked, number, host=host, port=port, note=console.print, ready=say)
 
 
 def _origins(given: Sequence[str]) -> list[str]:
@@ -292,7 +323,7 @@ def _checked_models(model: str | None, models: Mapping[str, str], names: Sequenc
 
 
 def _say_ready(
-    server: "HttpServer",
+    server: "WebServer",
     engine: "Engine | None",
     sources: "Mapping[tuple[str, ...], Source]",
     settings: "Settings",
@@ -305,10 +336,7 @@ def _say_ready(
     name = settings.served_names[0]
     if engine is not None and engine.tokenizer is not None and engine.tokenizer.chat_template.is_plain:
         console.print(f"{engine.name} has no chat template; conversations are put as plain lines, 'User: ...'")
-    if not settings.is_local and not settings.api_keys:
-        console.print("everyone who can reach this machine may ask: --api-key keeps others out")
-    if ANY_ORIGIN in settings.cors_origins and not settings.api_keys:
-        console.print("every web page that a browser opens may ask: name the origins, or give an --api-key")
+    _say_who_may_ask(settings, console)
     if as_json:
         print(json.dumps({"url": server.url, "model": name, "pid": os.getpid()}), flush=True)
     if len(sources) == 1 and engine is not None:
@@ -317,3 +345,23 @@ def _say_ready(
     for names, source in sources.items():
         where = "/v1" if isinstance(source, EngineSource) else f"/v2/models/{names[0]}/infer"
         console.print(f"whet serve: {server.url}{where} answers as {names[0]}")
+
+
+def _say_replicas_ready(front: "FrontServer", settings: "Settings", console: "Console", *, as_json: bool) -> None:
+    _say_who_may_ask(settings, console)
+    if as_json:
+        pids = [one.pid for one in front.replicas]
+        told = {"url": front.url, "model": front.models[0]["name"], "pid": os.getpid(), "replicas": pids}
+        print(json.dumps(told), flush=True)
+    for model in front.models:
+        console.print(f"whet serve: {front.url}{model['path']} answers as {model['name']}")
+    for one in front.replicas:
+        cores = "core" if len(one.cores) == 1 else "cores"
+        console.print(f"replica {one.number}: process {one.pid} on {cores} {', '.join(map(str, one.cores))}")
+
+
+def _say_who_may_ask(settings: "Settings", console: "Console") -> None:
+    if not settings.is_local and not settings.api_keys:
+        console.print("everyone who can reach this machine may ask: --api-key keeps others out")
+    if ANY_ORIGIN in settings.cors_origins and not settings.api_keys:
+        console.print("every web page that a browser opens may ask: name the origins, or give an --api-key")

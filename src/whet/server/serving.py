@@ -1,21 +1,20 @@
 """Serve models over HTTP (whet.serve) until the process is asked to end."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from whet.core.recipe import Recipe
 from whet.models.options import Dtype, WeightBits
-from whet.server.artefacts.served_artefact import MAX_WAITING
+from whet.server.asked import Asked
 from whet.server.engine import Engine
-from whet.server.http.run import HttpServer
+from whet.server.http.hardened import WebServer
 from whet.server.http.settings import Settings
-from whet.server.opening import Given, checked_sources, opened
+from whet.server.one_process import serve_here
 from whet.server.options import DEFAULT_PORT, EngineOptions
+from whet.server.replicas.serving import serve_replicas
 from whet.ui.network import LOOPBACK, bind, is_loopback
-from whet.workloads.model_directory import model_directory
 
 
 def serve(
@@ -32,8 +31,9 @@ def serve(
     draft: str | os.PathLike[str] | None = None,
     libraries: Sequence[str | os.PathLike[str]] = (),
     max_waiting: int | None = None,
+    replicas: int = 1,
     note: Callable[[str], None] = lambda line: None,
-    ready: Callable[[HttpServer, Engine | None], None] = lambda server, engine: None,
+    ready: Callable[[WebServer, Engine | None], None] = lambda server, engine: None,
 ) -> None:
     """Serve models over HTTP until SIGTERM, Ctrl-C or the server's `begin_end`.
 
@@ -55,10 +55,11 @@ def serve(
         libraries: What registers the custom operators of artefacts, as for `whet.load`.
         max_waiting: How many samples of each artefact may wait, at least 1; 1,024 by default. Their bytes may be as
             many as max_pending_bytes of the settings.
+        replicas: How many processes serve the same, each on its share of the cores, behind one address.
         note: Called with a sentence for each step of a recipe that is not followed, and for each artefact whose
             requests cannot share calls.
-        ready: Called with the server and its first engine (None if there is no engine) once requests are taken. It
-            must not block.
+        ready: Called with the server and its first engine (None if there is no engine in this process) once requests
+            are taken. It must not block.
 
     Raises:
         TargetError: A model cannot be loaded.
@@ -66,25 +67,27 @@ def serve(
         OptionError: An option does not fit, or the port is not available.
         RecipeError: The recipe is damaged.
     """
-    sources = checked_sources(model, models, settings.served_names if settings else ())
-    smaller = None if draft is None else model_directory(os.fspath(draft))
-    settings = settings or Settings(served_names=next(iter(sources)))
-    settings = replace(settings, is_local=is_loopback(host))
-    given = Given(
-        options or EngineOptions(),
-        recipe,
-        dtype,
-        weights,
-        smaller,
-        tuple(libraries),
-        max_waiting=MAX_WAITING if max_waiting is None else max(1, max_waiting),
-        max_waiting_bytes=settings.max_pending_bytes,
+    names = settings.served_names if settings else ()
+    settings = settings or Settings(served_names=("model",))  # the directory's name takes its place
+    asked = Asked(
+        model=None if model is None else os.fspath(model),
+        models={name: os.fspath(directory) for name, directory in models.items()},
+        names=names,
+        options=options or EngineOptions(),
+        settings=replace(settings, is_local=is_loopback(host)),
+        recipe=recipe if recipe is None or isinstance(recipe, Recipe) else os.fspath(recipe),
+        dtype=dtype,
+        weights=weights,
+        draft=None if draft is None else os.fspath(draft),
+        libraries=tuple(map(os.fspath, libraries)),
+        max_waiting=max_waiting,
     )
-    # The port is bound before the models are loaded, and accepts connections once they are ready.
-    with bind(host, port) as bound, opened(sources, given, note) as served:
-        server = HttpServer(served, settings, bound)
-        before_s = sys.getswitchinterval()
-        try:
-            server.run(lambda: ready(server, next(iter(served.engines.values()), None)))
-        finally:
-            sys.setswitchinterval(before_s)  # the server shortens it
+    if replicas != 1:
+        serve_replicas(asked, replicas, host=host, port=port, note=note, ready=lambda front: ready(front, None))
+        return
+    serve_here(
+        asked,
+        lambda: bind(host, port),
+        note=note,
+        ready=lambda server, served: ready(server, next(iter(served.engines.values()), None)),
+    )

@@ -15,7 +15,7 @@ from fake_engine import FakeEngine
 from starlette.datastructures import Headers
 from starlette.types import Message
 
-from whet.server.http import body, run
+from whet.server.http import body, hardened
 from whet.server.http.body import DISCARDED, Body
 from whet.server.http.documented import Failed
 from whet.server.http.run import HttpServer
@@ -227,7 +227,7 @@ def test_a_head_without_end(server: HttpServer) -> None:
 
 
 def test_who_connects_and_asks_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(hardened, "KEEP_ALIVE_S", 0.01)
     with serving(ENGINE) as server, connected(server) as client:
         assert client.recv(1) == b""
 

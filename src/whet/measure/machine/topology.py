@@ -19,6 +19,7 @@ import psutil
 import torch
 
 from whet.errors import MachineError
+from whet.measure.cores import core_numbers
 from whet.measure.machine.nvidia import nvml
 
 _LOG = logging.getLogger("whet")
@@ -168,7 +169,7 @@ def numa_nodes(directory: Path = _NODES) -> tuple[Node, ...]:
     nodes = []
     for path in directory.glob("node[0-9]*"):
         memory = re.search(r"MemTotal:\s*(\d+) kB", _read(path / "meminfo"))
-        cpus = _numbers(_read(path / "cpulist").strip())
+        cpus = core_numbers(_read(path / "cpulist").strip())
         nodes.append(Node(int(path.name.removeprefix("node")), cpus, int(memory.group(1)) * 1024 if memory else 0))
     if not nodes:
         return (Node(0, tuple(range(os.cpu_count() or 1)), psutil.virtual_memory().total),)
@@ -215,7 +216,7 @@ def parse_matrix(text: str) -> Topology:
             node = int(number) if number.isdecimal() else None
             gpus.append(Gpu(index=int(name.removeprefix("GPU")), numa_node=node))
             if node is not None:
-                nodes[node] = Node(node, _numbers(cpus))
+                nodes[node] = Node(node, core_numbers(cpus))
     nics = tuple(cards.get(name, name) for name in names if not name.startswith("GPU"))
     return Topology(tuple(nodes[number] for number in sorted(nodes)), tuple(gpus), nics, tuple(links))
 
@@ -244,14 +245,6 @@ def _link(first: str, second: str, cell: str) -> list[Link]:
     if bonded:
         return [Link(first, second, LinkKind.NVLINK, int(bonded.group(1)))]
     return [Link(first, second, LinkKind(cell))] if cell in set(LinkKind) - {LinkKind.NVLINK} else []
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list of ranges: (0, 1, 2, 8) for "0-2,8". Any other text gives no numbers."""
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        return ()
-    ends = [part.partition("-") for part in text.split(",")]
-    return tuple(number for first, _, last in ends for number in range(int(first), int(last or first) + 1))
 
 
 def _joined(found: Topology, matrix: Topology, numbers: Mapping[int, int]) -> Topology:

@@ -1,0 +1,1 @@
+"""Serve one model by several processes of this machine, behind a thin proxy."""

@@ -1,0 +1,128 @@
+"""Serve by several replicas on this machine until the process is asked to end."""
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from whet.server.asked import Asked
+from whet.server.http.hardened import BACKLOG, WebServer
+from whet.server.http.lifecycle import Lifecycle
+from whet.server.replicas.fit import fitted, shares_of_cores
+from whet.server.replicas.fleet import Fleet
+from whet.server.replicas.front import make_front
+from whet.server.replicas.replica import Replica
+from whet.server.replicas.supervisor import Supervisor
+from whet.ui.network import bind, listen
+
+_INNER_SHUTDOWN_S = 1.0  # the proxy waits for requests; a replica that is told to end has none, or is late
+_PATIENCE = 2  # a replica waits this much longer for a slow reader than the proxy does for its client
+
+
+def serve_replicas(
+    asked: Asked,
+    number: int,
+    *,
+    host: str,
+    port: int,
+    note: Callable[[str], None] = lambda line: None,
+    ready: Callable[["FrontServer"], None] = lambda front: None,
+) -> None:
+    """Serve by so many processes behind one address until SIGTERM, Ctrl-C or the server's `begin_end`.
+
+    SIGHUP replaces the processes one after the other, while requests are answered. Call it in the main thread.
+
+    Args:
+        note: Called with each line that a replica writes, and a sentence for each one that dies or is replaced.
+        ready: Called with the server once all replicas take requests. It must not block.
+
+    Raises:
+        OptionError: There are too few cores or too little memory, or the port is not available.
+        WhetError: What else `whet.serve` raises, as the first replica does.
+    """
+    shares = shares_of_cores(number)
+    asked = fitted(asked, number)
+    with bind(host, port) as bound:
+        directory = Path(tempfile.mkdtemp(prefix="whet-"))  # which nobody else may read
+        try:
+            FrontServer(asked, shares, directory, bound, note).run_to_end(ready)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+class FrontServer(WebServer):
+    """Serve as a proxy of replicas, which it starts and ends. Clients can connect once all replicas take requests."""
+
+    hears_hangup = True
+
+    def __init__(
+        self,
+        asked: Asked,
+        shares: list[tuple[int, ...]],
+        directory: Path,
+        bound: socket.socket,
+        note: Callable[[str], None],
+    ) -> None:
+        self._asked, self._shares, self._directory, self._note = asked, shares, directory, note
+        self._is_over = False
+        self._starting: asyncio.Task[None] | None = None
+        self._supervisor: Supervisor | None = None
+        self._front: ASGIApp | None = None  # made on the event loop
+        super().__init__(self._application, asked.settings, Lifecycle(), bound, name="whet-front", listens_later=True)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return list(self._supervisor.replicas) if self._supervisor is not None else []
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """The models that are served, as the first replica describes them."""
+        return self.replicas[0].models
+
+    def run_to_end(self, ready: Callable[["FrontServer"], None]) -> None:
+        self.run(lambda: ready(self))
+
+    async def _application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._front is not None
+        await self._front(scope, receive, send)
+
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        fleet = Fleet(len(self._shares))
+        settings = self._asked.settings
+        self._front = make_front(fleet, settings, self._lifecycle)
+        self._supervisor = Supervisor(fleet, self._replica, self._note, drain_s=settings.shutdown_timeout_s)
+        self._starting = asyncio.ensure_future(self._supervisor.start())
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            if self._is_over:  # asked to end before it was ready
+                return
+            raise
+        listen(self._socket, BACKLOG)
+        try:
+            await super()._serve(on_ready)
+        finally:
+            await self._supervisor.stop()
+
+    def _replica(self, number: int) -> Replica:
+        settings = self._asked.settings
+        inner = self._asked.inner(
+            shutdown_timeout_s=_INNER_SHUTDOWN_S, write_timeout_s=_PATIENCE * settings.write_timeout_s
+        )
+        return Replica(number, self._directory, self._shares[number], inner.as_json(), self._note)
+
+    def _hang_up(self) -> None:
+        if self._supervisor is not None and self._starting is not None and self._starting.done():
+            self._supervisor.begin_update()
+
+    async def _finish(self) -> None:
+        self._is_over = True
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            return
+        await super()._finish()

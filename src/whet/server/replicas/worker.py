@@ -1,0 +1,96 @@
+"""Run one replica: a process that serves on a Unix socket what it reads from standard input.
+
+`python -m whet.server.replicas.worker` reads one JSON object (see `Order`). It writes one line of JSON on standard
+output: what it serves, once it takes requests, or what is wrong with it. Everything else goes to standard error.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from whet.errors import WhetError, reason
+from whet.measure.child import ending_with_parent
+from whet.measure.fast_import import large_imports
+
+if TYPE_CHECKING:
+    from whet.server.http.models import Models
+
+_USER_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Order:
+    """Hold what a replica is told.
+
+    Attributes:
+        path: The Unix socket to listen on.
+        cores: The cores to run on.
+        parent: The process with which it ends.
+        asked: What to serve, as `Asked.as_json` says it.
+    """
+
+    path: str
+    cores: list[int]
+    parent: int
+    asked: dict[str, Any]
+
+
+def main() -> int:
+    ending_with_parent(signal.SIGKILL)()
+    said = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    order = Order(**json.load(sys.stdin))
+    if os.getppid() != order.parent:  # it ended before this process could ask to be ended with it
+        return 1
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, order.cores)  # before any library starts threads: it starts as many as there are cores
+    try:
+        _serve(order, said)
+    except WhetError as error:
+        _say(said, {"error": type(error).__name__, "message": str(error)})
+        return _USER_ERROR
+    return 0
+
+
+def _serve(order: Order, said: IO[str]) -> None:
+    with large_imports():
+        from whet.server.asked import Asked
+        from whet.server.one_process import serve_here
+        from whet.ui.network import bind_file
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[warnings])
+    os.umask(0o077)
+    serve_here(
+        Asked.from_json(order.asked),
+        lambda: bind_file(order.path),
+        note=lambda line: sys.stderr.write(f"{line}\n") and None,
+        ready=lambda _, served: _say(said, {"models": _models(served)}),
+    )
+
+
+def _models(served: "Models") -> list[dict[str, Any]]:
+    """Return names, where requests go to, and the most tokens of each model."""
+    engines = [
+        {"name": names[0], "path": "/v1", "max_model_len": engine.max_model_len}
+        for names, engine in served.engines.items()
+    ]
+    artefacts = {artefact.name: artefact for artefact in served.artefacts.values()}
+    return engines + [{"name": name, "path": f"/v2/models/{name}/infer"} for name in artefacts]
+
+
+def _say(said: IO[str], content: dict[str, Any]) -> None:
+    said.write(json.dumps(content) + "\n")
+    said.flush()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Exception as failure:
+        sys.stderr.write(f"{type(failure).__name__}: {reason(failure)}\n")
+        raise

@@ -1,0 +1,103 @@
+"""Cores and memory for several replicas, and what each one is told, checked before anything is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from whet.core.recipe import Recipe, Step
+from whet.errors import OptionError
+from whet.measure.cores import allowed_cores, core_numbers, core_shares
+from whet.server.asked import Asked
+from whet.server.http.settings import Settings
+from whet.server.options import EngineOptions
+from whet.server.replicas.fit import fitted, shares_of_cores
+from whet.workloads import WEIGHTS
+
+GIB = 2**30
+
+
+def nodes(directory: Path, *lists: str) -> Path:
+    for number, cores in enumerate(lists):
+        (directory / f"node{number}").mkdir()
+        (directory / f"node{number}" / "cpulist").write_text(cores + "\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("number", "lists", "shares"),
+    [
+        (2, ["0-7"], [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (3, ["0-7"], [(0, 1), (2, 3, 4), (5, 6, 7)]),
+        (2, ["0-3", "4-7"], [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (1, ["0-3", "4-7"], [(0, 1, 2, 3, 4, 5, 6, 7)]),
+        (4, ["0-3", "4-7"], [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        (3, ["0-5", "6-7"], [(0, 1, 2), (3, 4, 5), (6, 7)]),
+        (2, ["0-1", "2-3", "4-7"], [(4, 5, 6, 7), (0, 1, 2, 3)]),
+        (2, [], [(0, 1, 2, 3), (4, 5, 6, 7)]),
+    ],
+)
+def test_cores_are_divided_by_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, lists: list[str], shares: list[tuple[int, ...]]
+) -> None:
+    monkeypatch.setattr("whet.measure.cores._CORES", tmp_path / "no-siblings")
+    assert core_shares(number, range(8), nodes(tmp_path, *lists)) == shares
+
+
+def test_siblings_stay_together_and_other_cores_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whet.measure.cores._CORES", tmp_path / "cores")
+    for core in range(8):
+        directory = tmp_path / "cores" / f"cpu{core}" / "topology"
+        directory.mkdir(parents=True)
+        (directory / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    assert core_shares(2, range(8), nodes(tmp_path, "0-7")) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert core_shares(2, [1, 2, 5], tmp_path) == [(1,), (2, 5)] or core_shares(2, [1, 2, 5], tmp_path) == [
+        (1, 5),
+        (2,),
+    ]
+    assert core_numbers("0-2,8") == (0, 1, 2, 8) and core_numbers("all") == ()
+
+
+def test_the_number_of_replicas_is_checked() -> None:
+    most = len(allowed_cores())
+    assert sorted(core for share in shares_of_cores(most) for core in share) == sorted(allowed_cores())
+    with pytest.raises(OptionError, match=f"--replicas {most + 1}: each replica needs a core of its own"):
+        shares_of_cores(most + 1)
+    with pytest.raises(OptionError, match="--replicas 0: at least 1"):
+        shares_of_cores(0)
+
+
+def test_memory_is_shared_or_refused() -> None:
+    with safe_open(WEIGHTS / "docs-gpt" / "model.safetensors", "pt") as file:
+        weights = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    asked = Asked(model="docs-gpt")
+    found = fitted(asked, 4, 100 * GIB)
+    left = 100 * GIB - 4 * (350 * 2**20 + 2 * weights)
+    assert found.options.memory == left // 4 // 4
+    stated = Asked(model="docs-gpt", options=EngineOptions(memory=3 * GIB))
+    assert fitted(stated, 3, 12 * GIB) is stated
+    with pytest.raises(OptionError, match=r"--replicas 4: each needs at least 3\.60 GB of memory.*take 3 at most"):
+        fitted(stated, 4, 12 * GIB)
+    with pytest.raises(OptionError, match="not even one"):
+        fitted(stated, 2, GIB)
+
+
+def test_what_a_replica_is_told_comes_back_from_json() -> None:
+    settings = Settings(served_names=("a", "b"), api_keys=("key",), cors_origins=("http://a.org",), max_connections=7)
+    asked = Asked(
+        model="docs-gpt",
+        models={"other": "elsewhere"},
+        names=("a", "b"),
+        options=EngineOptions(weights="int8", memory=5),
+        settings=settings,
+        recipe=Recipe(steps=[Step(technique="threads", options={"num_threads": 1})]),
+        libraries=("ops.py",),
+        max_waiting=3,
+    )
+    back = Asked.from_json(json.loads(json.dumps(asked.as_json())))
+    assert back.as_json() == asked.as_json()
+    assert back.recipe == asked.recipe
+    assert back.settings.api_keys == ("key",)
+    inner = back.inner(shutdown_timeout_s=1.0, write_timeout_s=9.0).settings
+    assert (inner.cors_origins, inner.api_keys, inner.shutdown_timeout_s) == ((), ("key",), 1.0)

@@ -1,0 +1,330 @@
+"""What a client of the proxy sees: the same as of one server, whichever replicas end, refuse or are slow."""
+
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from asking import Answer, ask
+from fake_engine import TOKENIZER, WORD_IDS
+from prometheus_client.parser import text_string_to_metric_families
+from replicated import Replicated, replicated
+
+PATH = "/v1/completions"
+BODY = {"prompt": "Once", "max_tokens": 10}
+TEXT = TOKENIZER.decode(WORD_IDS[:10])
+DIED = "replica_died"
+
+
+@pytest.fixture
+def others() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(24) as others:
+        yield others
+
+
+def own(proxy: Replicated, body: dict[str, Any] = BODY) -> int:
+    """The number of the replica that a request goes to while all are idle."""
+    before = [len(engine.asked) for engine in proxy.engines]
+    assert ask(proxy, PATH, body).status == 200  # type: ignore[arg-type]
+    [number] = [i for i, engine in enumerate(proxy.engines) if len(engine.asked) > before[i]]
+    return number
+
+
+def asking(proxy: Replicated, path: str, body: object = None, **more: Any) -> Answer:
+    return ask(proxy, path, body, **more)  # type: ignore[arg-type]
+
+
+def held(proxy: Replicated) -> None:
+    for engine in proxy.engines:
+        engine.held = True
+
+
+def wait_for(condition: Any, limit_s: float = 10.0) -> None:
+    ends_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < ends_s, "waited in vain"
+        time.sleep(0.005)
+
+
+VOLATILE = re.compile(rb'"(id|created)":\s*("[^"]*"|\d+)|data: \{"id[^}]*\}')
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, BODY),
+        (PATH, {**BODY, "stream": True}),
+        (PATH, {**BODY, "stream": True, "n": 2, "stream_options": {"include_usage": True}}),
+        (PATH, {**BODY, "temperature": "hot"}),
+        (PATH, b"{"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}),
+        ("/tokenize", {"prompt": "The torch.nn module é"}),
+        ("/v1/models", None),
+        ("/v1/models/nothing", None),
+        ("/v1/nowhere?a=b%20c", None),
+        ("/v2/models/x/infer", {"inputs": []}),
+        ("/version", None),
+        ("/", None),
+        ("/openapi.json", None),
+    ],
+)
+def test_answers_are_those_of_a_replica(path: str, body: object) -> None:
+    with replicated(1) as proxy:
+        found, wanted = asking(proxy, path, body), over_unix(proxy, path, body)
+        assert found.status == wanted.status
+        assert VOLATILE.sub(b"", found.content) == VOLATILE.sub(b"", wanted.content)
+        for headers in (found.headers, wanted.headers):
+            headers.pop("date", None)
+            headers.pop("connection", None)
+        assert found.headers == wanted.headers
+
+
+class OverUnix(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+def over_unix(proxy: Replicated, path: str, body: object) -> Answer:
+    """The answer of the first replica, asked directly."""
+    connection = OverUnix(proxy.servers[0].host)
+    content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    try:
+        connection.request("GET" if body is None else "POST", path, content, headers)
+        response = connection.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def test_a_common_beginning_meets_its_replica_again() -> None:
+    with replicated(3) as proxy:
+        for conversation in range(6):
+            start = f"Conversation {conversation}: " + "a long instruction for the model. " * 20
+            places = {own(proxy, {"prompt": start + "word " * turn, "max_tokens": 1}) for turn in range(4)}
+            assert len(places) == 1
+        assert proxy.fleet.counts.chosen == {"prefix": 18, "ring": 6, "load": 0}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_request_whose_replica_dies_before_its_answer_is_answered_by_another(
+    others: ThreadPoolExecutor, streams: bool
+) -> None:
+    with replicated() as proxy:
+        number = own(proxy)
+        held(proxy)
+        waiting = [others.submit(asking, proxy, PATH, {**BODY, "stream": streams}) for _ in range(2)]
+        wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 2)
+        on_it = len(proxy.engines[number].running)
+        assert on_it
+        proxy.kill(number)
+        proxy.engines[1 - number].let_go()
+        for one in waiting:
+            answer = one.result(20)
+            assert answer.status == 200
+            assert text_of(answer, streams) == TEXT
+        assert proxy.fleet.counts.sent_again == on_it
+
+
+def text_of(answer: Answer, streams: bool) -> str:
+    if not streams:
+        return str(answer.json["choices"][0]["text"])
+    return "".join(event["choices"][0]["text"] for event in answer.events)
+
+
+def test_a_stream_whose_replica_dies_ends_with_an_error(others: ThreadPoolExecutor) -> None:
+    with replicated() as proxy:
+        number = own(proxy)
+        held(proxy)
+        waiting = others.submit(asking, proxy, PATH, {**BODY, "stream": True})
+        engine = proxy.engines[number]
+        engine.wait_running(1)
+        engine.step(3)
+        wait_for(lambda: proxy.upstreams[number].num_open == 1 and engine.num_generated >= 13)
+        time.sleep(0.2)  # until the first event has gone through
+        proxy.kill(number)
+        *chunks, last = waiting.result(20).events
+        assert last["error"]["code"] == DIED
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TOKENIZER.decode(WORD_IDS[:3])
+        assert (proxy.fleet.counts.broken_streams, proxy.fleet.counts.sent_again) == (1, 0)
+
+
+def test_a_request_that_ends_its_replicas_is_answered_after_the_second_one(others: ThreadPoolExecutor) -> None:
+    with replicated(4) as proxy:
+        held(proxy)
+        poison = {"prompt": "the poison", "max_tokens": 10}
+        ids = TOKENIZER.encode("the poison")
+        killed: list[int] = []
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(0.005):
+                for number, engine in enumerate(proxy.engines):
+                    if number not in killed and any(one.prompt_ids[-len(ids) :] == ids for one in engine.asked):
+                        killed.append(number)
+                        proxy.kill(number)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        innocent = [others.submit(asking, proxy, PATH, {"prompt": f"{i} good", "max_tokens": 4}) for i in range(12)]
+        wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 12)
+        answer = asking(proxy, PATH, poison)
+        is_over.set()
+        watching.join()
+        assert (answer.status, answer.error["code"]) == (500, DIED)
+        assert "2 replicas ended while they worked on this request" in answer.error["message"]
+        assert len(killed) == 2
+        for engine in proxy.engines:
+            engine.let_go()
+        assert [one.result(30).status for one in innocent] == [200] * 12
+        assert proxy.fleet.counts.given_up == 1
+
+
+def test_a_client_that_leaves_ends_its_work() -> None:
+    with replicated() as proxy:
+        held(proxy)
+        for streams in (False, True):
+            connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=20)
+            connection.request(
+                "POST", PATH, json.dumps({**BODY, "stream": streams}), {"Content-Type": "application/json"}
+            )
+            wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 1)
+            connection.close()
+            wait_for(lambda: not any(engine.running for engine in proxy.engines))
+            wait_for(lambda: not any(one.num_open for one in proxy.upstreams))
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_work_with_it() -> None:
+    with replicated(write_timeout_s=0.3) as proxy:
+        connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=20)
+        body = {"prompt": "x", "max_tokens": 500, "n": 64, "stream": True, "logprobs": 20}
+        connection.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
+        wait_for(lambda: sum(len(engine.asked) for engine in proxy.engines) == 64)
+        wait_for(lambda: not any(engine.running for engine in proxy.engines), 20)
+        wait_for(lambda: not any(one.num_open for one in proxy.upstreams), 20)
+        connection.close()
+
+
+def test_while_none_runs_requests_wait_and_then_are_refused(others: ThreadPoolExecutor) -> None:
+    with replicated(1, patience_s=60.0) as proxy:
+        proxy.kill(0)
+        wait_for(lambda: not proxy.fleet.taking)
+        assert asking(proxy, "/health").status == 503
+        assert asking(proxy, "/v2/health/live").status == 200
+        waiting = others.submit(asking, proxy, PATH, BODY)
+        time.sleep(0.1)
+        proxy.revive(0)
+        assert waiting.result(20).status == 200
+        assert asking(proxy, "/health").json == {"status": "ok", "replicas": 1, "replicas_ready": 1}
+    with replicated(1, patience_s=0.1) as proxy:
+        proxy.kill(0)
+        wait_for(lambda: not proxy.fleet.taking)
+        answer = asking(proxy, PATH, BODY)
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "unavailable", "1")
+
+
+def test_what_one_replica_has_no_room_for_another_takes() -> None:
+    with replicated() as proxy:
+        number = own(proxy)
+        proxy.engines[number].capacity = 0
+        assert asking(proxy, PATH, BODY).status == 200
+        proxy.engines[1 - number].capacity = 0
+        answer = asking(proxy, PATH, BODY)
+        assert (answer.status, answer.error["code"]) == (429, "queue_full")
+
+
+def samples(proxy: Replicated, name: str) -> dict[str, float]:
+    """By the number of the replica."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(asking(proxy, "/metrics").content.decode()):
+        for sample in family.samples:
+            if sample.name == name:
+                number = sample.labels.get("replica", "")
+                found[number] = found.get(number, 0.0) + sample.value
+    return found
+
+
+def test_metrics_add_up_to_what_was_sent() -> None:
+    with replicated(3) as proxy:
+        for i in range(30):
+            assert asking(proxy, PATH, {"prompt": f"{i} times", "max_tokens": i % 5 + 1}).status == 200
+        num_tokens = sum(i % 5 + 1 for i in range(30))
+        assert sum(samples(proxy, "whet:generation_tokens_total").values()) == num_tokens
+        made = {str(i): float(engine.num_generated) for i, engine in enumerate(proxy.engines)}
+        assert samples(proxy, "whet:generation_tokens_total") == made
+        assert sum(samples(proxy, "whet:request_success_total").values()) == 30
+        assert sum(samples(proxy, "whet:e2e_request_latency_seconds_count").values()) == 30
+        assert sum(samples(proxy, "whet:proxy_requests_total").values()) == 30
+        assert samples(proxy, "whet:replica_up") == {"0": 1.0, "1": 1.0, "2": 1.0}
+        live = asking(proxy, "/live").json
+        assert (live["generation_tokens_total"], live["max_num_seqs"]) == (num_tokens, 3 * 64)
+        assert (live["kv_cache_usage"], live["model"], live["phase"]) == (0.25, "fake", "ready")
+        proxy.kill(1)
+        wait_for(lambda: samples(proxy, "whet:replica_up") == {"0": 1.0, "1": 0.0, "2": 1.0})
+
+
+def test_keys_are_checked_and_keep_caches_apart() -> None:
+    with replicated(1, api_keys=("one", "two")) as proxy:
+        assert asking(proxy, PATH, BODY).status == 401
+        assert asking(proxy, "/live").status == 401
+        for key in ("one", "two", "one"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert asking(proxy, PATH, BODY, headers=headers).status == 200
+            assert asking(proxy, "/live", headers=headers).status == 200
+        first, second, third = [one.cache_salt for one in proxy.engines[0].asked]
+        assert first == third != second and first
+
+
+def test_foreign_hosts_large_bodies_and_origins_are_handled_as_by_one_server() -> None:
+    with replicated(1, max_body_bytes=2000, cors_origins=("http://a.org",)) as proxy:
+        assert asking(proxy, PATH, BODY, headers={"Host": "foreign.org"}).status == 421
+        assert asking(proxy, PATH, {"prompt": "x" * 3000}).status == 413
+        answer = asking(proxy, PATH, BODY, headers={"Origin": "http://a.org"})
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "http://a.org")
+        assert (
+            "access-control-allow-origin" not in asking(proxy, PATH, BODY, headers={"Origin": "http://b.org"}).headers
+        )
+
+
+def test_a_large_body_goes_through() -> None:
+    with replicated(1) as proxy:
+        ids = list(range(100)) * 5
+        body = {"prompt": ids, "max_tokens": 2, "user": "x" * 10**6}
+        assert asking(proxy, PATH, body).status == 200
+        assert proxy.engines[0].asked[-1].prompt_ids == ids
+
+
+def test_the_end_waits_for_what_runs_and_cuts_what_takes_too_long(others: ThreadPoolExecutor) -> None:
+    with replicated(shutdown_timeout_s=0.5) as proxy:
+        held(proxy)
+        whole = others.submit(asking, proxy, PATH, BODY)
+        stream = others.submit(asking, proxy, PATH, {**BODY, "prompt": "Twice", "stream": True})
+        wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 2)
+        for engine in proxy.engines:
+            engine.step()
+        time.sleep(0.2)
+        proxy.begin_end()
+        answer = whole.result(20)
+        assert (answer.status, answer.error["code"]) == (503, "unavailable")
+        assert stream.result(20).events[-1]["error"]["code"] == "unavailable"
+
+
+def test_an_engine_that_fails_is_no_replica_that_dies() -> None:
+    with replicated(1) as proxy:
+        proxy.engines[0].failing = 0
+        answer = asking(proxy, PATH, BODY)
+        assert (answer.status, answer.error["code"]) == (500, "engine_error")
+        proxy.engines[0].failing = 3
+        assert asking(proxy, PATH, {**BODY, "stream": True}).events[-1]["error"]["code"] == "engine_error"
+        assert proxy.fleet.counts.sent_again == 0

@@ -1,0 +1,103 @@
+"""A proxy before replicas that are fakes: servers of this process, on Unix sockets, which can be made to die."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fake_engine import FakeEngine
+
+from whet.server.http.hardened import WebServer
+from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.run import HttpServer
+from whet.server.http.settings import Settings
+from whet.server.replicas.fleet import Fleet
+from whet.server.replicas.front import make_front
+from whet.server.replicas.upstream import Upstream
+from whet.ui.network import bind, bind_file
+
+
+class Replicated(WebServer):
+    """The proxy. `engines` are the fakes by number, and `fleet` and `upstreams` are there once it has started."""
+
+    def __init__(self, engines: list[FakeEngine], directory: Path, patience_s: float, settings: Settings) -> None:
+        self.engines, self.directory, self.patience_s = engines, directory, patience_s
+        self.servers: list[HttpServer] = []
+        self.upstreams: list[Upstream] = []
+        self.inner = Settings(served_names=("fake",), api_keys=settings.api_keys, shutdown_timeout_s=0.2)
+        for number in range(len(engines)):
+            self.servers.append(self.replica(number))
+        super().__init__(self._application, settings, Lifecycle(), bind("127.0.0.1", 0))
+
+    def replica(self, number: int) -> HttpServer:
+        bound = bind_file(str(self.directory / f"{number}-{len(self.servers)}"))
+        server = HttpServer(self.engines[number], self.inner, bound)  # type: ignore[arg-type]
+        server.start()
+        return server
+
+    async def _application(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.front(scope, receive, send)
+
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        self.fleet = Fleet(len(self.engines), patience_s=self.patience_s)
+        self.front = make_front(self.fleet, self._settings, self._lifecycle)
+        for number, server in enumerate(self.servers):
+            self.upstreams.append(Upstream(number, server.host))
+            await self.fleet.put(self.upstreams[-1])
+        try:
+            await super()._serve(on_ready)
+        finally:
+            for one in self.upstreams:
+                await one.close()
+
+    def kill(self, number: int) -> None:
+        """Let a replica end as by kill -9: its connections break, and its socket is closed."""
+        server, upstream = self.servers[number], self.upstreams[number]
+        assert server._loop is not None
+
+        def cut() -> None:
+            for listener in server._server.servers:
+                listener.close()
+            server._server.servers = []
+            server._socket.close()
+            for connection in list(server._server.server_state.connections):
+                connection.transport.abort()  # type: ignore[union-attr]
+
+        server._loop.call_soon_threadsafe(cut)
+        self.do(lambda: (upstream.ended.set(), self.fleet.remove(upstream)))
+
+    def revive(self, number: int) -> None:
+        """Put another replica in the place of one that died."""
+        self.engines[number].reset()
+        self.servers.append(self.replica(number))
+
+        async def put() -> None:
+            self.upstreams.append(Upstream(number, self.servers[-1].host))
+            await self.fleet.put(self.upstreams[-1])
+
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(put(), self._loop).result(10)
+
+    def do(self, work: Callable[[], object]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(work)
+
+
+@contextmanager
+def replicated(number: int = 2, *, patience_s: float = 5.0, **settings: Any) -> Iterator[Replicated]:
+    """Yield a proxy of so many fakes for the time of the block."""
+    settings = {"served_names": ("fake",), "shutdown_timeout_s": 0.2, **settings}
+    engines = [FakeEngine() for _ in range(number)]
+    with tempfile.TemporaryDirectory() as directory:
+        proxy = Replicated(engines, Path(directory), patience_s, Settings(**settings))
+        proxy.start()
+        try:
+            yield proxy
+        finally:
+            proxy.stop()
+            for engine in engines:
+                engine.let_go()
+            for server in proxy.servers:
+                server.stop()
