@@ -19,6 +19,7 @@ from measuring_tables import MEASURING
 from operator_tables import operator_lines
 from result_pages import write_pages
 from serving_peers.section import serving_lines
+from shared_weights_table import shared_weights_lines
 from technique_rows import machines_table, technique_rows
 from training_tables import SECTIONS, ladder_plot, plot_of, training_summary
 from training_tables import ratio_with_interval as _ratio
@@ -45,6 +46,7 @@ def main() -> None:
         "serve_peers": _serving,
         "guided": _guided,
         "serve_artefacts": _serve_artefacts,
+        "shared_weights": _shared_weights,
         **{name: partial(_section, name) for name in MEASURING},
         "limits": _limits,
         "operators": _operators,
@@ -246,6 +248,10 @@ def _serve_artefacts(report: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _shared_weights(report: dict[str, Any]) -> str:
+    return "\n".join(["## Shared weights", "", *_where(report), "", *shared_weights_lines(report), ""])
 
 
 def _limits(report: dict[str, Any]) -> str:

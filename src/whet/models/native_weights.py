@@ -12,6 +12,7 @@ from torch import Tensor
 
 from whet.kernels.build import Library
 from whet.kernels.linear.packed import Kind, PackedWeights
+from whet.kernels.linear.places import PRIVATE, Place
 
 Tensors = Callable[[str], Tensor | None]
 """Returns a tensor of a layer by name, or None."""
@@ -24,10 +25,10 @@ def weight_and_bias(of: Tensors, name: str) -> tuple[Tensor, Tensor | None]:
 
 
 class NativeWeights:
-    """Hold what the structures of a native model point to, for as long as the model lives."""
+    """Hold what the structures of a native model point to, for as long as the model lives. It lies in a place."""
 
-    def __init__(self, library: Library, kind: Kind) -> None:
-        self._library, self._kind = library, kind
+    def __init__(self, library: Library, kind: Kind, place: Place = PRIVATE) -> None:
+        self._library, self._kind, self._place = library, kind, place
         self._matrices: list[PackedWeights] = []
         self._tensors: list[Tensor] = []
 
@@ -35,9 +36,18 @@ class NativeWeights:
     def num_bytes(self) -> int:
         return sum(packed.num_bytes for packed in self._matrices)
 
+    @property
+    def device(self) -> torch.device:
+        """Return where weights are prepared: on "meta", their values are not wanted."""
+        return self._place.device
+
+    def noted(self, name: str, compute: Callable[[], str]) -> str:
+        """Return what is known of the weights by this name. `compute` needs their values."""
+        return self._place.noted(name, compute)
+
     def packed(self, weight_OI: Tensor, bias_O: Tensor | None) -> ctypes.Structure:
         """Pack a matrix, and return the structure that describes it."""
-        packed = PackedWeights(self._library, self._kind, weight_OI, bias_O)
+        packed = PackedWeights(self._library, self._kind, weight_OI, bias_O, self._place)
         self._matrices.append(packed)
         return packed.struct
 
@@ -61,6 +71,6 @@ class NativeWeights:
         struct.head = self.packed(head_VD, None)
 
     def _copied(self, tensor: Tensor) -> int:
-        kept = tensor.contiguous().clone()
+        kept = self._place.keep(tensor)
         self._tensors.append(kept)
         return kept.data_ptr()

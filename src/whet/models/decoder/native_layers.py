@@ -83,11 +83,10 @@ def decoder_struct(
     struct.heads.num_kv_heads = config.num_key_value_heads
     struct.heads.head_dim = config.head_dim
     if has_rotary:
-        angles_LR = torch.outer(torch.arange(num_positions).float(), inverse_frequencies(config))
-        cos_LH, sin_LH = (
-            torch.ones(num_positions, config.head_dim // 2),
-            torch.zeros(num_positions, config.head_dim // 2),
-        )
+        positions_L = torch.arange(num_positions, device=packed.device).float()
+        angles_LR = torch.outer(positions_L, inverse_frequencies(config).to(packed.device))
+        cos_LH = torch.ones(num_positions, config.head_dim // 2, device=packed.device)
+        sin_LH = torch.zeros_like(cos_LH)
         cos_LH[:, : angles_LR.shape[1]] = angles_LR.cos() * rotary_scale(config)
         sin_LH[:, : angles_LR.shape[1]] = angles_LR.sin() * rotary_scale(config)
         struct.rope.cos, struct.rope.sin = packed.floats(cos_LH), packed.floats(sin_LH)

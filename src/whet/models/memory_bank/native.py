@@ -20,6 +20,7 @@ from whet.kernels.build import Library
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.decoder.structs import LayerStruct as DecoderLayerStruct
 from whet.kernels.linear.packed import LANES, Kind
+from whet.kernels.linear.places import PRIVATE, Place
 from whet.kernels.memory_model.structs import MemoryLayerStruct, MemoryModelStruct, SizesStruct
 from whet.models.decoder.native_layers import decoder_struct, fill_attention, fill_mlp
 from whet.models.memory_bank.config import LtmConfig
@@ -42,6 +43,7 @@ class NativeLtm(NativeModel, ServedMemory):
     Args:
         weights: The tensors by name, from whet.models.memory_bank.files.read_weights. They are copied.
         kind: The format of all matrices, including the head. Memories, queries of slots and norms are float32.
+        place: The memory that the weights lie in.
 
     Raises:
         OptionError: max_model_len is out of range.
@@ -58,10 +60,11 @@ class NativeLtm(NativeModel, ServedMemory):
         kind: Kind,
         kv: Kv,
         max_model_len: int | None = None,
+        place: Place = PRIVATE,
     ) -> None:
-        super().__init__(library, "memory", config.vocab_size, kind)
+        super().__init__(library, "memory", config.vocab_size, kind, place)
         self.config = self.memory_config = config
-        self.digest = digest_of(config, weights)
+        self.digest = self._weights.noted("digest", lambda: digest_of(config, weights))
         self.max_model_len = checked_length(max_model_len)
         self.can_rewind = not config.use_adaptive_compression  # slots that are gone do not come back
         self.kv = kv
@@ -138,7 +141,8 @@ class NativeLtm(NativeModel, ServedMemory):
 
 def _fill_memories(layer: MemoryLayerStruct, packed: NativeWeights, config: LtmConfig, of: Tensors) -> None:
     layout = RowLayout(config)
-    into_OD, bias_O = torch.zeros(layout.in_width, config.hidden_size), torch.zeros(layout.in_width)
+    into_OD = torch.zeros(layout.in_width, config.hidden_size, device=packed.device)
+    bias_O = torch.zeros(layout.in_width, device=packed.device)
     reads = []
     if layout.strips:
         _fill_bank(layer, packed, layout, {key.removeprefix("bank."): x for key, x in of.items()}, into_OD, bias_O)
@@ -162,7 +166,7 @@ def _fill_bank(
     into_OD[4 * C], into_OD[4 * C + 1] = of["write_gate.weight"][0], of["read_gate.weight"][0]
     bias_O[4 * C + 1] = of["read_gate.bias"][0]
     layer.q_norm, layer.k_norm = (packed.floats(_wide(of[f"{name}.weight"], C)) for name in ("q_norm", "k_norm"))
-    queries_SC = torch.zeros(lanes, C)
+    queries_SC = torch.zeros(lanes, C, device=packed.device)
     queries_SC[: len(of["slot_queries"]), : layout.width] = of["slot_queries"] / math.sqrt(layout.width)
     layer.queries = packed.floats(queries_SC.unflatten(0, (-1, LANES)).transpose(1, 2))
     layer.centres = packed.floats(_wide(of["slot_centres"], lanes))
