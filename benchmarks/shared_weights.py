@@ -2,10 +2,10 @@
 
     python benchmarks/shared_weights.py [--repeats 60] [--trial]
 
-The model is a decoder of half a billion random weights, in int8. In one process, each way of keeping the weights makes a
-step of one token in turn: private memory in large pages; a file in memory (tmpfs) whose pages were joined to large ones,
-and one whose pages were not; a file on the disk. Then loading is timed, by who packs and by who finds the packed file;
-and two processes load the model with weights of their own, and with shared ones.
+The model is a decoder of half a billion random weights, in int8. In one process, each way of keeping the weights makes
+a step of one token in turn: private memory in large pages; a file in memory (tmpfs) whose pages were joined to large
+ones, and one whose pages were not; a file on the disk. Then loading is timed, by who packs and by who finds the packed
+file; and two processes load the model with weights of their own, and with shared ones.
 
 Writes docs/results/shared_weights.MACHINE.json; benchmarks/results.py makes the table. --trial asks for no quiet
 machine, takes a small model, and writes nothing.

@@ -21,7 +21,7 @@ def shared_weights_lines(report: dict[str, Any]) -> list[str]:
         "",
         f"Two processes hold {memory['private'] / 1e6:,.0f} MB with weights of their own, and "
         f"**{memory['shared'] / 1e6:,.0f} MB** with shared ones (the sum of their PSS). Loading takes "
-        f"{loads['private, second']:.1f} s with weights of its own, {loads['shared, first']:.1f} s for the process that "
-        f"packs the shared ones, and **{loads['shared, second']:.1f} s** for the next one.",
+        f"{loads['private, second']:.1f} s with weights of its own, {loads['shared, first']:.1f} s for the process "
+        f"that packs the shared ones, and **{loads['shared, second']:.1f} s** for the next one.",
     ]
     return lines

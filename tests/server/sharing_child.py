@@ -62,6 +62,7 @@ def main() -> None:
         os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
     with Engine(Path(asked["directory"]), EngineOptions(**asked["options"]), draft=asked.get("draft")) as engine:
         said = {"tokens": generated(engine), "num_packed": len(packs), "rights": rights_of_weights()}
+        said["large_imports"] = sorted({"sympy", "torch._dynamo"} & set(sys.modules))
         print(json.dumps(said), flush=True)
         for _ in sys.stdin:
             print(json.dumps({"weights": memory_of_weights(), "whole": whole_memory()}), flush=True)

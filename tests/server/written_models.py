@@ -36,12 +36,14 @@ def write_model(directory: Path, model_type: str, seed: int = 0, **changes: Any)
     trains = FAMILIES[model_type].trains
     assert trains is not None
     given = {"model_type": model_type, **SMALL, **MODELS[model_type], **changes}
-    config = trains.config.model_validate(given)
+    config: Any = trains.config.model_validate(given)
     model = trains.fresh(config, torch.Generator().manual_seed(seed))
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.1)
     directory.mkdir()
-    trains.write(config, directory, given, model.state_dict(), {"eos_token_id": 0})
+    trains.write(
+        config.plan() if hasattr(config, "plan") else config, directory, given, model.state_dict(), {"eos_token_id": 0}
+    )
     return directory

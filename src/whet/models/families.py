@@ -35,7 +35,7 @@ from whet.models.selective.config import is_original
 from whet.models.selective.native import NativeSelective
 from whet.models.shared_weights import Measured, open_shared
 from whet.models.shared_weights.identity import identity_of, known_files
-from whet.models.shared_weights.opening import Build
+from whet.models.shared_weights.opening import Build, outlines_of
 from whet.models.state_rows import ServedInRows
 from whet.models.step import ServedModel
 from whet.models.tensor_files import ModelFiles
@@ -103,13 +103,13 @@ class Family:
         """Return the sizes of what `open` would load, without reading the weights. Raises what `open` raises."""
         weights, build, _ = self._prepared(directory, options)
         measured = Measured()
-        build({name: tensor.to("meta") for name, tensor in weights.items()}, measured)
+        build(outlines_of(weights), measured)
         return Outline(measured.num_bytes, self.files.read_config(directory).vocab_size)
 
     def _prepared(
         self, directory: Path | str, options: ServingOptions
     ) -> tuple[Mapping[str, Tensor], Build[Any], Library | None]:
-        """Return a directory's tensors, and what makes of them the native model, or without kernels the readable one."""
+        """Return a directory's tensors, what makes a model of them, and the kernels that it runs on (None: PyTorch)."""
         if options.kv != "as-is" and not self.has_kv:
             raise OptionError(f"kv={options.kv}: a state-space model has no keys and values; leave kv out")
         config = self.files.read_config(directory)

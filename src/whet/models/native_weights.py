@@ -36,10 +36,9 @@ class NativeWeights:
     def num_bytes(self) -> int:
         return sum(packed.num_bytes for packed in self._matrices)
 
-    @property
-    def device(self) -> torch.device:
-        """Return where weights are prepared: on "meta", their values are not wanted."""
-        return self._place.device
+    def prepared(self, make: Callable[[], Tensor], *shape: int) -> Tensor:
+        """Return what `make` returns, of this shape; only an outline of it if its values are not wanted."""
+        return self._place.prepared(make, *shape)
 
     def noted(self, name: str, compute: Callable[[], str]) -> str:
         """Return what is known of the weights by this name. `compute` needs their values."""
@@ -56,7 +55,7 @@ class NativeWeights:
 
     def floats(self, tensor: Tensor | None) -> int | None:
         """Copy a tensor in float32, and return its address; None for None."""
-        return None if tensor is None else self._copied(tensor.float())
+        return None if tensor is None else self._copied(tensor, torch.float32)
 
     def put_ends(self, struct: Any, weights: Mapping[str, Tensor], embedding: str, norm: str) -> None:
         """Put the embedding, the final norm and the head into a model's structure. An embedding in bf16 stays so.
@@ -67,10 +66,10 @@ class NativeWeights:
         embedding_VD = weights[embedding]
         head_VD = weights.get("lm_head.weight", embedding_VD)
         struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
-        struct.embedding = self._copied(embedding_VD if struct.embedding_is_bf16 else embedding_VD.float())
+        struct.embedding = self._copied(embedding_VD, torch.bfloat16 if struct.embedding_is_bf16 else torch.float32)
         struct.head = self.packed(head_VD, None)
 
-    def _copied(self, tensor: Tensor) -> int:
-        kept = self._place.keep(tensor)
+    def _copied(self, tensor: Tensor, dtype: torch.dtype) -> int:
+        kept = self._place.keep(tensor, dtype)
         self._tensors.append(kept)
         return kept.data_ptr()

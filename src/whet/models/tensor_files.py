@@ -186,9 +186,7 @@ class ModelFiles(Generic[Config, Model]):
     ) -> Model:
         """Return a model in eval mode whose weights are copies, in memory of a place. See load."""
         wide = torch.promote_types(dtype, torch.float32)
-        weights = {
-            name: place.keep(tensor.to(wide if self.is_wide(name) else dtype)) for name, tensor in weights.items()
-        }
+        weights = {name: place.keep(tensor, wide if self.is_wide(name) else dtype) for name, tensor in weights.items()}
         if _is_tied(config):
             weights["lm_head.weight"] = weights[self.embedding]
         with torch.device("meta"):

@@ -44,8 +44,8 @@ class Footprint:
         advice = f"take at most {fitting}" if fitting else "take fewer bits (weights int8 or int4) or a smaller model"
         raise OptionError(
             f"{self.num_processes} processes need {num_bytes(self.total_bytes)} of memory ({once}"
-            f"{num_bytes(self.private_bytes)} each), and {num_bytes(free)} are free: {advice}, or give each less memory "
-            "for sequences (memory)"
+            f"{num_bytes(self.private_bytes)} each), and {num_bytes(free)} are free: {advice}, or give each less "
+            "memory for sequences (memory)"
         )
 
 

@@ -37,8 +37,8 @@ def weights_directory(num_bytes: int, in_memory: Path = _IN_MEMORY) -> Iterator[
             lock, directory = _new(place)
         except OSError as error:
             raise OutputError(
-                f"cannot make a directory for shared weights in {place}: {error.strerror or error}; free some space, or "
-                "name another place in WHET_CACHE"
+                f"cannot make a directory for shared weights in {place}: {error.strerror or error}; free some space, "
+                "or name another place in WHET_CACHE"
             ) from error
         try:
             yield directory

@@ -2,7 +2,7 @@
 
 import contextlib
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +16,10 @@ class Place:
     """Give each weight private memory of its own.
 
     Attributes:
-        device: Where weights are prepared before they are packed. On "meta", they have shapes and no values.
-        wants_values: Whether weights are written into what `take` returns. They may be there already.
+        wants_values: Whether weights are written into what `take` returns. They may be there already: then outlines
+            are given in their place.
     """
 
-    device = torch.device("cpu")
     wants_values = True
 
     def take(self, num_bytes: int, *, is_matrix: bool = False) -> Tensor:
@@ -31,10 +30,14 @@ class Place:
         """
         return large_pages(num_bytes) if is_matrix else torch.empty(num_bytes, dtype=torch.uint8)
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that lies contiguously in memory of this place, and has the values of another."""
-        kept = self.take(tensor.numel() * tensor.itemsize).view(tensor.dtype).view(tensor.shape)
+    def keep(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a copy of a tensor that lies contiguously in memory of this place."""
+        kept = self.take(tensor.numel() * dtype.itemsize).view(dtype).view(tensor.shape)
         return kept.copy_(tensor) if self.wants_values else kept
+
+    def prepared(self, make: Callable[[], Tensor], *shape: int) -> Tensor:
+        """Return what `make` returns, of this shape; only an outline of it if its values are not wanted."""
+        return make() if self.wants_values else outline(shape, torch.float32)
 
     def noted(self, name: str, compute: Callable[[], str]) -> str:
         """Return what is known of the weights by this name. `compute` needs their values."""
@@ -42,6 +45,14 @@ class Place:
 
 
 PRIVATE = Place()
+
+
+def outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros of a shape that take no memory.
+
+    Tensors on the device "meta" would do as well, but their operators import parts of PyTorch that take 75 MB.
+    """
+    return torch.zeros((), dtype=dtype).expand(tuple(shape))
 
 
 def large_pages(num_bytes: int) -> Tensor:

@@ -141,8 +141,7 @@ class NativeLtm(NativeModel, ServedMemory):
 
 def _fill_memories(layer: MemoryLayerStruct, packed: NativeWeights, config: LtmConfig, of: Tensors) -> None:
     layout = RowLayout(config)
-    into_OD = torch.zeros(layout.in_width, config.hidden_size, device=packed.device)
-    bias_O = torch.zeros(layout.in_width, device=packed.device)
+    into_OD, bias_O = torch.zeros(layout.in_width, config.hidden_size), torch.zeros(layout.in_width)
     reads = []
     if layout.strips:
         _fill_bank(layer, packed, layout, {key.removeprefix("bank."): x for key, x in of.items()}, into_OD, bias_O)
@@ -166,7 +165,7 @@ def _fill_bank(
     into_OD[4 * C], into_OD[4 * C + 1] = of["write_gate.weight"][0], of["read_gate.weight"][0]
     bias_O[4 * C + 1] = of["read_gate.bias"][0]
     layer.q_norm, layer.k_norm = (packed.floats(_wide(of[f"{name}.weight"], C)) for name in ("q_norm", "k_norm"))
-    queries_SC = torch.zeros(lanes, C, device=packed.device)
+    queries_SC = torch.zeros(lanes, C)
     queries_SC[: len(of["slot_queries"]), : layout.width] = of["slot_queries"] / math.sqrt(layout.width)
     layer.queries = packed.floats(queries_SC.unflatten(0, (-1, LANES)).transpose(1, 2))
     layer.centres = packed.floats(_wide(of["slot_centres"], lanes))

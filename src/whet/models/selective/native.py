@@ -142,7 +142,7 @@ def selective_struct(config: SelectiveConfig) -> ModelStruct:
 def _in_lanes(rates_DN: Tensor) -> Tensor:
     """Return rates in the order of the scan's registers, [strips, N, lanes]; lanes beyond the channels are 0."""
     D, N = rates_DN.shape
-    padded = rates_DN.new_zeros(-(-D // LANES) * LANES, N)
+    padded = torch.zeros(-(-D // LANES) * LANES, N)
     padded[:D] = rates_DN
     laned: Tensor = padded.unflatten(0, (-1, LANES)).transpose(1, 2)
     return laned

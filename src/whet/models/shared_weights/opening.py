@@ -19,7 +19,7 @@ from torch import Tensor
 
 from whet.errors import reason
 from whet.files import hidden_name
-from whet.kernels.linear.places import PRIVATE, Place
+from whet.kernels.linear.places import PRIVATE, Place, outline
 from whet.models.shared_weights.identity import Identity, names_of
 from whet.models.shared_weights.mapping import join_pages, make_read_only, mapped
 from whet.models.shared_weights.places import InFile, Measured
@@ -28,7 +28,7 @@ _log = logging.getLogger("whet.models")
 
 Model = TypeVar("Model")
 Build = Callable[[Mapping[str, Tensor], Place], Model]
-"""Builds a model of weights in a place. If the place is on "meta", so are the weights."""
+"""Builds a model of weights in a place. If the place wants no values, the weights are outlines."""
 
 
 def open_shared(
@@ -48,9 +48,9 @@ def open_shared(
         identify: Returns what the packed weights depend on, given the bytes of each.
         is_unchanged: Returns whether the model's files are still those that `identify` knows.
     """
-    outline = {name: tensor.to("meta") for name, tensor in weights.items()}
     measured = Measured()
-    build(outline, measured)
+    outlines = outlines_of(weights)
+    build(outlines, measured)
     num_bytes = measured.num_bytes
     try:
         _check_private(directory)
@@ -64,7 +64,7 @@ def open_shared(
                 if place is None:
                     _remove_others(directory, slot)
                     return _pack(path, identity, num_bytes, partial(build, weights), is_unchanged)
-        return build(outline, place)
+        return build(outlines, place)
     except OSError as error:
         why = error.strerror or reason(error)
     # Not earlier: the error keeps what was packed so far.
@@ -74,6 +74,10 @@ def open_shared(
         directory,
     )
     return build(weights, PRIVATE)
+
+
+def outlines_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: outline(tensor.shape, tensor.dtype) for name, tensor in weights.items()}
 
 
 def _check_private(directory: Path) -> None:

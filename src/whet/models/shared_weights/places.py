@@ -18,13 +18,12 @@ def _span(used: int, num_bytes: int, *, is_matrix: bool) -> tuple[int, int]:
 
 
 class Measured(Place):
-    """Give no memory, and count the bytes that a model's weights need. What they are prepared from has no values.
+    """Give no memory, and count the bytes that a model's weights need. Outlines will do.
 
     Attributes:
         sizes: The bytes of each weight, in order.
     """
 
-    device = torch.device("meta")
     wants_values = False
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class Measured(Place):
     def take(self, num_bytes: int, *, is_matrix: bool = False) -> Tensor:
         self.sizes.append(num_bytes)
         _, self._used = _span(self._used, num_bytes, is_matrix=is_matrix)
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        return torch.empty(num_bytes, dtype=torch.uint8, device="meta")
 
     def noted(self, name: str, compute: Callable[[], str]) -> str:
         return ""
@@ -55,7 +54,6 @@ class InFile(Place):
 
     def __init__(self, memory: Tensor, notes: dict[str, str], *, is_packed: bool) -> None:
         self.wants_values = not is_packed
-        self.device = torch.device("meta" if is_packed else "cpu")
         self.notes = notes
         self._memory, self._used = memory, 0
 
