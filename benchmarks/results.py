@@ -20,6 +20,7 @@ from operator_tables import operator_lines
 from replica_tables import replica_lines
 from result_pages import write_pages
 from serving_peers.section import serving_lines
+from shared_weights_table import shared_weights_lines
 from technique_rows import machines_table, technique_rows
 from training_tables import SECTIONS, ladder_plot, plot_of, training_summary
 from training_tables import ratio_with_interval as _ratio
@@ -47,6 +48,7 @@ def main() -> None:
         "guided": _guided,
         "serve_artefacts": _serve_artefacts,
         "serve_replicas": _serve_replicas,
+        "shared_weights": _shared_weights,
         **{name: partial(_section, name) for name in MEASURING},
         "limits": _limits,
         "operators": _operators,
@@ -252,6 +254,10 @@ def _serve_artefacts(report: dict[str, Any]) -> str:
 
 def _serve_replicas(report: dict[str, Any]) -> str:
     return "\n".join(["## Several replicas", "", *_where(report), "", *replica_lines(report), ""])
+
+
+def _shared_weights(report: dict[str, Any]) -> str:
+    return "\n".join(["## Shared weights", "", *_where(report), "", *shared_weights_lines(report), ""])
 
 
 def _limits(report: dict[str, Any]) -> str:

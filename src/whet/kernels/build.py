@@ -72,8 +72,11 @@ _NEEDS = {Isa.AVX512: {"avx512", "avx512_vnni", "avx512_bf16"}, Isa.AVX2: {"avx2
 
 @dataclass(frozen=True)
 class Library:
+    """Hold compiled kernels. `name` is another one for other sources, compilers and instruction sets."""
+
     functions: ctypes.CDLL
     isa: Isa
+    name: str = ""
 
     def set_threads(self, num_threads: int) -> None:
         """Set the number of threads of the kernels' own pool. A call that is running keeps its threads."""
@@ -114,7 +117,7 @@ def library(isa: Isa | None = None) -> Library:
             f"the compiled kernels cannot be loaded: {error}; delete {path}, and whet compiles them anew"
         ) from error
     declare(functions)
-    loaded = Library(functions, wanted)
+    loaded = Library(functions, wanted, path.stem)
     loaded.set_threads(torch.get_num_threads())
     loaded.use_openmp()
     _loaded.append(loaded)

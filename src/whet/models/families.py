@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from whet.errors import KernelsError, OptionError, TargetError
 from whet.kernels.build import Library, library
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.linear.packed import Kind
+from whet.kernels.linear.places import PRIVATE
 from whet.models.config_file import FILE, read_json
 from whet.models.decoder import files as decoder_files
 from whet.models.decoder import fresh as decoder_fresh
@@ -31,6 +33,9 @@ from whet.models.selective import files as selective_files
 from whet.models.selective import fresh as selective_fresh
 from whet.models.selective.config import is_original
 from whet.models.selective.native import NativeSelective
+from whet.models.shared_weights import Measured, open_shared
+from whet.models.shared_weights.identity import identity_of, known_files
+from whet.models.shared_weights.opening import Build, outlines_of
 from whet.models.state_rows import ServedInRows
 from whet.models.step import ServedModel
 from whet.models.tensor_files import ModelFiles
@@ -41,6 +46,13 @@ _log = logging.getLogger("whet.models")
 _AS_IS = {"bf16": (Kind.BF16, Kv.BF16), "fp32": (Kind.F32, Kv.F32)}
 _QUANTISED = {"int8": Kind.S8, "int4": Kind.S4}
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # where a model runs in PyTorch
+
+
+class Outline(NamedTuple):
+    """Hold sizes of a model that is not loaded: `weight_bytes` are those of all weights, as they are kept."""
+
+    weight_bytes: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +88,39 @@ class Family:
             TargetError: The directory holds no model that can be run.
             OptionError: An option does not fit the family, or needs kernels that cannot run the model.
         """
+        files = [] if options.shared_weights is None else known_files(directory)
+        weights, build, kernels = self._prepared(directory, options)
+        if options.shared_weights is None:
+            model = build(weights, PRIVATE)
+        else:
+            identify = partial(identity_of, directory, files, options, kernels)
+            model = open_shared(
+                Path(options.shared_weights), weights, build, identify, lambda: known_files(directory) == files
+            )
+        return model if kernels is not None else self.in_torch(model, options)
+
+    def outline(self, directory: Path | str, options: ServingOptions) -> Outline:
+        """Return the sizes of what `open` would load, without reading the weights. Raises what `open` raises."""
+        weights, build, _ = self._prepared(directory, options)
+        measured = Measured()
+        build(outlines_of(weights), measured)
+        return Outline(measured.num_bytes, self.files.read_config(directory).vocab_size)
+
+    def _prepared(
+        self, directory: Path | str, options: ServingOptions
+    ) -> tuple[Mapping[str, Tensor], Build[Any], Library | None]:
+        """Return a directory's tensors, what makes a model of them, and the kernels that it runs on (None: PyTorch)."""
         if options.kv != "as-is" and not self.has_kv:
             raise OptionError(f"kv={options.kv}: a state-space model has no keys and values; leave kv out")
         config = self.files.read_config(directory)
         kernels = _serving_kernels(options, self.refusal(config), torch_rounds_kv=self.torch_rounds_kv)
-        if kernels is None:
-            return self.in_torch(self.files.load(directory, _TORCH_DTYPES[options.dtype]), options)
-        kind, kv = _formats(options)
         weights = self.files.read(directory, config)
-        return self.native(config, weights, kernels, kind=kind, kv=kv, max_model_len=options.max_model_len)
+        if kernels is None:
+            dtype = _TORCH_DTYPES[options.dtype]
+            return weights, lambda given, place: self.files.model_of(config, given, dtype, place), None
+        kind, kv = _formats(options)
+        native = partial(self.native, kind=kind, kv=kv, max_model_len=options.max_model_len)
+        return weights, lambda given, place: native(config, given, kernels, place=place), kernels
 
 
 _decoder = partial(
@@ -151,6 +187,7 @@ def open_model(
     weights: WeightBits = "as-is",
     kv: KvBits = "as-is",
     max_model_len: int | None = None,
+    shared_weights: Path | str | None = None,
 ) -> ServedModel:
     """Load a model for an engine from a Hugging Face directory, with the options of ServingOptions.
 
@@ -158,11 +195,23 @@ def open_model(
         TargetError: The directory holds no model that can be run.
         OptionError: The value of an option is unknown.
     """
-    for name, value, choices in (
-        ("dtype", dtype, ("bf16", "fp32")),
-        ("weights", weights, ("as-is", "int8", "int4")),
-        ("kv", kv, ("as-is", "int8")),
+    options = ServingOptions(dtype, weights, kv, max_model_len, shared_weights)
+    return _family(directory, options).open(directory, options)
+
+
+def outline_of(directory: Path | str, options: ServingOptions) -> Outline:
+    """Return the sizes of the model that `open_model` would load. The weights are not read. Raises what it raises."""
+    return _family(directory, options).outline(directory, options)
+
+
+def _family(directory: Path | str, options: ServingOptions) -> Family:
+    """Return the family of a directory, once the options are known to have values that exist."""
+    for name, choices in (
+        ("dtype", ("bf16", "fp32")),
+        ("weights", ("as-is", "int8", "int4")),
+        ("kv", ("as-is", "int8")),
     ):
+        value = getattr(options, name)
         if value not in choices:
             raise OptionError(f"{name}={value}: write {', '.join(choices)}")
     raw = read_json(directory)
@@ -171,7 +220,7 @@ def open_model(
         known = ", ".join(f"{name} ({one.models})" for name, one in FAMILIES.items())
         path = Path(directory) / FILE
         raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet runs the families {known}")
-    return family.open(directory, ServingOptions(dtype, weights, kv, max_model_len))
+    return family
 
 
 def _serving_kernels(options: ServingOptions, why_not: str | None, *, torch_rounds_kv: bool) -> Library | None:

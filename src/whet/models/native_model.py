@@ -9,6 +9,7 @@ from torch import Tensor
 
 from whet.kernels.build import Library
 from whet.kernels.linear.packed import Kind
+from whet.kernels.linear.places import PRIVATE, Place
 from whet.models.native_weights import NativeWeights
 from whet.models.step import StepBatch
 
@@ -18,16 +19,17 @@ class NativeModel:
 
     Args:
         kind: The format of all matrices, including the head.
+        place: The memory that the weights lie in.
     """
 
     can_rewind = True
     bytes_to_rewind = 0
     block_size = 16
 
-    def __init__(self, library: Library, family: str, vocab_size: int, kind: Kind) -> None:
+    def __init__(self, library: Library, family: str, vocab_size: int, kind: Kind, place: Place = PRIVATE) -> None:
         self.vocab_size, self.kind = vocab_size, kind
         self._library = library
-        self._weights = NativeWeights(library, kind)  # the memory that the model's structures point to
+        self._weights = NativeWeights(library, kind, place)  # the memory that the model's structures point to
         self._new, self._free, self._step = (
             getattr(library.functions, f"whet_{family}_{end}") for end in ("new", "free", "step")
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from whet.kernels.build import Library
 from whet.kernels.linear.packed import Kind, PackedWeights
+from whet.kernels.linear.places import PRIVATE, Place
 
 Tensors = Callable[[str], Tensor | None]
 """Returns a tensor of a layer by name, or None."""
@@ -24,10 +25,10 @@ def weight_and_bias(of: Tensors, name: str) -> tuple[Tensor, Tensor | None]:
 
 
 class NativeWeights:
-    """Hold what the structures of a native model point to, for as long as the model lives."""
+    """Hold what the structures of a native model point to, for as long as the model lives. It lies in a place."""
 
-    def __init__(self, library: Library, kind: Kind) -> None:
-        self._library, self._kind = library, kind
+    def __init__(self, library: Library, kind: Kind, place: Place = PRIVATE) -> None:
+        self._library, self._kind, self._place = library, kind, place
         self._matrices: list[PackedWeights] = []
         self._tensors: list[Tensor] = []
 
@@ -35,9 +36,17 @@ class NativeWeights:
     def num_bytes(self) -> int:
         return sum(packed.num_bytes for packed in self._matrices)
 
+    def prepared(self, make: Callable[[], Tensor], *shape: int) -> Tensor:
+        """Return what `make` returns, of this shape; only an outline of it if its values are not wanted."""
+        return self._place.prepared(make, *shape)
+
+    def noted(self, name: str, compute: Callable[[], str]) -> str:
+        """Return what is known of the weights by this name. `compute` needs their values."""
+        return self._place.noted(name, compute)
+
     def packed(self, weight_OI: Tensor, bias_O: Tensor | None) -> ctypes.Structure:
         """Pack a matrix, and return the structure that describes it."""
-        packed = PackedWeights(self._library, self._kind, weight_OI, bias_O)
+        packed = PackedWeights(self._library, self._kind, weight_OI, bias_O, self._place)
         self._matrices.append(packed)
         return packed.struct
 
@@ -46,7 +55,7 @@ class NativeWeights:
 
     def floats(self, tensor: Tensor | None) -> int | None:
         """Copy a tensor in float32, and return its address; None for None."""
-        return None if tensor is None else self._copied(tensor.float())
+        return None if tensor is None else self._copied(tensor, torch.float32)
 
     def put_ends(self, struct: Any, weights: Mapping[str, Tensor], embedding: str, norm: str) -> None:
         """Put the embedding, the final norm and the head into a model's structure. An embedding in bf16 stays so.
@@ -57,10 +66,10 @@ class NativeWeights:
         embedding_VD = weights[embedding]
         head_VD = weights.get("lm_head.weight", embedding_VD)
         struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
-        struct.embedding = self._copied(embedding_VD if struct.embedding_is_bf16 else embedding_VD.float())
+        struct.embedding = self._copied(embedding_VD, torch.bfloat16 if struct.embedding_is_bf16 else torch.float32)
         struct.head = self.packed(head_VD, None)
 
-    def _copied(self, tensor: Tensor) -> int:
-        kept = tensor.contiguous().clone()
+    def _copied(self, tensor: Tensor, dtype: torch.dtype) -> int:
+        kept = self._place.keep(tensor, dtype)
         self._tensors.append(kept)
         return kept.data_ptr()

@@ -1,6 +1,7 @@
 """Hold the options by which a model is loaded for an engine."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from whet.errors import OptionError
@@ -21,12 +22,15 @@ class ServingOptions:
         dtype: The number format of state, and of weights that are not quantised.
         weights: The format of the weights: unchanged, or in 8 or 4 bits.
         max_model_len: The most tokens of a sequence. By default, the model's own limit.
+        shared_weights: A directory that only this user can use. Processes that load the same model with it share the
+            memory of its weights: the first packs them into a file there, and the others map that file.
     """
 
     dtype: Dtype = "bf16"
     weights: WeightBits = "as-is"
     kv: KvBits = "as-is"
     max_model_len: int | None = None
+    shared_weights: Path | str | None = None
 
 
 def checked_length(max_model_len: int | None, positions: int | None = None) -> int:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from whet.errors import TargetError, reason
+from whet.kernels.linear.places import PRIVATE, Place
 from whet.models.config_file import unusable
 from whet.models.filling import Filling
 
@@ -177,11 +178,15 @@ class ModelFiles(Generic[Config, Model]):
         Raises:
             TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
         """
-        config, wide = self.read_config(directory), torch.promote_types(dtype, torch.float32)
-        weights = {
-            name: tensor.to(wide if self.is_wide(name) else dtype, copy=True)
-            for name, tensor in self.read(directory, config).items()
-        }
+        config = self.read_config(directory)
+        return self.model_of(config, self.read(directory, config), dtype)
+
+    def model_of(
+        self, config: Config, weights: Mapping[str, Tensor], dtype: torch.dtype, place: Place = PRIVATE
+    ) -> Model:
+        """Return a model in eval mode whose weights are copies, in memory of a place. See load."""
+        wide = torch.promote_types(dtype, torch.float32)
+        weights = {name: place.keep(tensor, wide if self.is_wide(name) else dtype) for name, tensor in weights.items()}
         if _is_tied(config):
             weights["lm_head.weight"] = weights[self.embedding]
         with torch.device("meta"):

@@ -73,7 +73,13 @@ class Engine:
         self.name = type(model).__name__
         self.is_demo = False
         identity = f"{self.name} {secrets.token_hex(8)}"
-        load = partial(open_model, dtype=options.dtype, weights=options.weights, kv=options.kv)
+        load = partial(
+            open_model,
+            dtype=options.dtype,
+            weights=options.weights,
+            kv=options.kv,
+            shared_weights=options.shared_weights,
+        )
         if isinstance(model, (str, Path)):
             directory = Path(model)
             self.name = directory.resolve().name

@@ -20,6 +20,8 @@ class EngineOptions(ServingOptions):
         weights: The format of the weights: "as-is", "int8" or "int4".
         kv: The format of keys and values: "as-is" or "int8".
         max_model_len: The most tokens of a prompt and its output together. By default, the model's own limit.
+        shared_weights: A directory that only this user can use. Processes that load the same model with it share the
+            memory of its weights: the first packs them into a file there, and the others map that file.
         speculation: "auto" drafts with the draft model, or without one from the text itself, as long as that is
             faster. States of fixed size need memory for drafts; without a draft model, "auto" does not draft if there
             is too little. "ngram" drafts from the text, and "off" never drafts.

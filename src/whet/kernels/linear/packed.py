@@ -1,24 +1,22 @@
 """Hold a weight matrix in the order in which the kernels read it (weights.h defines it)."""
 
-import contextlib
 import ctypes
-import mmap
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from whet.errors import InputsError, MachineError
+from whet.errors import InputsError
 from whet.kernels.build import Library
 from whet.kernels.linear import layout
 from whet.kernels.linear.layout import LANES, PADDING, Kind
+from whet.kernels.linear.places import PRIVATE, Place, large_pages
 from whet.kernels.linear.quantise import quantise_int4, quantise_int8
 
 __all__ = ["LANES", "Kind", "PackedMatrix", "PackedWeights", "WeightsStruct", "large_pages"]
 
 _ROWS_AT_ONCE = 2048  # quantised and packed together: bounds the memory beside the weights themselves
-_HUGE_PAGE = 2 * 2**20
 _DTYPE = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16}
 
 
@@ -96,21 +94,32 @@ class PackedMatrix:
 
 
 class PackedWeights(PackedMatrix):
-    """Pack a matrix [N outputs, K inputs]. Without a library, torch packs it.
+    """Pack a matrix [N outputs, K inputs] into memory of a place. Without a library, torch packs it.
 
     Raises:
         MachineError: There is not enough memory.
     """
 
-    def __init__(self, library: Library | None, kind: Kind, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        library: Library | None,
+        kind: Kind,
+        weight_NK: Tensor,
+        bias_N: Tensor | None = None,
+        place: Place = PRIVATE,
+    ) -> None:
         N, K = weight_NK.shape
-        lanes = layout.num_strips(N) * LANES
-        bias = None
-        if bias_N is not None:
-            bias = torch.zeros(lanes)
-            bias[:N] = bias_N
-        data = large_pages(layout.packed_bytes(kind, N, K)).fill_(PADDING[kind])
-        super().__init__(kind, N, K, data, torch.ones(lanes), bias)
+        data = place.take(layout.packed_bytes(kind, N, K), is_matrix=True)
+        of_lanes = 4 * layout.num_strips(N) * LANES
+        scale = place.take(of_lanes).view(torch.float32)
+        bias = None if bias_N is None else place.take(of_lanes).view(torch.float32)
+        super().__init__(kind, N, K, data, scale, bias)
+        if not place.wants_values:
+            return
+        data.fill_(PADDING[kind])
+        scale.fill_(1.0)
+        if bias is not None:
+            bias.zero_()[:N] = bias_N
         for first in range(0, N, _ROWS_AT_ONCE):
             self._pack(library, first, weight_NK[first : first + _ROWS_AT_ONCE])
 
@@ -133,22 +142,3 @@ class PackedWeights(PackedMatrix):
             return
         given = (values.data_ptr(), None if ratios is None else ratios.data_ptr())
         library.functions.whet_pack(ctypes.byref(self.struct), first, len(part_NK), self.num_inputs, *given)
-
-
-def large_pages(num_bytes: int) -> Tensor:
-    """Allocate uint8 [num_bytes], aligned to 2 MiB, in pages of that size if there are any: worth 10 % of bandwidth.
-
-    Raises:
-        MachineError: There is not enough memory.
-    """
-    size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE
-    try:
-        memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MachineError(f"no memory for {num_bytes / 2**20:.0f} MiB of weights") from error
-    whole = torch.frombuffer(memory, dtype=torch.uint8)  # the tensor keeps the mapping
-    start = -whole.data_ptr() % _HUGE_PAGE
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE, start, size)
-    return whole[start : start + num_bytes]

@@ -5,13 +5,15 @@ Shape suffixes: H head width, R rotated numbers of a head, L positions, N output
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from whet.kernels.decoder.structs import DecoderStruct, Kv, LayerStruct, RaggedStruct
-from whet.kernels.linear.layout import interleave
+from whet.kernels.linear.layout import interleave, num_strips
 from whet.kernels.linear.packed import LANES, large_pages
 from whet.kernels.paged_attention.cache import Batch, KvCache
 from whet.kernels.paged_attention.native import cache_struct, ragged_struct
@@ -37,14 +39,10 @@ def fill_attention(
     """Pack the weights of a layer's attention, and fill in its structure. `factor` multiplies its normalised input."""
     norm = of("input_layernorm.weight")
     assert norm is not None
-    queries, keys = weight_and_bias(of, "self_attn.q_proj"), weight_and_bias(of, "self_attn.k_proj")
-    parts = [
-        (_rotated_first(config, weight), None if bias is None else _rotated_first(config, bias))
-        for weight, bias in (queries, keys)
-    ]
-    parts.append(weight_and_bias(of, "self_attn.v_proj"))
-    biases = [bias for _, bias in parts if bias is not None]
-    layer.qkv = packed.packed(torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None)
+    weights, biases = zip(*(weight_and_bias(of, f"self_attn.{name}_proj") for name in "qkv"), strict=True)
+    num_outputs = sum(map(len, weights))
+    weight = packed.prepared(lambda: _joined(config, *weights), num_outputs, weights[0].shape[1])
+    layer.qkv = packed.packed(weight, None if biases[0] is None else _joined(config, *biases))
     layer.o = packed.linear(of, "self_attn.o_proj")
     layer.attention_norm = packed.floats(norm.float() * factor)
     for name in ("q_norm", "k_norm"):
@@ -54,12 +52,14 @@ def fill_attention(
 
 def fill_mlp(layer: LayerStruct, packed: NativeWeights, of: Tensors, *, gated: bool = True) -> None:
     """Pack the weights of a layer's MLP, and fill in its structure. Where it is not `gated`, it squares a ReLU."""
-    weight, bias = weight_and_bias(of, "mlp.up_proj")
+    up, bias = weight_and_bias(of, "mlp.up_proj")
     if gated:
         gate, gate_bias = weight_and_bias(of, "mlp.gate_proj")
         bias = None if gate_bias is None or bias is None else interleave(gate_bias, bias)
-        weight = interleave(gate, weight)
-    layer.gate_up = packed.packed(weight, bias)
+        num_outputs = 2 * LANES * num_strips(len(up))
+        layer.gate_up = packed.packed(packed.prepared(lambda: interleave(gate, up), num_outputs, up.shape[1]), bias)
+    else:
+        layer.gate_up = packed.packed(up, bias)
     layer.down = packed.linear(of, "mlp.down_proj")
     layer.mlp_norm = packed.floats(of("post_attention_layernorm.weight"))
 
@@ -83,15 +83,18 @@ def decoder_struct(
     struct.heads.num_kv_heads = config.num_key_value_heads
     struct.heads.head_dim = config.head_dim
     if has_rotary:
-        angles_LR = torch.outer(torch.arange(num_positions).float(), inverse_frequencies(config))
-        cos_LH, sin_LH = (
-            torch.ones(num_positions, config.head_dim // 2),
-            torch.zeros(num_positions, config.head_dim // 2),
-        )
-        cos_LH[:, : angles_LR.shape[1]] = angles_LR.cos() * rotary_scale(config)
-        sin_LH[:, : angles_LR.shape[1]] = angles_LR.sin() * rotary_scale(config)
+        sizes = num_positions, config.head_dim // 2
+        cos_LH, sin_LH = (packed.prepared(partial(_angles, config, num_positions, of), *sizes) for of in ("cos", "sin"))
         struct.rope.cos, struct.rope.sin = packed.floats(cos_LH), packed.floats(sin_LH)
     return struct
+
+
+def _angles(config: DecoderConfig, num_positions: int, of: Literal["cos", "sin"]) -> Tensor:
+    """Return the cosines or sines of a head's angles at all positions, [L, H/2]; of 0 for what is not rotated."""
+    angles_LR = torch.outer(torch.arange(num_positions).float(), inverse_frequencies(config))
+    found_LH = torch.full((num_positions, config.head_dim // 2), 1.0 if of == "cos" else 0.0)
+    found_LH[:, : angles_LR.shape[1]] = getattr(angles_LR, of)() * rotary_scale(config)
+    return found_LH
 
 
 def cache_bytes(config: DecoderConfig, kv: Kv) -> int:
@@ -120,6 +123,11 @@ def ragged(batch: StepBatch) -> tuple[RaggedStruct, Batch]:
     arrays = (batch.positions, batch.query_start, batch.context_len, np.ascontiguousarray(batch.block_tables))
     kept = Batch(*map(torch.from_numpy, arrays))
     return ragged_struct(kept), kept
+
+
+def _joined(config: DecoderConfig, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Return the rows of queries, keys and values below each other, as the kernel rotates them."""
+    return torch.cat((_rotated_first(config, queries), _rotated_first(config, keys), values))
 
 
 def _rotated_first(config: DecoderConfig, rows: Tensor) -> Tensor:

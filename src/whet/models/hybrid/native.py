@@ -17,6 +17,7 @@ from whet.kernels.decoder.structs import Kv
 from whet.kernels.decoder.structs import LayerStruct as DecoderLayerStruct
 from whet.kernels.hybrid_model.structs import ConvLayerStruct, HybridStruct, MixerFlag
 from whet.kernels.linear.packed import Kind
+from whet.kernels.linear.places import PRIVATE, Place
 from whet.kernels.selective_model.structs import LayerStruct as MambaLayerStruct
 from whet.kernels.selective_model.structs import SegmentStruct, TokensStruct
 from whet.models.decoder.config import DecoderConfig
@@ -48,6 +49,7 @@ class NativeHybrid(NativeModel):
     Args:
         weights: The tensors by name, from whet.models.hybrid.files.read_weights. They are copied.
         kind: The format of all matrices, including the head. Convolutions, rates and norms are float32.
+        place: The memory that the weights lie in.
 
     Raises:
         OptionError: max_model_len is out of range.
@@ -62,8 +64,9 @@ class NativeHybrid(NativeModel):
         kind: Kind,
         kv: Kv,
         max_model_len: int | None = None,
+        place: Place = PRIVATE,
     ) -> None:
-        super().__init__(library, "hybrid", config.vocab_size, kind)
+        super().__init__(library, "hybrid", config.vocab_size, kind, place)
         self.config = config
         self.max_model_len = checked_length(max_model_len, config.max_position_embeddings)
         self.kv = kv
@@ -194,6 +197,7 @@ class NativeDecoder(NativeHybrid):
         kind: Kind,
         kv: Kv,
         max_model_len: int | None = None,
+        place: Place = PRIVATE,
     ) -> None:
         whole = HybridConfig(
             model_type=config.model_type,
@@ -202,4 +206,4 @@ class NativeDecoder(NativeHybrid):
             decoder=config,
             multipliers=Multipliers(scores=config.head_dim**-0.5),
         )
-        super().__init__(whole, weights, library, kind=kind, kv=kv, max_model_len=max_model_len)
+        super().__init__(whole, weights, library, kind=kind, kv=kv, max_model_len=max_model_len, place=place)

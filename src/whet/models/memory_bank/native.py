@@ -20,6 +20,7 @@ from whet.kernels.build import Library
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.decoder.structs import LayerStruct as DecoderLayerStruct
 from whet.kernels.linear.packed import LANES, Kind
+from whet.kernels.linear.places import PRIVATE, Place
 from whet.kernels.memory_model.structs import MemoryLayerStruct, MemoryModelStruct, SizesStruct
 from whet.models.decoder.native_layers import decoder_struct, fill_attention, fill_mlp
 from whet.models.memory_bank.config import LtmConfig
@@ -42,6 +43,7 @@ class NativeLtm(NativeModel, ServedMemory):
     Args:
         weights: The tensors by name, from whet.models.memory_bank.files.read_weights. They are copied.
         kind: The format of all matrices, including the head. Memories, queries of slots and norms are float32.
+        place: The memory that the weights lie in.
 
     Raises:
         OptionError: max_model_len is out of range.
@@ -58,10 +60,11 @@ class NativeLtm(NativeModel, ServedMemory):
         kind: Kind,
         kv: Kv,
         max_model_len: int | None = None,
+        place: Place = PRIVATE,
     ) -> None:
-        super().__init__(library, "memory", config.vocab_size, kind)
+        super().__init__(library, "memory", config.vocab_size, kind, place)
         self.config = self.memory_config = config
-        self.digest = digest_of(config, weights)
+        self.digest = self._weights.noted("digest", lambda: digest_of(config, weights))
         self.max_model_len = checked_length(max_model_len)
         self.can_rewind = not config.use_adaptive_compression  # slots that are gone do not come back
         self.kv = kv

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from whet.kernels.build import Library
 from whet.kernels.linear.packed import LANES, Kind
+from whet.kernels.linear.places import PRIVATE, Place
 from whet.kernels.selective_model.structs import LayerStruct, ModelStruct, TokensStruct
 from whet.models.native_model import NativeModel
 from whet.models.native_weights import NativeWeights, Tensors, weight_and_bias
@@ -32,6 +33,7 @@ class NativeSelective(NativeModel):
     Args:
         weights: The tensors by name, from whet.models.selective.files.read_weights. They are copied.
         kind: The format of all matrices, including the head. Convolutions, rates and norms are float32.
+        place: The memory that the weights lie in.
 
     Raises:
         OptionError: max_model_len is out of range.
@@ -47,8 +49,9 @@ class NativeSelective(NativeModel):
         *,
         kind: Kind,
         max_model_len: int | None = None,
+        place: Place = PRIVATE,
     ) -> None:
-        super().__init__(library, "selective", config.vocab_size, kind)
+        super().__init__(library, "selective", config.vocab_size, kind, place)
         self.config = config
         self.max_model_len = checked_length(max_model_len)
         self._states = NativeStates(config)
