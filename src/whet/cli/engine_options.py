@@ -45,3 +45,10 @@ MemoryOption = Annotated[
         show_default="a quarter of what is free",
     ),
 ]
+TensorParallelOption = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel-size",
+        help="processes of this machine that compute one model together, each with a share of its weights and the cores",
+    ),
+]

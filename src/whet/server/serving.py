@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from whet.core.recipe import Recipe
+from whet.errors import RanksError
 from whet.models.options import Dtype, WeightBits
 from whet.server.artefacts.served_artefact import MAX_WAITING
 from whet.server.engine import Engine
@@ -65,6 +66,7 @@ def serve(
         ArtefactError: An artefact is damaged.
         OptionError: An option does not fit, or the port is not available.
         RecipeError: The recipe is damaged.
+        RanksError: One of the processes that compute a model together has ended. The server then ends too.
     """
     sources = checked_sources(model, models, settings.served_names if settings else ())
     smaller = None if draft is None else model_directory(os.fspath(draft))
@@ -83,8 +85,23 @@ def serve(
     # The port is bound before the models are loaded, and accepts connections once they are ready.
     with bind(host, port) as bound, opened(sources, given, note) as served:
         server = HttpServer(served, settings, bound)
+        broken: list[str] = []
+
+        def end(message: str) -> None:
+            broken.append(message)
+            server.begin_end()
+
+        def begin() -> None:
+            if broken:
+                server.begin_end()
+            ready(server, next(iter(served.engines.values()), None))
+
+        for engine in set(served.engines.values()):
+            engine.when_broken(end)
         before_s = sys.getswitchinterval()
         try:
-            server.run(lambda: ready(server, next(iter(served.engines.values()), None)))
+            server.run(begin)
         finally:
             sys.setswitchinterval(before_s)  # the server shortens it
+        if broken:
+            raise RanksError(broken[0])
