@@ -171,7 +171,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=3, ignore_eos=Tru
 
 
 def test_tokens_are_those_of_one_process_with_cached_prefixes_and_preemption() -> None:
-    one = EngineOptions(dtype="fp32", memory=22 * 40_960, max_model_len=320, speculation="ngram")
+    one = EngineOptions(dtype="fp32", memory=14 * 40_960, max_model_len=192, speculation="ngram")
     wanted, alone = outputs(one, GREEDY)
     found, stats = outputs(dataclasses.replace(one, tensor_parallel_size=2), GREEDY)
     assert [completion.token_ids for completion in found] == [completion.token_ids for completion in wanted]
