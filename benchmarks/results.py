@@ -237,9 +237,9 @@ def _tensor_parallel(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        "Two processes with one thread each compute each step together (`--tensor-parallel-size 2`), beside one process "
-        f"with two threads; whet's goal is a ratio of at least {report['target']}. *Waited* is the part of the time in "
-        "which the first process waited for the other one, or added what both have.",
+        "Two processes with one thread each compute each step together (`--tensor-parallel-size 2`), beside one "
+        f"process with two threads; whet's goal is a ratio of at least {report['target']}. *Waited* is the part of the "
+        "time in which the first process waited for the other one, or added what both have.",
         "",
         "| weights | case | one process, tok/s | two processes, tok/s | ratio (95%) | waited |",
         "|---|---|---|---|---|---|",

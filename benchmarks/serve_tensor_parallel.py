@@ -5,8 +5,8 @@
 
 The model is that of serve_peers.py (Llama's shape, 246 million weights at random). Each side of a pair runs in fresh
 processes, and sides alternate in who is first. A side's figure is the median step of those in which all sequences make
-one token, or the median time of a prompt of 1,024 tokens; the ratio is that of neighbours, with a 95% interval. "waited"
-is the part of the steps in which the first process waited for the other one, or added what both have.
+one token, or the median time of a prompt of 1,024 tokens; the ratio is that of neighbours, with a 95% interval.
+"waited" is the part of the steps in which the first process waited for the other one, or added what both have.
 --print-only measures on a busy machine too, and writes nothing.
 """
 

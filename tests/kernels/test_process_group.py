@@ -1,4 +1,4 @@
-"""Groups of processes: their sums against float64, their calls in any timing, and what happens when one does not come."""
+"""Groups of processes: their sums against float64, their calls in any timing, and what happens when one is missing."""
 
 import ctypes
 import json
@@ -39,7 +39,9 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def sizes_of(rank: int, num_ranks: int, *, hidden: int = 100, rows: int = 3, timeout_s: float = 60.0) -> GroupSizesStruct:
+def sizes_of(
+    rank: int, num_ranks: int, *, hidden: int = 100, rows: int = 3, timeout_s: float = 60.0
+) -> GroupSizesStruct:
     return GroupSizesStruct(
         rank=rank,
         num_ranks=num_ranks,
@@ -74,7 +76,9 @@ def in_processes(checks: Path, function: str, sizes: list[GroupSizesStruct], *mo
     return [json.loads(one) for one in said]
 
 
-@pytest.mark.parametrize(("num_ranks", "num_threads", "rounds"), [(2, 1, 20_000), (2, 2, 500), (3, 1, 500), (4, 1, 500)])
+@pytest.mark.parametrize(
+    ("num_ranks", "num_threads", "rounds"), [(2, 1, 20_000), (2, 2, 500), (3, 1, 500), (4, 1, 500)]
+)
 def test_sums_are_those_of_float64_and_the_same_bits_for_all(
     checks: Path, num_ranks: int, num_threads: int, rounds: int
 ) -> None:

@@ -49,6 +49,6 @@ TensorParallelOption = Annotated[
     int,
     typer.Option(
         "--tensor-parallel-size",
-        help="processes of this machine that compute one model together, each with a share of its weights and the cores",
+        help="how many processes of this machine compute one model together, each with a share of weights and cores",
     ),
 ]

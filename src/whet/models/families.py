@@ -196,9 +196,7 @@ def open_share(directory: Path | str, options: ServingOptions, share: Share) -> 
     files, (kind, kv) = _family_of(directory, options).files, _formats(options)
     config = files.read_config(directory)
     weights = files.read(directory, config)
-    return NativeShare(
-        config, weights, library(), kind=kind, kv=kv, share=share, max_model_len=options.max_model_len
-    )
+    return NativeShare(config, weights, library(), kind=kind, kv=kv, share=share, max_model_len=options.max_model_len)
 
 
 def _family_of(directory: Path | str, options: ServingOptions) -> Family:

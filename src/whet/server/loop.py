@@ -194,7 +194,7 @@ class EngineLoop:
                 self._changed.wait_for(lambda: not self._unfinished, _ABORT_S)
 
     def break_off(self, message: str) -> None:
-        """Take no more requests, since the model can compute nothing any more. Those that are present fail by themselves.
+        """Take no more requests, since the model can compute nothing any more. Those that are present fail in a step.
 
         The message is that of the errors which later requests get.
         """

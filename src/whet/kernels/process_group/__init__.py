@@ -1,1 +1,1 @@
-"""Let processes of one machine compute a model together, over memory that they share; models.decoder.share drives it."""
+"""Let processes of one machine compute a model together in memory that they share; models.hybrid.native_share does."""

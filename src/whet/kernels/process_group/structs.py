@@ -1,4 +1,4 @@
-"""The structure of process_group/kernel.h that Python fills in."""
+"""Define the structure of process_group/kernel.h that Python fills in."""
 
 import ctypes
 

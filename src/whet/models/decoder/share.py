@@ -1,6 +1,7 @@
 """Divide a decoder of the Llama family among processes: each has some heads, a part of the MLPs and of the vocabulary.
 
-What each computes of attention and MLP is added before it goes into the stream (Shoeybi et al., 2019, arXiv:1909.08053).
+What each computes of attention and MLP is added before it goes into the stream (Shoeybi et al., 2019,
+arXiv:1909.08053).
 """
 
 from collections.abc import Mapping

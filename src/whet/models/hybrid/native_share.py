@@ -22,7 +22,7 @@ _FAILED = 2  # what a step returns where a process of the group has failed
 
 
 class StepBounds(NamedTuple):
-    """Hold the most tokens and sequences of a step, and the seconds after which a process that does not answer failed."""
+    """Hold the most tokens and sequences of a step, and after how many seconds a silent process counts as failed."""
 
     num_tokens: int
     num_seqs: int
@@ -61,7 +61,7 @@ class NativeShare(NativeDecoder):
         return group_bytes(self._library, self._sizes(bounds))
 
     def join(self, bounds: StepBounds, memory: mmap.mmap) -> ProcessGroup:
-        """Meet the other processes in memory that they all have mapped, and that began as zeros."""
+        """Join the group of all processes in memory that they all have mapped, and that began as zeros."""
         self.group = ProcessGroup(self._library, self._sizes(bounds), memory)
         self._struct.decoder.group = self.group.handle
         self._logits_RV = self.group.logits

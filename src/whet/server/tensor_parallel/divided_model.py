@@ -40,9 +40,7 @@ class DividedModel(WithoutStates):
         check_divisible(directory, options, num_ranks)
         memory = _shared_memory(num_ranks)
         try:
-            given = [
-                _given(directory, options, Share(rank, num_ranks), bounds, memory) for rank in range(num_ranks)
-            ]
+            given = [_given(directory, options, Share(rank, num_ranks), bounds, memory) for rank in range(num_ranks)]
             self._processes = Processes(given[1:])
             self._end = weakref.finalize(self, self._processes.end)
             try:
@@ -124,19 +122,17 @@ class DividedModel(WithoutStates):
 
 
 def open_on_ranks(directory: Path | str, options: EngineOptions) -> ServedModel:
-    """Load a model for an engine, on as many processes as its options say. Raises what open_model and DividedModel do."""
+    """Load a model for an engine on as many processes as its options say. Raises as open_model and DividedModel do."""
     if options.tensor_parallel_size == 1:
         length = options.max_model_len
-        return open_model(
-            directory, dtype=options.dtype, weights=options.weights, kv=options.kv, max_model_len=length
-        )
+        return open_model(directory, dtype=options.dtype, weights=options.weights, kv=options.kv, max_model_len=length)
     bounds = StepBounds(options.max_batch_tokens, options.max_num_seqs, TIMEOUT_S)
     return DividedModel(directory, options, options.tensor_parallel_size, bounds)
 
 
 def _given(directory: Path | str, options: ServingOptions, share: Share, bounds: StepBounds, memory: int) -> Given:
     return Given(
-        os.path.abspath(directory),
+        os.fspath(Path(directory).absolute()),
         ServingOptions(options.dtype, options.weights, options.kv, options.max_model_len),
         share,
         bounds,

@@ -1,4 +1,4 @@
-"""Run one of the processes that compute a model together, but for the first: python -m whet.server.tensor_parallel.worker.
+"""Run one of the processes that compute a model together, but not the first. It is started as a module.
 
 It is asked over its standard input, by the messages of isolated_process.py, to load its share and to allocate. Then it
 computes the steps that the first process calls in the memory that they share. It ends when its input is closed, which
