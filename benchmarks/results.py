@@ -46,6 +46,7 @@ def main() -> None:
         "peers-torch-only": _peers,
         "serve_peers": _serving,
         "guided": _guided,
+        "serve_tensor_parallel": _tensor_parallel,
         "serve_artefacts": _serve_artefacts,
         "serve_replicas": _serve_replicas,
         "shared_weights": _shared_weights,
@@ -230,6 +231,28 @@ def _guided(report: dict[str, Any]) -> str:
         lines.append(
             f"| {row['structure']} | {row['plain_us'] / 1e3:.2f} ms | {row['guided_us'] / 1e3:.2f} ms "
             f"| **{row['cost']:+.1%}** ({low:+.1%} to {high:+.1%}) | {row['waited_us'] / 1e3:.3f} ms |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _tensor_parallel(report: dict[str, Any]) -> str:
+    lines = [
+        "## One model on two processes",
+        "",
+        *_where(report),
+        "",
+        "Two processes with one thread each compute each step together (`--tensor-parallel-size 2`), beside one "
+        f"process with two threads; whet's goal is a ratio of at least {report['target']}. *Waited* is the part of the "
+        "time in which the first process waited for the other one, or added what both have.",
+        "",
+        "| weights | case | one process, tok/s | two processes, tok/s | ratio (95%) | waited |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        low, high = row["ratio_ci95"]
+        lines.append(
+            f"| {row['weights']} | {row['case']} | {row['one_process']:,.1f} | {row['two_processes']:,.1f} "
+            f"| **{row['ratio']:.2f}x** ({low:.2f}–{high:.2f}) | {row['waited']:.1%} |"
         )
     return "\n".join([*lines, ""])
 

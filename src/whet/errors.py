@@ -9,7 +9,7 @@ WhetError                     exit code 2
 ├── OptionError               an option's value is out of its range
 ├── OperatorError             a custom operator does not do what its reference does
 ├── MissingExtra              an optional package is not installed
-├── RanksError                one of the processes that train together failed, or does not answer
+├── RanksError                one of several processes that compute together failed, or does not answer
 ├── OutputError               the output directory cannot be written, or would be overwritten
 ├── RecipeError               a recipe is damaged or does not fit
 │   └── RecipeRefused         a recipe is for another model, or costs too much quality; exit code 3
@@ -85,7 +85,7 @@ class CheckpointError(WhetError):
 
 
 class RanksError(WhetError):
-    """Another process of the same training has failed, or does not answer.
+    """Another process of the same training or served model has failed, or does not answer.
 
     Attributes:
         is_told: Whether another process tells people about it, so that this one need not.

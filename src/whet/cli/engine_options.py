@@ -45,3 +45,10 @@ MemoryOption = Annotated[
         show_default="a quarter of what is free",
     ),
 ]
+TensorParallelOption = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel-size",
+        help="how many processes of this machine compute one model together, each with a share of weights and cores",
+    ),
+]

@@ -165,6 +165,7 @@ def serve(
     max_model_len: of_engine.MaxLenOption = None,
     max_waiting: of_engine.MaxWaitingOption = None,
     memory: of_engine.MemoryOption = None,
+    tensor_parallel_size: of_engine.TensorParallelOption = of_engine.DEFAULTS.tensor_parallel_size,
     recipe: _Recipe = None,
     host: _Host = LOOPBACK,
     port: _Port = DEFAULT_PORT,
@@ -209,6 +210,7 @@ def serve(
         max_model_len=max_model_len,
         max_waiting=of_engine.DEFAULTS.max_waiting if max_waiting is None else max_waiting,
         memory=None if memory is None else num_bytes("--memory", memory),
+        tensor_parallel_size=tensor_parallel_size,
     )
     from whet.server.asked import Asked
     from whet.server.http.settings import Settings  # FastAPI, which mistakes above do without

@@ -60,5 +60,6 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "selective_scan/cpu.cpp"
 #include "causal_conv/cpu.cpp"
 #include "selective_model/cpu.cpp"
+#include "process_group/cpu.cpp"
 #include "hybrid_model/cpu.cpp"
 #include "memory_model/cpu.cpp"

@@ -21,9 +21,11 @@ from whet.models.decoder import files as decoder_files
 from whet.models.decoder import fresh as decoder_fresh
 from whet.models.decoder.native_layers import refusal
 from whet.models.decoder.paged import PagedDecoder
+from whet.models.decoder.share import Share, why_indivisible
 from whet.models.hybrid import files as hybrid_files
 from whet.models.hybrid import fresh as hybrid_fresh
 from whet.models.hybrid.native import NativeDecoder, NativeHybrid
+from whet.models.hybrid.native_share import NativeShare
 from whet.models.memory_bank import files as ltm_files
 from whet.models.memory_bank import fresh as ltm_fresh
 from whet.models.memory_bank.native import NativeLtm
@@ -68,6 +70,7 @@ class Family:
         has_kv: Whether there are keys and values to round.
         torch_rounds_kv: Whether they are rounded in PyTorch too.
         trains: How such models are made, called and written by whet train; None where it leaves them to transformers.
+        is_divisible: Whether several processes can run one model, each with a share of its weights.
     """
 
     models: str
@@ -80,6 +83,7 @@ class Family:
     has_kv: bool = True
     torch_rounds_kv: bool = False
     trains: Trainable | None = None
+    is_divisible: bool = False
 
     def open(self, directory: Path | str, options: ServingOptions) -> ServedModel:
         """Load a directory for an engine: with whet's kernels, or in PyTorch if they cannot run the model.
@@ -133,6 +137,7 @@ _decoder = partial(
     refusal=refusal,
     torch_rounds_kv=True,
     trains=decoder_fresh.TRAINABLE,
+    is_divisible=True,
 )
 _selective = partial(
     Family,
@@ -202,6 +207,38 @@ def open_model(
 def outline_of(directory: Path | str, options: ServingOptions) -> Outline:
     """Return the sizes of the model that `open_model` would load. The weights are not read. Raises what it raises."""
     return _family(directory, options).outline(directory, options)
+
+
+def check_divisible(directory: Path | str, options: ServingOptions, num_ranks: int) -> None:
+    """Check that so many processes can run a model together, before any of them loads its share.
+
+    Raises:
+        TargetError: The directory holds no model that can be run.
+        OptionError: It cannot be divided so; the message says why.
+    """
+    family = _family(directory, options)
+    asked = f"tensor_parallel_size={num_ranks}"
+    if not family.is_divisible:
+        known = ", ".join(name for name, one in FAMILIES.items() if one.is_divisible)
+        named = model_type_of(read_json(directory))
+        raise OptionError(f"{asked}: models of the family {named} cannot be divided; those of {known} can")
+    config = family.files.read_config(directory)
+    if (why := why_indivisible(config, num_ranks)) is not None:
+        raise OptionError(f"{asked}: the model cannot be divided so: {why}")
+    try:
+        if (why := family.refusal(config)) is not None:
+            raise KernelsError(why)
+        library()
+    except KernelsError as error:
+        raise OptionError(f"{asked} needs whet's own kernels: {error}") from error
+
+
+def open_share(directory: Path | str, options: ServingOptions, share: Share) -> NativeShare:
+    """Load a process's share of a model that `check_divisible` has checked."""
+    files, (kind, kv) = _family(directory, options).files, _formats(options)
+    config = files.read_config(directory)
+    weights = files.read(directory, config)
+    return NativeShare(config, weights, library(), kind=kind, kv=kv, share=share, max_model_len=options.max_model_len)
 
 
 def _family(directory: Path | str, options: ServingOptions) -> Family:

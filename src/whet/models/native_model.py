@@ -73,5 +73,9 @@ class NativeModel:
             self._logits_RV.data_ptr(),
         )
         if failed:
-            raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
+            raise self._error_of(failed, len(batch.token_ids))
         return self._logits_RV[:num_logits]
+
+    def _error_of(self, failed: int, num_tokens: int) -> Exception:
+        """Return the error for what a step returned that is not 0."""
+        return MemoryError(f"no memory for a step of {num_tokens} tokens")

@@ -61,13 +61,13 @@ class NativeWeights:
         """Put the embedding, the final norm and the head into a model's structure. An embedding in bf16 stays so.
 
         `embedding` and `norm` are names of weights. Without `lm_head.weight`, the head's weight is the embedding's.
+        A share of a model may have no embedding.
         """
         struct.final_norm = self.floats(weights[norm])
-        embedding_VD = weights[embedding]
-        head_VD = weights.get("lm_head.weight", embedding_VD)
-        struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
-        struct.embedding = self._copied(embedding_VD, torch.bfloat16 if struct.embedding_is_bf16 else torch.float32)
-        struct.head = self.packed(head_VD, None)
+        if (embedding_VD := weights.get(embedding)) is not None:
+            struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
+            struct.embedding = self._copied(embedding_VD, torch.bfloat16 if struct.embedding_is_bf16 else torch.float32)
+        struct.head = self.packed(weights["lm_head.weight" if "lm_head.weight" in weights else embedding], None)
 
     def _copied(self, tensor: Tensor, dtype: torch.dtype) -> int:
         kept = self._place.keep(tensor, dtype)

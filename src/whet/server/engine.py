@@ -6,8 +6,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast, overload
@@ -31,6 +31,7 @@ from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.sizing import explaining_lack_of_memory
 from whet.server.stats import Observer, Stats
+from whet.server.tensor_parallel.divided_model import DividedModel, open_on_ranks
 from whet.server.text import Tokenizer
 from whet.workloads import WEIGHTS
 
@@ -73,13 +74,6 @@ class Engine:
         self.name = type(model).__name__
         self.is_demo = False
         identity = f"{self.name} {secrets.token_hex(8)}"
-        load = partial(
-            open_model,
-            dtype=options.dtype,
-            weights=options.weights,
-            kv=options.kv,
-            shared_weights=options.shared_weights,
-        )
         if isinstance(model, (str, Path)):
             directory = Path(model)
             self.name = directory.resolve().name
@@ -87,17 +81,30 @@ class Engine:
             identity = f"{directory.resolve()} {options.dtype} {options.weights} {options.kv}"
             if tokenizer is None and (directory / TOKENIZER_FILE).exists():
                 tokenizer = Tokenizer(directory)
-            model = load(directory, max_model_len=options.max_model_len)
-        if isinstance(draft, (str, Path)):
-            draft = load(draft)
-        if tokenizer is not None:
-            tokenizer.check_fits(model.vocab_size)
-        self.model, self.tokenizer, self.options = model, tokenizer, options
-        self.max_model_len = _checked_len(options.max_model_len, model)
-        self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len, model)
-        stepper = assemble(model, options, self.max_model_len, draft=draft, identity=identity)
-        self._loop = EngineLoop(stepper, capacity=options.max_num_seqs + options.max_waiting)
-        self._finalizer = weakref.finalize(self, self._loop.close)  # also runs when the interpreter ends
+            model = open_on_ranks(directory, options)
+        elif options.tensor_parallel_size > 1:
+            raise OptionError("tensor_parallel_size is for a model in a directory; this one has been loaded already")
+        with ExitStack() as ending:
+            if isinstance(model, DividedModel):
+                ending.callback(model.close)
+            if isinstance(draft, (str, Path)):
+                draft = open_model(
+                    draft,
+                    dtype=options.dtype,
+                    weights=options.weights,
+                    kv=options.kv,
+                    shared_weights=options.shared_weights,
+                )
+            if tokenizer is not None:
+                tokenizer.check_fits(model.vocab_size)
+            self.model, self.tokenizer, self.options = model, tokenizer, options
+            self.max_model_len = _checked_len(options.max_model_len, model)
+            self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len, model)
+            stepper = assemble(model, options, self.max_model_len, draft=draft, identity=identity)
+            self._loop = EngineLoop(stepper, capacity=options.max_num_seqs + options.max_waiting)
+            ending.callback(self._loop.close)
+            self._finalizer = weakref.finalize(self, ending.pop_all().close)  # also runs when the interpreter ends
+        self.when_broken(self._loop.break_off)
 
     @overload  # a str is also a Sequence[str], but here it is one prompt
     def generate(  # type: ignore[overload-overlap]
@@ -261,6 +268,14 @@ class Engine:
     def listen(self, observer: Observer) -> None:
         """Report each token and the end of each request to an observer from now on."""
         self._loop.meter.observers.append(observer)
+
+    def when_broken(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` once, from any thread, with what happened, where the engine can compute nothing any more.
+
+        That is where one of several processes ends (tensor_parallel_size). All requests then end with an error.
+        """
+        if isinstance(self.model, DividedModel):
+            self.model.listen(tell)
 
     def stats(self) -> Stats:
         """Return the engine's counts and current state. Any thread may call this."""

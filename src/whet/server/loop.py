@@ -86,6 +86,7 @@ class EngineLoop:
         self._unfinished: set[str] = set()  # ids of requests
         self._num_reserved = 0
         self._is_draining = False
+        self._broken: str | None = None
         self._entries: dict[str, _Entry] = {}
         self._bridge = AsyncBridge(self.abort)
         self._worker.start()
@@ -97,7 +98,7 @@ class EngineLoop:
 
     @property
     def is_open(self) -> bool:
-        return not (self._is_draining or self._worker.is_stopping)
+        return not (self._is_draining or self._worker.is_stopping or self._broken)
 
     def reserve(self) -> Reservation:
         """Reserve a place in the queue for a request that is still being prepared.
@@ -192,11 +193,21 @@ class EngineLoop:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._unfinished, _ABORT_S)
 
+    def break_off(self, message: str) -> None:
+        """Take no more requests, since the model can compute nothing any more. Those that are present fail in a step.
+
+        The message is that of the errors which later requests get.
+        """
+        with self._changed:
+            self._broken = message
+
     def close(self) -> None:
         """Abort all requests and end the thread."""
         self._worker.stop()
 
     def _check_open(self) -> None:
+        if self._broken is not None:
+            raise EngineClosed(self._broken)
         if not self.is_open:
             raise EngineClosed("the engine is shutting down and takes no more requests")
 

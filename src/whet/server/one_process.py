@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
+from whet.errors import RanksError
 from whet.server.artefacts.served_artefact import MAX_WAITING
 from whet.server.asked import Asked
 from whet.server.http.models import Models
@@ -46,8 +47,23 @@ def serve_here(
     # The socket is bound before the models are loaded, and accepts connections once they are ready.
     with open_socket() as bound, opened(sources, given, note) as served:
         server = HttpServer(served, settings, bound)
+        broken: list[str] = []
+
+        def end(message: str) -> None:
+            broken.append(message)
+            server.begin_end()
+
+        def begin() -> None:
+            if broken:
+                server.begin_end()
+            ready(server, served)
+
+        for engine in set(served.engines.values()):
+            engine.when_broken(end)
         before_s = sys.getswitchinterval()
         try:
-            server.run(lambda: ready(server, served))
+            server.run(begin)
         finally:
             sys.setswitchinterval(before_s)  # the server shortens it
+        if broken:
+            raise RanksError(broken[0])

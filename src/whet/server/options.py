@@ -8,6 +8,14 @@ from whet.models.options import ServingOptions
 
 DEFAULT_PORT = 8000
 MOST_DRAFTS = 64  # at a time; kernels have room for more
+MOST_RANKS = 64  # as in kernels/process_group/kernel.h
+_LEAST = {
+    "num_draft_tokens": 1,
+    "max_num_seqs": 1,
+    "max_batch_tokens": 1,
+    "max_waiting": 0,
+    "tensor_parallel_size": 1,
+}
 SpeculationKind = Literal["auto", "off", "ngram"]
 
 
@@ -32,6 +40,8 @@ class EngineOptions(ServingOptions):
         memory: The bytes for the state of the sequences. By default, a quarter of the free memory.
         prefix_caching: Keep computed prompts for other requests with the same beginning.
         max_waiting: How many requests beyond max_num_seqs may wait.
+        tensor_parallel_size: How many processes of this machine compute the model together, each with a share of its
+            weights, of its keys and values, and of the cores. For decoders of the Llama family in a directory.
 
     Raises:
         OptionError: A value is out of range.
@@ -45,14 +55,17 @@ class EngineOptions(ServingOptions):
     memory: int | None = None
     prefix_caching: bool = True
     max_waiting: int = 256
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("num_draft_tokens", 1), ("max_num_seqs", 1), ("max_batch_tokens", 1), ("max_waiting", 0)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise OptionError(f"{name}={value!r}: it is a whole number of at least {least}")
         if self.num_draft_tokens > MOST_DRAFTS:
             raise OptionError(f"num_draft_tokens={self.num_draft_tokens}: it is at most {MOST_DRAFTS}")
+        if self.tensor_parallel_size > MOST_RANKS:
+            raise OptionError(f"tensor_parallel_size={self.tensor_parallel_size}: it is at most {MOST_RANKS}")
         if self.max_batch_tokens < self.max_num_seqs:
             raise OptionError(
                 f"max_batch_tokens={self.max_batch_tokens} is below max_num_seqs={self.max_num_seqs}: "

@@ -66,6 +66,7 @@ def serve(
         ArtefactError: An artefact is damaged.
         OptionError: An option does not fit, or the port is not available.
         RecipeError: The recipe is damaged.
+        RanksError: One of the processes that compute a model together has ended. The server then ends too.
     """
     names = settings.served_names if settings else ()
     settings = settings or Settings(served_names=("model",))  # the directory's name takes its place

@@ -9,6 +9,7 @@
 #include "../gated_mlp/kernel.h"
 #include "../linear/store.h"
 #include "../paged_attention/kernel.h"
+#include "../process_group/kernel.h"
 #include "../qkv_rope/kernel.h"
 #include "rows.h"
 
@@ -30,9 +31,10 @@ struct Decoder {
   Rope rope;
   const Layer* layers;
   const float* final_norm;
-  const uint8_t* embedding;  // [vocab][hidden]
+  const uint8_t* embedding;  // [vocab][hidden]; null in all processes of a group but the first
   int32_t embedding_is_bf16;
   Weights head;
+  Group* group;  // of processes that have a share of all this each; null where one process has it whole
 };
 
 // Tokens that go through a layer together. What lies between its matrices then stays in the caches; the layer's weights
@@ -115,6 +117,14 @@ struct Workspace {
   }
 };
 
+// x [T][hidden] gets the rows times a matrix, of which each process of a group has some inputs.
+inline void add_product(Team& team, const Decoder& d, const Weights& weights, const Rows& rows, int num_rows,
+                        float factor, float* x) {
+  if (d.group == nullptr) return linear(team, weights, rows, num_rows, Store<true>{x, d.hidden, factor});
+  linear(team, weights, rows, num_rows, Store<false>{d.group->slot(team), d.hidden, factor});
+  d.group->add(team, num_rows, x);
+}
+
 // x [T][hidden] of a part gets what attention makes of `from`, which may be x.
 inline void attend(Team& team, const Decoder& d, const Layer& layer, Part& part, const float* from, float* x,
                    Workspace& ws) {
@@ -128,7 +138,7 @@ inline void attend(Team& team, const Decoder& d, const Layer& layer, Part& part,
                   ws.attention.data(), part.scratch);
   rows = ws.rows_for(layer.o);
   prepare(team, layer.o, ws.attention.data(), mixed_width, mixed_width, nullptr, 0.0f, T, rows, same);
-  linear(team, layer.o, rows, T, Store<true>{x, d.hidden, d.attention_factor});
+  add_product(team, d, layer.o, rows, T, d.attention_factor, x);
 }
 
 inline void mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens, float* x, Workspace& ws) {
@@ -139,7 +149,7 @@ inline void mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens
   linear(team, layer.gate_up, rows, num_tokens, Gate{ws.gated.data(), stride, d.gate_factor});
   rows = ws.rows_for(layer.down);
   prepare(team, layer.down, ws.gated.data(), stride, d.intermediate, nullptr, 0.0f, num_tokens, rows, same);
-  linear(team, layer.down, rows, num_tokens, Store<true>{x, d.hidden, d.mlp_factor});
+  add_product(team, d, layer.down, rows, num_tokens, d.mlp_factor, x);
 }
 
 }  // namespace whet

@@ -58,4 +58,5 @@ class DecoderStruct(ctypes.Structure):
         ("embedding", Pointer),
         ("embedding_is_bf16", Int),
         ("head", WeightsStruct),
+        ("group", Pointer),  # what whet_group_new returned; None where one process has the whole model
     )

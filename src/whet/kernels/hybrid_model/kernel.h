@@ -161,23 +161,31 @@ inline void advance(Team& team, const Model& m, int layer, int part, float* x, W
     mlp(team, m.decoder, mlp_layer, T, x, ws.decoder);
 }
 
-// logits [R][vocab] of the tokens `logit_rows`.
+// logits [R][vocab] of the tokens `logit_rows`; in a group of processes, this one's columns of them.
 inline void step(Team& team, const Model& m, int num_tokens, const int32_t* token_ids, const int32_t* logit_rows,
                  int num_logits, Workspace& ws, float* logits) {
   const Decoder& d = m.decoder;
   float* x = ws.decoder.x.data();
-  team.each(num_tokens, [&](int t) {
+  const bool embeds = d.group == nullptr || d.group->sizes().rank == 0;
+  team.each(embeds ? num_tokens : 0, [&](int t) {
     float* row = x + static_cast<size_t>(d.hidden) * t;
     embed(d.embedding, d.embedding_is_bf16, d.hidden, token_ids[t], row);
     for (int c = 0; c < d.hidden; c++) row[c] *= m.embedding_factor;
   });
+  const auto part_of_x = [&](int part) { return x + static_cast<size_t>(d.hidden) * ws.decoder.parts[part].first; };
+  for (int j = 0; d.group != nullptr && j < ws.decoder.num_parts; j++)
+    d.group->copy_from_first(team, ws.parts[j].num_tokens, part_of_x(j));
   for (int i = 0; i < d.num_layers; i++)
-    for (int j = 0; j < ws.decoder.num_parts; j++)
-      advance(team, m, i, j, x + static_cast<size_t>(d.hidden) * ws.decoder.parts[j].first, ws);
+    for (int j = 0; j < ws.decoder.num_parts; j++) advance(team, m, i, j, part_of_x(j), ws);
   const Rows rows = ws.decoder.rows_for(d.head);
   prepare(team, d.head, x, d.hidden, d.hidden, d.final_norm, d.eps, num_logits, rows,
           [&](int i) { return logit_rows[i]; });
-  linear(team, d.head, rows, num_logits, Store<false>{logits, d.vocab, m.logits_factor});
+  if (d.group == nullptr)
+    return linear(team, d.head, rows, num_logits, Store<false>{logits, d.vocab, m.logits_factor});
+  const GroupSizes& share = d.group->sizes();
+  const Store<false> to{logits + share.first_logit, d.vocab, m.logits_factor, share.num_logits};
+  linear(team, d.head, rows, num_logits, to);
+  d.group->finish(team);
 }
 
 }  // namespace hybrid_model

@@ -9,16 +9,17 @@ namespace whet {
 template <bool ADDED>
 struct Store {
   float* out;
-  int num_outputs;
+  int stride;  // floats
   float factor = 1.0f;
+  int num_outputs = stride;
 
   void expect(int row, int num_rows, int column) const {
-    expect_writes(out, num_outputs, row, num_rows, column, PANEL);
+    expect_writes(out, stride, row, num_rows, column, PANEL);
   }
   void operator()(const Finished& tile) const {
     for (int m = 0; m < tile.num_rows; m++) {
       const float* y = tile.y + tile.stride * m;
-      float* to = out + static_cast<size_t>(num_outputs) * (tile.row + m) + tile.column;
+      float* to = out + static_cast<size_t>(stride) * (tile.row + m) + tile.column;
       const int width = num_outputs - tile.column < tile.num_columns ? num_outputs - tile.column : tile.num_columns;
       const F by = set1(factor);
       int c = 0;
