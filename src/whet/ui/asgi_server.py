@@ -13,11 +13,12 @@ from typing import Any
 
 import uvicorn
 
-from whet.ui.network import listen
+from whet.ui.network import address_of, listen
 
 _START_S = 10.0
 _STUCK_S = 5.0  # an event loop that does nothing for so long after a signal is stuck
 _LAST_S = 8.0  # for what still runs in threads once the server has finished
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class UvicornWithoutSignals(uvicorn.Server):
@@ -36,12 +37,24 @@ def uvicorn_config(app: Any, **options: Any) -> uvicorn.Config:
 class AsgiServer(ABC):
     """Serve on a bound socket, in this thread (`run`), or in one of its own that is called `name` (`start`, `stop`).
 
+    Clients can connect at once. With `listens_later`, they can once the subclass has called `listen`.
+
     Raises:
         OptionError: Another process has begun to listen on the port in the meantime.
     """
 
-    def __init__(self, server: UvicornWithoutSignals, bound: socket.socket, *, backlog: int, name: str) -> None:
-        self.host, self.port = bound.getsockname()[:2]
+    hears_hangup = False  # whether SIGHUP calls `_hang_up`; otherwise it ends the process, as always
+
+    def __init__(
+        self,
+        server: UvicornWithoutSignals,
+        bound: socket.socket,
+        *,
+        backlog: int,
+        name: str,
+        listens_later: bool = False,
+    ) -> None:
+        self.host, self.port = address_of(bound)
         self._server = server
         self._socket = bound
         self._name = name
@@ -49,7 +62,8 @@ class AsgiServer(ABC):
         self._ending: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
         self._has_finished, self._has_ended = threading.Event(), threading.Event()
-        listen(bound, backlog)
+        if not listens_later:
+            listen(bound, backlog)
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or Ctrl-C. A second signal ends the work at once. Call it in the main thread only.
@@ -101,13 +115,19 @@ class AsgiServer(ABC):
     def _end_at_once(self) -> None:
         """End although something still runs: a second signal came."""
 
+    def _hang_up(self) -> None:
+        """Do what SIGHUP asks for. It is called on the event loop, if `hears_hangup`."""
+        raise NotImplementedError
+
     async def _run(self, on_ready: Callable[[], None], *, has_signals: bool) -> None:
         self._loop = asyncio.get_running_loop()
         if not has_signals:
             await self._serve(on_ready)
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             self._loop.add_signal_handler(number, self._end)
+        if self.hears_hangup:
+            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         heard, written = socket.socketpair()
         written.setblocking(False)
         with heard, written:
@@ -123,7 +143,11 @@ class AsgiServer(ABC):
     def _hear(self, heard: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to end with each signal, and see to it after the first one that the process ends."""
         is_first = True
-        while heard.recv(1):
+        while number := heard.recv(1):
+            if number[0] not in _ENDING:
+                if self.hears_hangup and number[0] == signal.SIGHUP:
+                    loop.call_soon_threadsafe(self._hang_up)
+                continue
             loop.call_soon_threadsafe(self._end)
             if is_first:
                 threading.Thread(target=self._end_in_time, args=(loop,), name="whet-end", daemon=True).start()

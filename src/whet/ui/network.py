@@ -50,13 +50,28 @@ def checked_port(port: int, name: str) -> int:
     return port
 
 
+def bind_file(path: str) -> socket.socket:
+    """Return a Unix socket that is bound to a path, and does not listen yet."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(path)
+    return bound
+
+
+def address_of(bound: socket.socket) -> tuple[str, int]:
+    """Return the host and the port of a bound socket; the path and 0 where it is a Unix socket."""
+    if bound.family == socket.AF_UNIX:
+        return str(bound.getsockname()), 0
+    host, port = bound.getsockname()[:2]
+    return host, port
+
+
 def listen(bound: socket.socket, backlog: int) -> None:
     """Let clients connect to a bound socket; `backlog` of them may wait. The socket is closed if that fails.
 
     Raises:
         OptionError: Another process listens there by now.
     """
-    host, port = bound.getsockname()[:2]
+    host, port = address_of(bound)
     try:
         bound.listen(backlog)
     except OSError as error:

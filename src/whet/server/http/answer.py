@@ -8,9 +8,8 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterator
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -18,12 +17,10 @@ from starlette.types import Receive, Scope, Send
 from whet.server.completion import Delta
 from whet.server.http.errors import ApiError
 from whet.server.http.generation import Generation
+from whet.server.http.leaving import answered, unless_gone
 from whet.server.http.protocol import Sampling
 
-T = TypeVar("T")
-
 _DONE = b"data: [DONE]\n\n"
-GONE = 499  # the status where the client has left; nobody reads it
 _TURN_S = 0.002  # how long JSON is written before other tasks on the event loop may run
 _GROUP = 16  # list entries written at once; log-probabilities with 20 alternatives each take half a millisecond
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -165,30 +162,6 @@ class EventStream(Response):
 def json_response(content: object) -> Response:
     """Return a value as a JSON response. FastAPI's own is slower, since it inspects every value first."""
     return Response(_json(content), media_type="application/json")
-
-
-async def answered(receive: Receive, work: Awaitable[Response]) -> Response:
-    """Return the answer that `work` makes. If the client leaves first, cancel the work."""
-    return await unless_gone(receive, work) or Response(status_code=GONE)
-
-
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
-    """Return the result of `work`. If the client leaves first, cancel the work and return None."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, watching):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _let_others(delta: Delta) -> None:

@@ -28,6 +28,7 @@ _TYPES = {
 _RETRY_S = 1
 _TYPE_NAME = re.compile(r".*[\[(-].*|str|int|float|bool|none", re.DOTALL)  # as pydantic names the types of a union
 INFERENCE = "/v2"  # where the paths of the Open Inference Protocol begin
+HEADER_LENGTH = "Inference-Header-Content-Length"  # its header, for bodies with bytes behind their JSON
 
 
 class ApiError(HTTPException):

@@ -17,13 +17,13 @@ from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.tensor_specs import TensorSpec
 from whet.server.http import documented
 from whet.server.http.admission import content_of, release, unless_long
-from whet.server.http.answer import answered, json_response
-from whet.server.http.errors import ApiError, as_api_errors, failed, invalid, unavailable
+from whet.server.http.answer import json_response
+from whet.server.http.errors import HEADER_LENGTH, ApiError, as_api_errors, failed, invalid, unavailable
+from whet.server.http.leaving import answered
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
 from whet.server.http.request_parsing import SMALL
 from whet.server.http.tensors import (
-    HEADER_LENGTH,
     Inference,
     InferenceRequest,
     json_size,

@@ -11,9 +11,10 @@ from whet.models.memory_bank.served_memory import ServedMemory
 from whet.models.memory_bank.slots import memory_stats
 from whet.models.memory_bank.state import LtmState
 from whet.server.http import documented, documented_states
-from whet.server.http.answer import GONE, json_response, unless_gone
+from whet.server.http.answer import json_response
 from whet.server.http.errors import ApiError, invalid
 from whet.server.http.generation import Generation
+from whet.server.http.leaving import GONE, unless_gone
 from whet.server.http.protocol import CompletionRequest
 from whet.server.http.service import Service
 from whet.server.sampling_params import SamplingParams

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from whet.server.artefacts.tensor_specs import TensorSpec, datatype_of
 from whet.server.http.answer import json_in_turns
-from whet.server.http.errors import ApiError, invalid, of_validation
+from whet.server.http.errors import HEADER_LENGTH, ApiError, invalid, of_validation
 from whet.server.http.request_parsing import SMALL
-
-HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _MAX_DIMS = 32
 _MAX_TENSORS = 1024
