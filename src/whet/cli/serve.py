@@ -3,8 +3,9 @@
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from whet.cli import engine_options as of_engine
 from whet.errors import OptionError
 from whet.measure.fast_import import large_imports
 from whet.server.options import DEFAULT_PORT, EngineOptions
+from whet.server.ray_serve.options import RayOptions, bounds
 from whet.server.tool_formats import FORMATS, find_format
 from whet.ui.network import ANY_ORIGIN, LOOPBACK, checked_port, is_loopback
 from whet.ui.units import num_bytes, seconds
@@ -134,6 +136,22 @@ _StateDir = Annotated[
         help="keep what models with long-term memory remember of texts here, by name, for requests to begin at",
     ),
 ]
+_Ray = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS", help="serve by replicas on a Ray cluster: auto for this machine's, HOST:PORT, or local"
+    ),
+]
+_Replicas = Annotated[
+    str, typer.Option(metavar="N|MIN-MAX", help="how many replicas --ray runs; with two numbers, as the load needs")
+]
+_RayCpus = Annotated[
+    int | None,
+    typer.Option(help="the cores of each replica on Ray", show_default="an equal share of the cluster's"),
+]
+_RayDashboard = Annotated[
+    bool, typer.Option("--ray-dashboard", help="let --ray local start Ray's dashboard too, on 127.0.0.1")
+]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="print address, model and process id as one JSON object once the server is ready")
 ]
@@ -173,6 +191,10 @@ def serve(
     allowed_origins: _OriginsToo = None,
     tool_call_parser: _ToolCallParser = None,
     state_dir: _StateDir = "",
+    ray: _Ray = "",
+    replicas: _Replicas = "",
+    ray_cpus: _RayCpus = None,
+    ray_dashboard: _RayDashboard = False,
     as_json: _AsJson = False,
 ) -> None:
     """Serve language models over HTTP by OpenAI's API, and what `whet tune` saved by the Open Inference Protocol."""
@@ -181,6 +203,7 @@ def serve(
     names = _checked_models(model, others, served_model_name or ())
     _check_files(draft, recipe, {"--ssl-certfile": ssl_certfile, "--ssl-keyfile": ssl_keyfile if ssl_certfile else ""})
     find_format("", tool_call_parser)
+    on_ray = _on_ray(ray, replicas, ray_cpus, dashboard=ray_dashboard)
     limits: dict[str, Any] = {
         "shutdown_timeout_s": seconds("--shutdown-timeout", shutdown_timeout, may_be_zero=True),
         "head_timeout_s": seconds("--head-timeout", head_timeout),
@@ -217,7 +240,8 @@ def serve(
         from rich.console import Console
 
         from whet.server.opening import checked_sources
-        from whet.server.serving import serve as run
+
+        run = _runner(on_ray)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)  # below it are notices, which are shown as they are
@@ -241,6 +265,27 @@ def serve(
         ready=lambda server, engine: _say_ready(server, engine, sources, settings, console, as_json=as_json),
     )
     console.print("whet serve: ended")
+
+
+def _on_ray(address: str, replicas: str, cpus: int | None, *, dashboard: bool) -> RayOptions | None:
+    """Return what --ray asks for; None without it."""
+    if address:
+        return RayOptions(address=address, replicas=bounds(replicas or "1"), cpus=cpus, dashboard=dashboard)
+    given = {"--replicas": bool(replicas), "--ray-cpus": cpus is not None, "--ray-dashboard": dashboard}
+    for option in (name for name, is_given in given.items() if is_given):
+        raise OptionError(f"{option} is for --ray ADDRESS: say where the cluster is")
+    return None
+
+
+def _runner(on_ray: RayOptions | None) -> Callable[..., None]:
+    """Return what serves: in this process, or by replicas on a Ray cluster. Both take the same arguments."""
+    if on_ray is None:
+        from whet.server.serving import serve as serve_here
+
+        return serve_here
+    from whet.server.ray_serve.serving import serve_on_ray
+
+    return partial(serve_on_ray, ray=on_ray)
 
 
 def _origins(given: Sequence[str]) -> list[str]:
