@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import httpx2 as httpx
 import psutil
@@ -43,18 +44,23 @@ class Outcome:
 
 @contextmanager
 def two_nodes(cpus_each: int) -> Iterator[Cluster]:
-    """Two Ray nodes on this machine, whose ports need a token. The head has no dashboard."""
+    """Two Ray nodes on this machine, whose ports need a token. They have no dashboard, and small agents."""
     cluster = Cluster()
+    with mock.patch("ray._private.utils.get_dashboard_dependency_error", return_value=ImportError("left out")):
+        _add(cluster, cpus_each)
     try:
-        for place in range(2):
-            # With ports that are known, a node does not give up where its agents take more than 15 s to start.
-            names = [f"{name}_port" for name in ("metrics_agent", "runtime_env_agent", "metrics_export")]
-            names.append("dashboard_agent_listen_port")
-            ports = dict(zip(names, _free_ports(len(names)), strict=True))
-            cluster.add_node(num_cpus=cpus_each, **ports, **({} if place else {"include_dashboard": False}))
         yield cluster
     finally:
         cluster.shutdown()
+
+
+def _add(cluster: Cluster, cpus_each: int) -> None:
+    """Add two nodes with ports of their own. Otherwise, a node waits at most 15 s for its agents to choose theirs."""
+    names = [f"{name}_port" for name in ("metrics_agent", "runtime_env_agent", "metrics_export")]
+    names.append("dashboard_agent_listen_port")
+    for place in range(2):
+        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        cluster.add_node(num_cpus=cpus_each, **ports, **({} if place else {"include_dashboard": False}))
 
 
 def _free_ports(count: int) -> list[int]:

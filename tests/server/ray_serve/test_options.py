@@ -49,7 +49,6 @@ def test_addresses_that_are_none(address: str) -> None:
         (["--ray", "local", "--replicas", "none"], "--replicas 'none'"),
         (["--ray", "local", "--ray-cpus", "0"], "--ray-cpus 0"),
         (["--ray", "auto", "--ray-dashboard"], "--ray-dashboard is for --ray local"),
-        (["--replicas", "2"], "--replicas is for --ray ADDRESS"),
         (["--ray-cpus", "2"], "--ray-cpus is for --ray ADDRESS"),
     ],
 )

@@ -137,7 +137,7 @@ def node(cpus: int, free: int = 2**40, files: dict[str, str] | None = None, vers
 
 def test_the_room_for_replicas() -> None:
     check_room([node(4), node(3)], 3, cpus=2, bytes_each=2**30)
-    with pytest.raises(whet.errors.OptionError, match=r"--replicas 4: with 2 cores each, .* \(4 \+ 3 cores\) holds 3"):
+    with pytest.raises(whet.errors.OptionError, match=r"--replicas 4: with 2 of its 4 \+ 3 cores each, .* holds 3"):
         check_room([node(4), node(3)], 4, cpus=2, bytes_each=2**30)
     with pytest.raises(whet.errors.OptionError, match=r"--replicas 3: each takes about 1.07 GB of memory, .* holds 2"):
         check_room([node(4, 2**31), node(3, 2**29)], 3, cpus=1, bytes_each=2**30)

@@ -103,7 +103,7 @@ def check_room(nodes: Sequence[Node], least: int, *, cpus: int, bytes_each: int 
     if sum(by_cores) < least:
         cores = " + ".join(str(node.cpus) for node in nodes) or "0"
         raise OptionError(
-            f"--replicas {least}: with {cpus} cores each, the cluster ({cores} cores) holds {sum(by_cores)}; ask for "
+            f"--replicas {least}: with {cpus} of its {cores} cores each, the cluster holds {sum(by_cores)}; ask for "
             "fewer, give each fewer cores (--ray-cpus), or add machines"
         )
     if (held := sum(map(min, by_cores, by_memory))) < least:

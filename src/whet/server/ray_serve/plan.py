@@ -66,6 +66,8 @@ class Plan:
             f"{replicas} replica{'' if replicas.most == 1 else 's'} with {cpus} core{'' if cpus == 1 else 's'} each"
         )
         self.note(f"Ray Serve {what} {name}: {number}, on {len(nodes)} machine{'' if len(nodes) == 1 else 's'}")
+        if len(nodes) > 1 and os.environ.get("RAY_AUTH_MODE") != "token":
+            self.note("whoever reaches Ray's ports runs programs on its machines: RAY_AUTH_MODE=token keeps others out")
         options = self.given.options
         scale = Scale(
             replicas=replicas,
