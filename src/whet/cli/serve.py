@@ -15,6 +15,7 @@ from whet.cli import engine_options as of_engine
 from whet.errors import OptionError
 from whet.measure.fast_import import large_imports
 from whet.server.options import DEFAULT_PORT, EngineOptions
+from whet.server.ray_serve.options import Bounds, RayOptions, bounds
 from whet.server.tool_formats import FORMATS, find_format
 from whet.ui.network import ANY_ORIGIN, LOOPBACK, bind, checked_port, is_loopback
 from whet.ui.units import num_bytes, seconds
@@ -139,11 +140,25 @@ _StateDir = Annotated[
     ),
 ]
 _Replicas = Annotated[
-    int,
+    str,
     typer.Option(
+        metavar="N|MIN-MAX",
         help="how many processes serve the model behind one address, each on its share of the cores; SIGHUP replaces "
-        "them one after the other"
+        "them one after the other; with two numbers, as the load on --ray needs",
     ),
+]
+_Ray = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS", help="serve by replicas on a Ray cluster: auto for this machine's, HOST:PORT, or local"
+    ),
+]
+_RayCpus = Annotated[
+    int | None,
+    typer.Option(help="the cores of each replica on Ray", show_default="an equal share of the cluster's"),
+]
+_RayDashboard = Annotated[
+    bool, typer.Option("--ray-dashboard", help="let --ray local start Ray's dashboard too, on 127.0.0.1")
 ]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="print address, model and process id as one JSON object once the server is ready")
@@ -185,7 +200,10 @@ def serve(
     allowed_origins: _OriginsToo = None,
     tool_call_parser: _ToolCallParser = None,
     state_dir: _StateDir = "",
-    replicas: _Replicas = 1,
+    replicas: _Replicas = "1",
+    ray: _Ray = "",
+    ray_cpus: _RayCpus = None,
+    ray_dashboard: _RayDashboard = False,
     as_json: _AsJson = False,
 ) -> None:
     """Serve language models over HTTP by OpenAI's API, and what `whet tune` saved by the Open Inference Protocol."""
@@ -194,6 +212,8 @@ def serve(
     names = _checked_models(model, others, served_model_name or ())
     _check_files(draft, recipe, {"--ssl-certfile": ssl_certfile, "--ssl-keyfile": ssl_keyfile if ssl_certfile else ""})
     find_format("", tool_call_parser)
+    number = bounds(replicas)
+    on_ray = _on_ray(ray, number, ray_cpus, dashboard=ray_dashboard)
     limits: dict[str, Any] = {
         "shutdown_timeout_s": seconds("--shutdown-timeout", shutdown_timeout, may_be_zero=True),
         "head_timeout_s": seconds("--head-timeout", head_timeout),
@@ -247,7 +267,9 @@ def serve(
         libraries=tuple(library or ()),
         max_waiting=max_waiting,
     )
-    run = _run_one if replicas == 1 else partial(_run_replicas, replicas)
+    run = _run_one if number.most == 1 else partial(_run_replicas, number.most)
+    if on_ray is not None:
+        run = partial(_run_on_ray, on_ray)
     run(asked, host, port, console, as_json)
     console.print("whet serve: ended")
 
@@ -274,6 +296,32 @@ def _run_replicas(number: int, asked: "Asked", host: str, port: int, console: "C
         _say_replicas_ready(front, asked.settings, console, as_json=as_json)
 
     serve_replicas(asked, number, host=host, port=port, note=console.print, ready=say)
+
+
+def _run_on_ray(ray: RayOptions, asked: "Asked", host: str, port: int, console: "Console", as_json: bool) -> None:
+    with large_imports():
+        from whet.server.opening import checked_sources
+        from whet.server.ray_serve.serving import serve_on_ray
+
+    sources = checked_sources(asked.model, asked.models, asked.names)
+    settings = replace(asked.settings, served_names=next(iter(sources)))
+
+    def say(server: "WebServer") -> None:
+        _say_ready(server, None, sources, settings, console, as_json=as_json)
+
+    serve_on_ray(
+        replace(asked, settings=settings), sources, ray=ray, host=host, port=port, note=console.print, ready=say
+    )
+
+
+def _on_ray(address: str, replicas: Bounds, cpus: int | None, *, dashboard: bool) -> RayOptions | None:
+    """Return what --ray asks for; None without it."""
+    if address:
+        return RayOptions(address=address, replicas=replicas, cpus=cpus, dashboard=dashboard)
+    given = {f"--replicas {replicas}": replicas.least != replicas.most, "--ray-cpus": cpus is not None}
+    for option in (name for name, is_given in {**given, "--ray-dashboard": dashboard}.items() if is_given):
+        raise OptionError(f"{option} is for --ray ADDRESS: say where the cluster is")
+    return None
 
 
 def _origins(given: Sequence[str]) -> list[str]:

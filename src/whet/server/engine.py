@@ -310,6 +310,15 @@ class Engine:
         """Return whether the engine takes requests. It does until it is drained or closed."""
         return self._loop.is_open
 
+    def ping(self, timeout_s: float) -> None:
+        """Wait until the engine's thread answers, which it does between two steps. Any other thread may call this.
+
+        Raises:
+            TimeoutError: It has not answered within `timeout_s` seconds.
+            EngineClosed: The engine has been closed.
+        """
+        self._loop.ping(timeout_s)
+
     def drain(self, timeout_s: float) -> None:
         """Take no more requests, wait up to `timeout_s` seconds for the present ones, and abort the rest."""
         self._loop.drain(timeout_s)

@@ -166,14 +166,31 @@ class EngineLoop:
         """
         if self._worker.is_current:
             raise RequestError("the engine's own thread cannot wait for itself: look from another thread")
+
+        def found() -> Found:
+            entry = self._entries.get(request_id)
+            if entry is None or entry.request.status is not Status.RUNNING:
+                raise RequestError(f"no request {request_id} is running: it waits, has ended, or is unknown")
+            return look(entry.request)
+
+        return self._asked(found).result()
+
+    def ping(self, timeout_s: float) -> None:
+        """Wait until the engine's thread has turned to this call, between two steps.
+
+        Raises:
+            TimeoutError: It has not within `timeout_s` seconds.
+            EngineClosed: The engine has been closed.
+        """
+        self._asked(lambda: None).result(timeout_s)
+
+    def _asked(self, call: Callable[[], Found]) -> "Future[Found]":
+        """Let the engine's thread call a function between two steps, and return its result to come."""
         found: Future[Found] = Future()
 
         def answer() -> None:
             try:
-                entry = self._entries.get(request_id)
-                if entry is None or entry.request.status is not Status.RUNNING:
-                    raise RequestError(f"no request {request_id} is running: it waits, has ended, or is unknown")
-                found.set_result(look(entry.request))
+                found.set_result(call())
             except Exception as error:  # noqa: BLE001 - it is the caller's
                 found.set_exception(error)
 
@@ -182,7 +199,7 @@ class EngineLoop:
                 raise EngineClosed("the engine is closed")
             self._inbox.asked.calls.append(answer)
             self._changed.notify_all()
-        return found.result()
+        return found
 
     def drain(self, timeout_s: float) -> None:
         """Take no more requests, wait up to `timeout_s` seconds for the present ones, and abort the rest."""

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from whet.errors import RanksError
-from whet.server.artefacts.served_artefact import MAX_WAITING
 from whet.server.asked import Asked
 from whet.server.http.models import Models
 from whet.server.http.run import HttpServer
-from whet.server.opening import Given, checked_sources, opened
-from whet.workloads.model_directory import model_directory
+from whet.server.opening import checked_sources, given_of, opened
 
 
 def serve_here(
@@ -32,20 +30,9 @@ def serve_here(
         WhetError: As `whet.serve` says.
     """
     sources = checked_sources(asked.model, asked.models, asked.names)
-    smaller = None if asked.draft is None else model_directory(asked.draft)
     settings = replace(asked.settings, served_names=next(iter(sources)))
-    given = Given(
-        asked.options,
-        asked.recipe,
-        asked.dtype,
-        asked.weights,
-        smaller,
-        tuple(asked.libraries),
-        max_waiting=MAX_WAITING if asked.max_waiting is None else max(1, asked.max_waiting),
-        max_waiting_bytes=settings.max_pending_bytes,
-    )
     # The socket is bound before the models are loaded, and accepts connections once they are ready.
-    with open_socket() as bound, opened(sources, given, note) as served:
+    with open_socket() as bound, opened(sources, given_of(asked, settings), note) as served:
         server = HttpServer(served, settings, bound)
         broken: list[str] = []
 

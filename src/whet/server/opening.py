@@ -13,11 +13,14 @@ from whet.models.options import Dtype, WeightBits
 from whet.server.artefacts.directories import ArtefactSource, EngineSource, Source, source_of
 from whet.server.artefacts.served_artefact import MAX_WAITING, ServedArtefact
 from whet.server.artefacts.text_encoder import text_encoder
+from whet.server.asked import Asked
 from whet.server.engine import Engine
 from whet.server.http.models import Models
+from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
 from whet.server.recipe_options import RecipeOptions, from_recipe
 from whet.server.text import Tokenizer
+from whet.workloads.model_directory import model_directory
 
 Names = tuple[str, ...]
 
@@ -37,6 +40,20 @@ class Given:
     libraries: tuple[str | os.PathLike[str], ...] = ()
     max_waiting: int = MAX_WAITING
     max_waiting_bytes: int | None = None
+
+
+def given_of(asked: Asked, settings: Settings) -> Given:
+    """Return what was asked for beside the directories. Raises TargetError if there is no draft model of that name."""
+    return Given(
+        asked.options,
+        asked.recipe,
+        asked.dtype,
+        asked.weights,
+        None if asked.draft is None else model_directory(asked.draft),
+        tuple(asked.libraries),
+        max_waiting=MAX_WAITING if asked.max_waiting is None else max(1, asked.max_waiting),
+        max_waiting_bytes=settings.max_pending_bytes,
+    )
 
 
 def checked_sources(

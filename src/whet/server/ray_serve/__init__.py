@@ -1,0 +1,1 @@
+"""Serve on Ray Serve, over many machines: whet serve --ray ADDRESS."""

@@ -1,0 +1,89 @@
+"""Hold what `--ray` takes: the cluster's address, how many replicas it runs, and how many cores each has."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from whet.errors import OptionError
+
+LOCAL = "local"
+AUTO = "auto"
+ADDRESSES = f"{AUTO} (the cluster that runs on this machine), HOST:PORT, or {LOCAL} (start Ray here)"
+_MOST = 10_000  # replicas; more is a slip
+
+
+class Bounds(NamedTuple):
+    """Hold the fewest and the most replicas. Ray Serve scales between them by the load, if they differ."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.least == self.most else f"{self.least}-{self.most}"
+
+
+ONE = Bounds(1, 1)
+
+
+def bounds(text: str) -> Bounds:
+    """Return the numbers of replicas in "3" or "2-8".
+
+    Raises:
+        OptionError: It is neither, or the second number is smaller.
+    """
+    first, dash, second = text.strip().partition("-")
+    numbers = [first, second] if dash else [first, first]
+    if not all(one.isascii() and one.isdigit() and 1 <= int(one) <= _MOST for one in numbers):
+        raise OptionError(
+            f"--replicas {text!r}: with --ray, write a number from 1 on, or the bounds of scaling, as 2-8"
+        )
+    found = Bounds(int(numbers[0]), int(numbers[1]))
+    if found.most < found.least:
+        raise OptionError(f"--replicas {text!r}: the second number is the most, and is not below the first")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """Hold where and how Ray runs the replicas.
+
+    Attributes:
+        address: "auto", "local" or "HOST:PORT"; see `ADDRESSES`.
+        replicas: How many replicas there are, at the least and at the most.
+        cpus: The cores, and so the threads, of each replica. None shares the cluster's cores among the most replicas.
+        dashboard: Whether a Ray that is started here also starts its dashboard, on 127.0.0.1.
+
+    Raises:
+        OptionError: A value is out of range.
+    """
+
+    address: str
+    replicas: Bounds = ONE
+    cpus: int | None = None
+    dashboard: bool = False
+
+    def __post_init__(self) -> None:
+        host_and_port(self.address)
+        if self.cpus is not None and self.cpus < 1:
+            raise OptionError(f"--ray-cpus {self.cpus}: a replica needs at least 1 core")
+        if self.dashboard and self.address != LOCAL:
+            raise OptionError(f"--ray-dashboard is for --ray {LOCAL}: who starts the cluster decides on its dashboard")
+
+
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """Return the host and the port of an address; None for "auto" and "local".
+
+    Raises:
+        OptionError: It is none of these.
+    """
+    if address in (AUTO, LOCAL):
+        return None
+    if address.startswith("ray://"):
+        raise OptionError(
+            f"--ray {address}: Ray's client port runs whatever it is sent, and whet does not use it; start whet "
+            "serve on a machine of the cluster, with --ray auto"
+        )
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536) or "/" in host:
+        raise OptionError(f"--ray {address}: write {ADDRESSES}")
+    return host, int(port)

@@ -1,0 +1,107 @@
+"""whet serve on two Ray nodes of this machine: parts are taken away under load, and every request is answered."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+if find_spec("ray") is None:
+    pytest.skip("needs ray", allow_module_level=True)
+
+from benchmarks.ray_scenario import (
+    Outcome,
+    all_replicas,
+    bodies,
+    expected_texts,
+    replicas_of,
+    serving,
+    steady,
+    tallied,
+    two_nodes,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+NUM, PER_S, TOKENS = 1000, 10.0, 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with two_nodes(cpus_each=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def server(cluster: Any) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    options = ["--ray", cluster.address, "--replicas", "2", "--ray-cpus", "1", "--shutdown-timeout", "60s"]
+    with serving(*options, "--dtype", "fp32") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def texts(server: tuple[str, object]) -> dict[str, str]:
+    return asyncio.run(expected_texts(server[0], TOKENS))
+
+
+def run(url: str, texts: dict[str, str], num: int, events: dict[int, Callable[[], None]]) -> dict[str, Any]:
+    outcomes: list[Outcome] = asyncio.run(steady(url, bodies(num, TOKENS), PER_S, texts, events))
+    return tallied(outcomes)
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 120.0) -> None:
+    until_s = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until_s
+        time.sleep(0.5)
+
+
+def test_the_server_tells_of_all_replicas(server: tuple[str, object], texts: dict[str, str]) -> None:
+    with httpx.Client(base_url=server[0], timeout=60, trust_env=False) as client:
+        assert client.get("/health").json() == {"status": "ok", "replicas": 2}
+        assert client.get("/v1/models").json()["data"][0]["id"] == "docs-gpt"
+        names = {
+            line.split('replica="')[1].split('"')[0]
+            for line in client.get("/metrics").text.splitlines()
+            if "replica=" in line
+        }
+        assert len(names) == 2
+        refused = client.post("/v1/completions", json={"model": "other", "prompt": "x"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_no_request_is_lost(cluster: Any, server: tuple[str, "subprocess.Popen[str]"], texts: dict[str, str]) -> None:
+    url, process = server
+    [away] = cluster.worker_nodes
+    before: set[int] = set()
+
+    def kill_a_replica() -> None:
+        os.kill(replicas_of(cluster.head_node)[0].pid, signal.SIGKILL)
+
+    def remove_a_node() -> None:
+        cluster.remove_node(away, allow_graceful=False)
+
+    def update() -> None:
+        wait_for(lambda: len(all_replicas(cluster)) == 2)
+        before.update(one.pid for one in all_replicas(cluster))
+        process.send_signal(signal.SIGHUP)
+
+    found = run(url, texts, NUM, {150: kill_a_replica, 450: remove_a_node, 750: update})
+    print(json.dumps(found))
+    assert found["answered"] + found["cut"] == NUM, found
+    assert all("died" in detail for detail in found["details"])
+    wait_for(lambda: len(all_replicas(cluster)) == 2 and not before & {one.pid for one in all_replicas(cluster)})
+
+
+def test_more_replicas_than_the_cluster_holds(cluster: Any) -> None:
+    options = ["--ray", cluster.address, "--replicas", "40", "--served-model-name", "other", "--ray-cpus", "1"]
+    said = r"error: --replicas 40: with 1 of its .* cores each, the cluster holds"
+    with pytest.raises(RuntimeError, match=said), serving(*options):
+        pass
