@@ -144,9 +144,11 @@ def search_space(
             break
         number, chosen = study.begin(recipe, space, space.bound(recipe.steps) if recipe else None)
         is_too_long = not may_compile and runs_compiler(space, chosen.steps)
-        if recipe is None and (not chosen.steps or is_too_long or any(r.key == chosen.key for r in known)):
+        is_known = not chosen.steps or is_too_long or any(record.key == chosen.key for record in known)
+        if (recipe is None and is_known) or study.is_taken(number, chosen):
             study.pass_over(number)
-            repeats += 1
+            repeats += recipe is None
+            records = study.records()
             continue
         left_s = limit.left_s(is_reference=_is_reference(chosen, space))
         trial = partial(attempt, number, chosen, left_s)
