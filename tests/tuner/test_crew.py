@@ -1,5 +1,6 @@
 """Searches whose trials are made elsewhere: turns of one computer, lost workers, recipes that end workers."""
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -23,7 +24,14 @@ class FakeWorker:
     """Answers by arithmetic. It is lost at its trial of number `dies_at`, or at any with the technique `fears`."""
 
     def __init__(
-        self, directory: Path, name: str, computer: str, *, dies_at: int | None = None, fears: str = "", takes_s: float = 0
+        self,
+        directory: Path,
+        name: str,
+        computer: str,
+        *,
+        dies_at: int | None = None,
+        fears: str = "",
+        takes_s: float = 0,
     ) -> None:
         self.name, self.computer = name, computer
         self.dies_at, self.fears, self.takes_s = dies_at, fears, takes_s
@@ -64,9 +72,9 @@ def searched(directory: Path, crew: Crew) -> list[TrialRecord]:
 
 def test_workers_try_each_recipe_once_and_those_of_one_computer_take_turns(tmp_path: Path) -> None:
     workers = [
-        FakeWorker(tmp_path, "a1", "a", takes_s=0.02),
-        FakeWorker(tmp_path, "a2", "a", takes_s=0.02),
-        FakeWorker(tmp_path, "b1", "b", takes_s=0.02),
+        FakeWorker(tmp_path, "a1", "a", takes_s=0.3),
+        FakeWorker(tmp_path, "a2", "a", takes_s=0.3),
+        FakeWorker(tmp_path, "b1", "b", takes_s=0.3),
     ]
     records = searched(tmp_path / "crew", Crew(workers))
     alone = searched(tmp_path / "alone", Crew([FakeWorker(tmp_path, "c", "c")]))
@@ -78,7 +86,7 @@ def test_workers_try_each_recipe_once_and_those_of_one_computer_take_turns(tmp_p
     assert sorted(label for worker in workers for label in worker.tried) == sorted(labels)
     assert {record.ran_on for record in records} == {"a1", "a2", "b1"}
     on_a = sorted([*workers[0].spans, *workers[1].spans])
-    assert all(end <= begin for (_, end), (begin, _) in zip(on_a, on_a[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(on_a))
     on_b = workers[2].spans
     assert any(begin < other_end and other_begin < end for begin, end in on_a for other_begin, other_end in on_b)
 

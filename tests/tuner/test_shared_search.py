@@ -21,7 +21,7 @@ from whet.techniques import TABLE
 from whet.tuner.members import Presence
 from whet.tuner.records import TrialRecord
 
-KEPT = {"channels_last", "threads", "bf16", "freeze_layout", "fold_batch_norm"}
+KEPT = {"channels_last", "threads", "bf16", "fp16", "fuse_conv_bn"}
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +53,54 @@ def search(
     )
 
 
-def study_of(storage: str) -> optuna.Study:
-    """The newest study that the storage holds."""
-    return optuna.load_study(storage=storage, study_name=optuna.get_all_study_names(storage)[-1])
+class Watched:
+    """A database of the test's own on the server, and what lies in it."""
 
+    def __init__(self, server: str, name: str) -> None:
+        import psycopg
 
-def running(storage: str, pid: int) -> TrialRecord | None:
-    """The trial that a process makes just now."""
-    if not optuna.get_all_study_names(storage):
+        with psycopg.connect(server.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        self.url = f"{server.rpartition('/')[0]}/{name}"
+        self._storage = optuna.storages.RDBStorage(self.url)
+
+    def close(self) -> None:
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    @property
+    def study(self) -> optuna.Study | None:
+        names = optuna.get_all_study_names(self._storage)
+        return optuna.load_study(storage=self._storage, study_name=names[0]) if names else None
+
+    def running(self, pid: int) -> TrialRecord | None:
+        """The trial that a process makes just now."""
+        for trial in self.study.get_trials(deepcopy=False) if self.study else ():
+            if (
+                trial.state == TrialState.RUNNING
+                and trial.user_attrs.get("pid") == pid
+                and "record" in trial.user_attrs
+            ):
+                return TrialRecord.model_validate_json(trial.user_attrs["record"])
         return None
-    for trial in study_of(storage).get_trials(deepcopy=False):
-        if trial.state == TrialState.RUNNING and trial.user_attrs.get("pid") == pid and "record" in trial.user_attrs:
-            return TrialRecord.model_validate_json(trial.user_attrs["record"])
-    return None
+
+    def present(self) -> list[Presence]:
+        """Those that take part, or have."""
+        entries = self.study.user_attrs.items() if self.study else ()
+        return [Presence.model_validate_json(text) for key, text in entries if key.startswith("member ")]
 
 
-def present(storage: str) -> list[Presence]:
-    if not optuna.get_all_study_names(storage):
-        return []
-    entries = study_of(storage).user_attrs.items()
-    return [Presence.model_validate_json(text) for key, text in entries if key.startswith("member ")]
+@pytest.fixture
+def watched(storage: str) -> Iterator[Callable[[str], Watched]]:
+    made: list[Watched] = []
+
+    def make(name: str) -> Watched:
+        made.append(Watched(storage, name))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 def wait_for(what: Callable[[], Any], *alive: "subprocess.Popen[str]", limit_s: float = 150) -> Any:
@@ -97,14 +125,13 @@ def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[whet.Result, str
 
 @pytest.mark.slow
 def test_a_search_that_is_killed_in_a_trial_loses_that_trial_only(
-    storage: str, tmp_path: Path, processes: list["subprocess.Popen[str]"]
+    watched: Callable[[str], Watched], tmp_path: Path, processes: list["subprocess.Popen[str]"]
 ) -> None:
-    with_storage = f"{storage}_a"
-    create(storage, with_storage)
-    first, second = (search(tmp_path / name, "--storage", with_storage) for name in ("first", "second"))
+    database = watched("one_is_killed")
+    first, second = (search(tmp_path / name, "--storage", database.url) for name in ("first", "second"))
     processes += [first, second]
-    wait_for(lambda: len([one for one in present(with_storage) if one.state == "searching"]) == 2, first, second)
-    lost = wait_for(lambda: running(with_storage, first.pid), first, second)
+    wait_for(lambda: [one.state for one in database.present()] == ["searching"] * 2, first, second)
+    lost = wait_for(lambda: database.running(first.pid), first, second)
     first.send_signal(signal.SIGKILL)
     first.wait()
     result, _ = ended(second, tmp_path / "second")
@@ -113,22 +140,21 @@ def test_a_search_that_is_killed_in_a_trial_loses_that_trial_only(
     assert lost.number not in numbers and all(trial.status != "running" for trial in result.trials)
     again = [trial for trial in result.trials if trial.key == lost.key]
     assert len(again) == 1 and again[0].ran_on.startswith(f"process {second.pid} on ")
-    kept = {trial.number: trial.state for trial in study_of(with_storage).get_trials()}
+    kept = {trial.number: trial.state for trial in database.study.get_trials()}
     assert kept[lost.number] == TrialState.FAIL
     assert not (tmp_path / "first" / "result.json").exists()
 
 
 @pytest.mark.slow
 def test_one_search_measures_the_finals_for_both_and_one_that_dies_there_is_replaced(
-    storage: str, tmp_path: Path, processes: list["subprocess.Popen[str]"]
+    watched: Callable[[str], Watched], tmp_path: Path, processes: list["subprocess.Popen[str]"]
 ) -> None:
-    with_storage = f"{storage}_b"
-    create(storage, with_storage)
+    database = watched("finals")
     outs = [tmp_path / str(i) for i in range(3)]
-    started = [search(out, "--storage", with_storage) for out in outs]
+    started = [search(out, "--storage", database.url) for out in outs]
     processes += started
-    wait_for(lambda: len(present(with_storage)) == 3, *started)
-    measuring = wait_for(lambda: [one for one in present(with_storage) if one.state == "finals"])
+    wait_for(lambda: len(database.present()) == 3, *started)
+    measuring = wait_for(lambda: [one for one in database.present() if one.state == "finals"])
     dead = next(i for i, process in enumerate(started) if process.pid == measuring[0].pid)
     started[dead].send_signal(signal.SIGKILL)
     started[dead].wait()
@@ -144,15 +170,6 @@ def test_one_search_measures_the_finals_for_both_and_one_that_dies_there_is_repl
     assert "whet apply" in found[other].unsaved
     assert len({trial.ran_on for trial in found[other].trials}) >= 2
     assert len({trial.key for trial in found[other].trials}) == len(found[other].trials)
-
-
-def create(storage: str, named: str) -> None:
-    """Make another database on the server, so that no test sees the studies of others."""
-    import psycopg
-
-    plain = storage.replace("+psycopg", "")
-    with psycopg.connect(plain, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{named.rpartition("/")[2]}"')
 
 
 @pytest.mark.slow
@@ -211,9 +228,7 @@ def test_nodes_of_ray_make_the_trials_and_one_that_is_killed_loses_its_trial_onl
 ) -> None:
     more = ["--workers", f"ray={cluster.address}"]
     if shared:
-        storage = request.getfixturevalue("storage")
-        create(storage, f"{storage}_ray")
-        more += ["--storage", f"{storage}_ray"]
+        more += ["--storage", request.getfixturevalue("watched")("nodes").url]
     process = search(tmp_path / "out", *more, budget="100s")
     processes.append(process)
     (node,) = cluster.worker_nodes
@@ -263,7 +278,10 @@ def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     [
         (["digits-cnn", "--workers", "dask"], "--workers takes ray, or ray=HOST:PORT for a cluster's head; got 'dask'"),
         (["digits-cnn", "--workers", "ray="], "--workers takes ray, or ray=HOST:PORT for a cluster's head"),
-        (["signs-stream", "--workers", "ray"], "--workers goes with a model or a training, and signs-stream is a stream"),
+        (
+            ["signs-stream", "--workers", "ray"],
+            "--workers goes with a model or a training, and signs-stream is a stream",
+        ),
         (["--workers", "ray", "--", "python", "train.py"], "start whet tune --storage URL on each machine instead"),
     ],
 )

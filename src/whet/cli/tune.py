@@ -98,7 +98,7 @@ _Workers = Annotated[
     str | None,
     typer.Option(
         metavar="ray[=HOST:PORT]",
-        help="let the nodes of a Ray cluster make the trials, where they are machines of this kind; the finals run here",
+        help="let the nodes of a Ray cluster that are machines of this kind make the trials; the finals run here",
     ),
 ]
 _Resume = Annotated[bool, typer.Option("--resume", help="continue the search whose results are in --out")]

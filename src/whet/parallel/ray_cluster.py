@@ -10,7 +10,7 @@ from typing import Any
 from whet.errors import MissingExtra, OptionError, reason
 
 _CONNECT_S = 5.0
-_ANSWER_S = 15.0
+_ANSWER_S = 10.0
 _START = "ray start --head --include-dashboard=false"
 
 
@@ -101,7 +101,7 @@ def _within(ask: Callable[[], None], seconds: float) -> Exception | None:
     def run() -> None:
         try:
             ask()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is handed to the caller
             found.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

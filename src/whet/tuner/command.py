@@ -30,7 +30,8 @@ def command_line(
 ) -> str:
     """Return `whet tune TARGET ...` with every option that is not at its default, quoted for a shell.
 
-    The storage is shown without its password. A script comes last, as `-- python train.py`: `target` is its words then. `more` are options of its kind alone.
+    The storage is shown without its password. A script comes last, as `-- python train.py`: `target` is its words then.
+    `more` are options of its kind alone.
     """
     options: dict[str, object] = {  # with their values; True for those without one, and None or False for the default
         "--objective": objective if objective != Goal.objective else None,

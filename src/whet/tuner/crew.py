@@ -87,9 +87,7 @@ class Crew:
         for worker in list(self.workers):
             worker.end()
 
-    def _on_computer(
-        self, workers: list[Worker], search: Callable[[Attempt], list[TrialRecord]]
-    ) -> list[TrialRecord]:
+    def _on_computer(self, workers: list[Worker], search: Callable[[Attempt], list[TrialRecord]]) -> list[TrialRecord]:
         turns = itertools.count()
 
         def attempt(number: int, recipe: Recipe, left_s: float) -> TrialRecord:

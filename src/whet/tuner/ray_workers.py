@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.core.recipe import Recipe
-from whet.errors import OptionError, StudyError, named_reason, reason
+from whet.errors import StudyError, named_reason, reason
 from whet.measure.machine import Machine, describe
 from whet.measure.quiet import QuietWait
 from whet.parallel.ray_cluster import joined

@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import optuna
 from optuna.exceptions import StorageInternalError
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import RDBStorage
 from pydantic import ValidationError
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -45,7 +45,7 @@ def telling(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
     return told
 
 
-def connected(storage: str) -> BaseStorage:
+def connected(storage: str) -> RDBStorage:
     """Return the storage with this URL. A server has 10 seconds to answer."""
     return RDBStorage(storage, engine_kwargs=_engine_options(storage))
 
@@ -62,7 +62,13 @@ def _engine_options(storage: str) -> dict[str, Any]:
 
 
 def study_names(storage: str) -> list[str]:
-    return optuna.get_all_study_names(connected(storage))
+    """Return the names of the studies that a storage holds, and leave no connection open."""
+    found = connected(storage)
+    try:
+        return optuna.get_all_study_names(found)
+    finally:
+        found.remove_session()
+        found.engine.dispose()
 
 
 def storage_error(storage: str, error: Exception) -> StudyError:

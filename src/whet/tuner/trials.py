@@ -1,4 +1,4 @@
-"""Make the trials of a search: in this process, in turn with other searches on this computer, or on nodes of a cluster."""
+"""Make the trials of a search: here, in turn with other searches on this computer, or on nodes of a cluster."""
 
 import os
 import socket
