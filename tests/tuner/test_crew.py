@@ -21,7 +21,11 @@ FOREVER = SearchTime(1e9, 1e9, clock=lambda: 0.0)
 
 
 class FakeWorker:
-    """Answers by arithmetic. It is lost at its trial of number `dies_at`, or at any with the technique `fears`."""
+    """Answers by arithmetic.
+
+    It is lost at its trial of number `dies_at`, or at any with the technique `fears`. Its first trials, as many as
+    `num_meet`, last until one on another computer is made at the same time.
+    """
 
     def __init__(
         self,
@@ -32,9 +36,12 @@ class FakeWorker:
         dies_at: int | None = None,
         fears: str = "",
         takes_s: float = 0,
+        num_meet: int = 0,
+        meeting: threading.Barrier | None = None,
     ) -> None:
         self.name, self.computer = name, computer
         self.dies_at, self.fears, self.takes_s = dies_at, fears, takes_s
+        self.num_meet, self.meeting = num_meet, meeting
         self.tried: list[str] = []
         self.spans: list[tuple[float, float]] = []
         self.is_ended = threading.Event()
@@ -46,6 +53,8 @@ class FakeWorker:
             raise WorkerLost("it was ended")
         if len(self.tried) == self.dies_at or self.fears in {step.technique for step in recipe.steps}:
             raise WorkerLost("its process has ended")
+        if self.meeting is not None and len(self.tried) < self.num_meet:
+            self.meeting.wait(100)
         self.tried.append(str(recipe))
         self.spans.append((began, time.monotonic()))
         return try_recipe(self._context, Goal(), number, recipe, Space(SPACE), left_s)
@@ -71,10 +80,11 @@ def searched(directory: Path, crew: Crew) -> list[TrialRecord]:
 
 
 def test_workers_try_each_recipe_once_and_those_of_one_computer_take_turns(tmp_path: Path) -> None:
+    meeting = threading.Barrier(2)
     workers = [
-        FakeWorker(tmp_path, "a1", "a", takes_s=0.3),
-        FakeWorker(tmp_path, "a2", "a", takes_s=0.3),
-        FakeWorker(tmp_path, "b1", "b", takes_s=0.3),
+        FakeWorker(tmp_path, "a1", "a", num_meet=1, meeting=meeting),
+        FakeWorker(tmp_path, "a2", "a", num_meet=1, meeting=meeting),
+        FakeWorker(tmp_path, "b1", "b", num_meet=2, meeting=meeting),
     ]
     records = searched(tmp_path / "crew", Crew(workers))
     alone = searched(tmp_path / "alone", Crew([FakeWorker(tmp_path, "c", "c")]))
@@ -87,8 +97,6 @@ def test_workers_try_each_recipe_once_and_those_of_one_computer_take_turns(tmp_p
     assert {record.ran_on for record in records} == {"a1", "a2", "b1"}
     on_a = sorted([*workers[0].spans, *workers[1].spans])
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(on_a))
-    on_b = workers[2].spans
-    assert any(begin < other_end and other_begin < end for begin, end in on_a for other_begin, other_end in on_b)
 
 
 def test_a_worker_that_is_lost_loses_its_trial_only(tmp_path: Path) -> None:
@@ -114,7 +122,7 @@ def test_a_recipe_that_ends_two_workers_has_failed_and_the_third_goes_on(tmp_pat
 def test_without_any_worker_left_the_search_ends_with_what_there_is(tmp_path: Path) -> None:
     crew = Crew([FakeWorker(tmp_path, "a", "a", dies_at=2), FakeWorker(tmp_path, "b", "b", dies_at=0)])
     records = searched(tmp_path / "crew", crew)
-    assert len(records) == 2
+    assert [record.status for record in records].count("done") == 2
     assert crew.workers == []
 
 

@@ -40,7 +40,7 @@ def processes() -> Iterator[list["subprocess.Popen[str]"]]:
 
 
 def search(
-    out: Path, *more: str, target: str = f"{targets.HERE}:conv", kept: set[str] = KEPT, budget: str = "60s"
+    out: Path, *more: str, target: str = f"{targets.HERE}:conv", kept: set[str] = KEPT, budget: str = "150s"
 ) -> "subprocess.Popen[str]":
     words = ["tune", target, "--budget", budget, "--out", str(out), "--on-busy", "go-on", "--json", *more]
     words += ["--exclude", ",".join(sorted(set(TABLE) - kept))]
@@ -103,7 +103,7 @@ def watched(storage: str) -> Iterator[Callable[[str], Watched]]:
         one.close()
 
 
-def wait_for(what: Callable[[], Any], *alive: "subprocess.Popen[str]", limit_s: float = 150) -> Any:
+def wait_for(what: Callable[[], Any], *alive: "subprocess.Popen[str]", limit_s: float = 400) -> Any:
     deadline = time.monotonic() + limit_s
     while not (found := what()):
         assert time.monotonic() < deadline, "too late"
@@ -115,7 +115,7 @@ def wait_for(what: Callable[[], Any], *alive: "subprocess.Popen[str]", limit_s: 
 
 def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[whet.Result, str]:
     """A search's result, and all that it said. No password is in it, nor in any file."""
-    said = "\n".join(process.communicate(timeout=200))
+    said = "\n".join(process.communicate(timeout=500))
     assert process.returncode == 0, said
     assert postgres.PASSWORD not in said
     for path in out.rglob("*"):
@@ -124,6 +124,7 @@ def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[whet.Result, str
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_search_that_is_killed_in_a_trial_loses_that_trial_only(
     watched: Callable[[str], Watched], tmp_path: Path, processes: list["subprocess.Popen[str]"]
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_search_that_is_killed_in_a_trial_loses_that_trial_only(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_one_search_measures_the_finals_for_both_and_one_that_dies_there_is_replaced(
     watched: Callable[[str], Watched], tmp_path: Path, processes: list["subprocess.Popen[str]"]
 ) -> None:
@@ -185,7 +187,7 @@ def test_a_server_that_cannot_be_used_is_said_in_a_line(
     storage: str, tmp_path: Path, change: Callable[[str], str], said: str
 ) -> None:
     process = search(tmp_path / "out", "--storage", change(storage))
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 2
     assert said in err and "wrong-one" not in out + err and postgres.PASSWORD not in out + err
     assert not (tmp_path / "out").exists()
@@ -218,6 +220,7 @@ def words(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("shared", [False, True], ids=["own study", "database server"])
 def test_nodes_of_ray_make_the_trials_and_one_that_is_killed_loses_its_trial_only(
     tmp_path: Path,
@@ -229,7 +232,7 @@ def test_nodes_of_ray_make_the_trials_and_one_that_is_killed_loses_its_trial_onl
     more = ["--workers", f"ray={cluster.address}"]
     if shared:
         more += ["--storage", request.getfixturevalue("watched")("nodes").url]
-    process = search(tmp_path / "out", *more, budget="100s")
+    process = search(tmp_path / "out", *more)
     processes.append(process)
     (node,) = cluster.worker_nodes
     wait_for(lambda: trying(node), process)
@@ -244,6 +247,7 @@ def test_nodes_of_ray_make_the_trials_and_one_that_is_killed_loses_its_trial_onl
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_node_without_the_target_is_named(
     tmp_path: Path, cluster: Any, processes: list["subprocess.Popen[str]"]
 ) -> None:
@@ -257,7 +261,7 @@ def test_a_node_without_the_target_is_named(
     )
     process = search(tmp_path / "out", "--workers", f"ray={cluster.address}", target=f"{file}:model")
     processes.append(process)
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=400)
     assert process.returncode == 2, err
     assert "no node of the Ray cluster can try recipes: node " in err
     assert "weights are not those that this search was begun with" in err
