@@ -253,7 +253,7 @@ class Kind(ABC):
         """Save what is kept, such as a model, and note it in the result."""
 
     def save_told(self, result: Result, directory: Path) -> None:
-        """Save of a result whose finals another process has measured what can be saved here, as `save` does."""
+        """Save what can be saved here of a result whose finals another process has measured."""
         self.save(result, directory)
 
     @abstractmethod

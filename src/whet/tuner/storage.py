@@ -1,4 +1,4 @@
-"""Reach the storage of a study, and say in one line what is wrong with it, without its password."""
+"""Connect to the storage of a study, and say in one line what is wrong with it, without its password."""
 
 import functools
 import re

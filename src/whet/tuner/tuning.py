@@ -91,10 +91,12 @@ def tune(
     """
     budget_s, trial_limit_s = duration_s("budget_s", budget_s), duration_s("trial_limit_s", trial_limit_s)
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
+    if workers is not None:
+        ray_address(workers)
+        if not isinstance(target, str) or isinstance(training, TrainingWorkload):
+            raise OptionError("workers take a target, and a training, by its name, by which their nodes can open it")
     if isinstance(target, str):
         target = _checked_name(target, inputs, training)
-    elif workers is not None:
-        raise OptionError("workers take a target by its name, so that they can open it on their nodes")
     elif not isinstance(target, Workload | TrainingWorkload):
         target = workload_of(target, inputs, quality, calibration)
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s, max_slowdown, allow_batch=allow_batch)
@@ -104,8 +106,6 @@ def tune(
     listener = listener or Listener()
     patience = QuietWait(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
     check_nproc(nproc)
-    if workers is not None:
-        ray_address(workers)
     is_a_training = isinstance(target, TrainingWorkload) or is_training(target) or nproc is not None
     if is_a_training and training is not None:
         raise OptionError("training goes with a model to run; this target is a training itself")
