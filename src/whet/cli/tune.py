@@ -20,7 +20,7 @@ from whet.scripts.injection.script_command import ScriptCommand
 from whet.streamer.target_name import names_a_stream
 from whet.techniques.names import check_excluded, technique_names, training_technique_names
 from whet.tuner.goal import MAX_SLOWDOWN, SCRIPT_STEPS, Goal, Objective
-from whet.tuner.kind_options import PLAN_TECHNIQUES, KindWord, check_nproc, check_options
+from whet.tuner.kind_options import PLAN_TECHNIQUES, KindWord, check_nproc, check_options, ray_address
 from whet.ui.units import fraction, num_bytes, seconds
 from whet.workloads.target_name import check_name, is_training, with_training
 
@@ -94,6 +94,13 @@ _Storage = Annotated[
     str | None,
     typer.Option(metavar="URL", help="the URL of an Optuna storage, which machines of one kind may share"),
 ]
+_Workers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ray[=HOST:PORT]",
+        help="let the nodes of a Ray cluster that are machines of this kind make the trials; the finals run here",
+    ),
+]
 _Resume = Annotated[bool, typer.Option("--resume", help="continue the search whose results are in --out")]
 _Exclude = Annotated[
     str,
@@ -159,6 +166,7 @@ def tune(
     budget: _Budget = None,
     out: _Out = None,
     storage: _Storage = None,
+    workers: _Workers = None,
     resume: _Resume = False,
     exclude: _Exclude = "",
     steps: _Steps = None,
@@ -179,19 +187,6 @@ def tune(
     """
     check_nproc(nproc)
     streams = ForStreams(steps, source, sink, frame_budget, sampler, prompt, data, budget)
-    given = {
-        "--train": train is not None,
-        "--training": training is not None,
-        f"--objective {objective}": objective != "latency",
-        "--max-slowdown": max_slowdown != MAX_SLOWDOWN,
-        "--allow-batch": allow_batch,
-        "--nproc": nproc is not None,
-        "--max-memory": max_memory is not None,
-        "--storage": storage is not None,
-        "--resume": resume,
-        **dict.fromkeys(streams.options(), True),
-    }
-    chosen = [option for option, is_given in given.items() if is_given]
     options: dict[str, Any] = {
         "objective": objective,
         "max_drop": None if max_drop is None else _max_drop(max_drop),
@@ -201,9 +196,12 @@ def tune(
         "max_memory_bytes": num_bytes("--max-memory", max_memory) if max_memory is not None else None,
         "budget_s": seconds("--budget", budget or _BUDGET),
         "storage": storage,
+        "workers": workers,
         "exclude": [name.strip() for name in exclude.split(",") if name.strip()],
     }
     busy: dict[str, Any] = {"on_busy": str(OnBusy.checked(on_busy)), "busy_wait_s": busy_wait_s(busy_wait)}
+    beside = {"--train": train is not None, "--training": training is not None, "--resume": resume}
+    chosen = [*_given(options), *(option for option, is_given in beside.items() if is_given), *streams.options()]
     named = [list(targets)] if _is_command(targets) else [_with(target, train, training) for target in targets]
     for target in named:
         _check(target, options, streams, chosen)
@@ -215,6 +213,20 @@ def tune(
     )
     if verdicts & _EXIT_CODES.keys():
         raise typer.Exit(min(_EXIT_CODES[verdict] for verdict in verdicts & _EXIT_CODES.keys()))
+
+
+def _given(options: Mapping[str, Any]) -> list[str]:
+    """Return the options that say what is searched for and were given, as check_options takes them."""
+    given = {
+        f"--objective {options['objective']}": options["objective"] != "latency",
+        "--max-slowdown": options["max_slowdown"] != MAX_SLOWDOWN,
+        "--allow-batch": options["allow_batch"],
+        "--nproc": options["nproc"] is not None,
+        "--max-memory": options["max_memory_bytes"] is not None,
+        "--storage": options["storage"] is not None,
+        "--workers": options["workers"] is not None,
+    }
+    return [option for option, is_given in given.items() if is_given]
 
 
 def _check(target: str | Sequence[str], options: Mapping[str, Any], streams: ForStreams, given: Sequence[str]) -> None:
@@ -229,6 +241,8 @@ def _check(target: str | Sequence[str], options: Mapping[str, Any], streams: For
     known |= dict.fromkeys(() if kinds in (["inference"], ["stream"]) else training_technique_names())
     known |= dict.fromkeys(PLAN_TECHNIQUES if options["nproc"] is not None else ())
     check_excluded(options["exclude"], list(known))
+    if options["workers"] is not None:
+        ray_address(options["workers"])
     if kinds == ["stream"]:
         streams.check_options(str(target), options)
         return

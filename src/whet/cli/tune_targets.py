@@ -101,7 +101,7 @@ def _run(target: Target, out: Path, request: Request, listener: Listener) -> Res
     options, streams = request.options, request.streams
     how: dict[str, Any] = {"out": out, "resume": request.resume, "listener": listener}
     if not isinstance(target, str):
-        of_script = {name: value for name, value in options.items() if name not in ("allow_batch", "nproc")}
+        of_script = {name: value for name, value in options.items() if name not in ("allow_batch", "nproc", "workers")}
         return tune_script(target, num_steps=streams.steps, **of_script, **request.busy, **how)
     if not names_a_stream(target):
         with contextlib.suppress(StreamTarget):

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from whet.measure.machine import describe
-from whet.tuner.command import command_line, without_password
+from whet.tuner.command import command_line
 from whet.tuner.goal import BUDGET_S, Goal
 from whet.tuner.preparation import checked_directory
 from whet.tuner.study import Study
@@ -18,6 +18,7 @@ class Asked:
     Attributes:
         out: The directory for the results; "" for a temporary one.
         storage: The study's URL; "" for a file in the directory.
+        workers: "ray" or "ray=ADDRESS" where a cluster's nodes make the trials; "" for this process.
     """
 
     goal: Goal = field(default_factory=Goal)
@@ -28,6 +29,12 @@ class Asked:
     exclude: tuple[str, ...] = ()
     trial_limit_s: float = 300.0
     memory_limit_bytes: int | None = None
+    workers: str = ""
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether other processes may measure for the same search."""
+        return bool(self.storage or self.workers)
 
     @property
     def limit_bytes(self) -> int:
@@ -42,7 +49,14 @@ class Asked:
 
     def command(self, words: str | Sequence[str], exclude: Sequence[str], **options: str) -> str:
         """Return the command line of the same search, with `words` for what is tuned and options of its kind alone."""
-        shown = without_password(self.storage) if self.storage else None
         goal = {k: v for k, v in asdict(self.goal).items() if k not in ("is_default_drop", "limits_slowdown")}
         goal["max_drop"] = None if self.goal.is_default_drop else self.goal.max_drop
-        return command_line(words, **goal, budget_s=self.budget_s, storage=shown, exclude=exclude, more=options)
+        return command_line(
+            words,
+            **goal,
+            budget_s=self.budget_s,
+            storage=self.storage or None,
+            workers=self.workers or None,
+            exclude=exclude,
+            more=options,
+        )

@@ -1,5 +1,6 @@
 """Write the command line of a search, so that a user can type it again."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ def command_line(
     max_memory_bytes: int | None,
     budget_s: float,
     storage: str | None,
+    workers: str | None = None,
     exclude: Sequence[str],
     out: Path | None = None,
     resume: bool = False,
@@ -28,7 +30,8 @@ def command_line(
 ) -> str:
     """Return `whet tune TARGET ...` with every option that is not at its default, quoted for a shell.
 
-    A script comes last, as `-- python train.py`: `target` is its words then. `more` are options of its kind alone.
+    The storage is shown without its password. A script comes last, as `-- python train.py`: `target` is its words then.
+    `more` are options of its kind alone.
     """
     options: dict[str, object] = {  # with their values; True for those without one, and None or False for the default
         "--objective": objective if objective != Goal.objective else None,
@@ -37,7 +40,8 @@ def command_line(
         "--allow-batch": bool(allow_batch),
         "--budget": f"{budget_s:.12g}s" if budget_s != BUDGET_S else None,
         "--max-memory": max_memory_bytes,
-        "--storage": storage,
+        "--storage": None if storage is None else without_password(storage),
+        "--workers": workers,
         "--exclude": ",".join(exclude) if exclude else None,
         "--on-busy": on_busy if on_busy != OnBusy.WAIT else None,
         "--busy-wait": f"{busy_wait_s:.12g}s" if busy_wait_s != WAIT_S else None,
@@ -61,4 +65,4 @@ def without_password(storage: str) -> str:
     try:
         return make_url(storage).set(query={}).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):  # ValueError: the port is no number
-        return storage
+        return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage)

@@ -1,5 +1,6 @@
 """Tune a target of any kind from end to end: examine, search, compare the finalists, prove, judge, and write."""
 
+import contextlib
 import datetime
 import json
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from whet.core.recipe import Evidence, Recipe
 from whet.core.recipe_file import FILE as RECIPE
 from whet.files import write_whole
+from whet.measure.host import HostTurn
 from whet.measure.machine import versions
 from whet.measure.quiet import QuietWait
 from whet.tuner.budget import Budget
@@ -19,11 +21,11 @@ from whet.tuner.improvement import best_first
 from whet.tuner.kind import Kind, OtherKind, Work
 from whet.tuner.listener import Listener
 from whet.tuner.opened_study import open_study
+from whet.tuner.ray_workers import ray_nodes
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, Result
-from whet.tuner.search import search_space
-from whet.tuner.study import Study
 from whet.tuner.time_account import EXAMINATION, FINALS, LOSSES, TRIALS, TimeAccount
+from whet.tuner.trials import Trials
 from whet.tuner.verdict import decide, pareto
 
 
@@ -39,52 +41,65 @@ def run(kind: Kind, patience: QuietWait, listener: Listener) -> Result | OtherKi
     began = datetime.datetime.now(datetime.UTC)
     kind.check()
     asked, chosen = kind.asked, kind.asked.checked_directory()
-    listener.begins()
-    patience.begin()  # before a server of forks begins to import: its seconds are measured
-    budget = Budget(asked.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
-    work = Work(budget, TimeAccount(budget.clock), patience, listener)
-    with kind.at_work(work):
-        with work.account.part(EXAMINATION):
+    turn = HostTurn(listener.waiting, is_shared=asked.is_shared)
+    with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(ray_nodes(asked.workers)) if asked.workers else None
+        listener.begins()
+        with turn.taken():
+            patience.begin()  # before a server of forks begins to import: its seconds are measured
+        budget = Budget(asked.budget_s, clock=lambda: time.monotonic() - patience.spent_s - turn.waited_s)
+        work = Work(budget, TimeAccount(budget.clock), patience, listener)
+        stack.enter_context(kind.at_work(work))
+        with turn.taken(), work.account.part(EXAMINATION):
             found = kind.examine()
         if isinstance(found, OtherKind):
             return found
         listener.looked(found)
-        with work.account.part(TRIALS):
+        with turn.taken(), work.account.part(TRIALS):
             kind.measure_original()
+        if nodes is not None:
+            with work.account.part(EXAMINATION):
+                nodes.begin(kind, patience)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(kind, directory)
         if study.facts is not None:
             kind.go_on_with(study.facts)
-        result = _searched(kind, study, directory)
-        result.out = str(directory)
+        if asked.storage and kind.shares_finals:
+            stack.enter_context(study.shared(directory))
+        result = _searched(kind, Trials(kind, study, turn, nodes.workers if nodes is not None else ()), directory)
+        result.out, result.left_out = str(directory), nodes.left_out if nodes is not None else []
         result.started_at, result.budget_s = began.isoformat(timespec="seconds"), asked.budget_s
         result.command = asked.command(kind.words, kind.facts.exclude, **kind.options) if kind.words else ""
         result.time_s, result.seconds = work.account.seconds, budget.elapsed_s
-        _write(kind, result, directory)
+        with turn.taken():
+            _write(kind, result, directory)
         result.seconds = budget.elapsed_s
+        if study.members is not None and not result.finals_on:
+            study.members.tell(result.model_dump(mode="json", exclude={"trials"}))
     return result
 
 
-def _searched(kind: Kind, study: Study, directory: Path) -> Result:
-    account = kind.work.account
+def _searched(kind: Kind, trials: Trials, directory: Path) -> Result:
+    """Make the trials, then measure the finals, or take over what another process has measured."""
+    account, study = kind.work.account, trials.study
     with account.part(TRIALS):
-        limit = kind.begin_search(directory, study.records())
-        records = search_space(
-            kind.space_to_search(),
-            study,
-            kind.goal,
-            limit,
-            kind.attempt,
-            propose=kind.next_recipe,
-            samples=kind.samples,
-            tidy=kind.tidy,
-            patience=kind.work.patience,
-            report=kind.work.listener.tried,
-        )
+        stopped = trials.make(kind.begin_search(directory, study.records()))
+    with trials.turn.standing_by():
+        told = None if study.members is None else study.members.finals(kind.work.listener.waiting)
+    records = [*study.records(), *stopped]
+    if told is not None:
+        return Result.model_validate({**told, "trials": [record.model_dump(mode="json") for record in records]})
+    with trials.turn.taken():
+        return _judged(kind, records)
+
+
+def _judged(kind: Kind, records: list[TrialRecord]) -> Result:
+    """Compare the best trials with the original, prove what they owe, and decide."""
+    with kind.work.account.part(TRIALS):
         finalists = kind.finalists(records)
     finals = _compared(kind, finalists, records)
     if any(kind.improves(point, finals.baseline) and not kind.is_proved(point) for point in finals.points):
-        with account.part(TRIALS):
+        with kind.work.account.part(TRIALS):
             others = kind.instead(records, finalists)
         if others:
             records = [*records, *(record for record in others if record not in records)]
@@ -158,7 +173,10 @@ def _concluded(kind: Kind, finals: Finals, records: Sequence[TrialRecord]) -> Re
 
 def _write(kind: Kind, result: Result, directory: Path) -> None:
     """Write what the kind keeps, the recipe, the report and, last, the result."""
-    kind.save(result, directory)
+    if result.finals_on:
+        kind.save_told(result, directory)
+    else:
+        kind.save(result, directory)
     _recipe_of(result).write(directory / RECIPE)
     kind.report(result, directory)
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")

@@ -65,6 +65,7 @@ class Kind(ABC):
         noise_from: Where the finals' noise floor comes from; see `stopping.Fixed`.
         times_original_alone: Whether the original is measured without finalists too.
         samples: Whether a sampler chooses recipes once the plan has ended.
+        shares_finals: Whether one process measures the finals for all that share a search.
         target: What people call the target.
         words: What is tuned as the command line names it: a target, or a script's command; "" where it cannot.
         lost: Trials that no longer ran when they should go to the finals, by number, with reasons.
@@ -75,6 +76,7 @@ class Kind(ABC):
     noise_from: ClassVar[Literal["original", "pairs"]] = "pairs"
     times_original_alone: ClassVar[bool] = True
     samples: ClassVar[bool] = True
+    shares_finals: ClassVar[bool] = True
 
     target: str
     words: str | Sequence[str]
@@ -249,6 +251,10 @@ class Kind(ABC):
 
     def save(self, result: Result, directory: Path) -> None:
         """Save what is kept, such as a model, and note it in the result."""
+
+    def save_told(self, result: Result, directory: Path) -> None:
+        """Save what can be saved here of a result whose finals another process has measured."""
+        self.save(result, directory)
 
     @abstractmethod
     def report(self, result: Result, directory: Path) -> None:

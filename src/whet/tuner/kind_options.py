@@ -39,12 +39,15 @@ _OF_KINDS: Mapping[str, frozenset[KindWord]] = {
     "--nproc": frozenset({"training"}),
     "--max-memory": _PROVED,
     "--storage": _ALL,
+    "--workers": frozenset({"inference", "training"}),
     "--resume": _ALL,
     "--steps": frozenset({"script", "stream"}),
     **dict.fromkeys(("--source", "--sink", "--frame-budget", "--sampler", "--prompt", "--data"), _STREAM),
 }
 _INSTEAD: Mapping[tuple[str, KindWord], str] = {
     ("--nproc", "script"): "give the processes to its own launcher: -- torchrun --nproc-per-node N train.py",
+    ("--workers", "script"): "its copies run on this machine; start whet tune --storage URL on each machine instead",
+    ("--workers", "stream"): "start whet tune --storage URL on each machine instead",
     ("--allow-batch", "inference"): "whet bench measures a model at many batch sizes",
     ("--objective size", "training"): "its objectives are throughput and memory",
     ("--objective size", "script"): "its objectives are throughput and memory",
@@ -83,6 +86,18 @@ def check_nproc(number: int | None) -> None:
     """
     if number is not None and number < 2:
         raise OptionError(f"--nproc takes 2 processes or more, and got {number}; for one process leave it out")
+
+
+def ray_address(workers: str) -> str:
+    """Return the address in "ray=ADDRESS"; "" for "ray" alone.
+
+    Raises:
+        OptionError: It is neither.
+    """
+    word, mark, address = workers.partition("=")
+    if word != "ray" or (mark and not address):
+        raise OptionError(f"--workers takes ray, or ray=HOST:PORT for a cluster's head; got {workers!r}")
+    return address
 
 
 def _either(names: Sequence[str]) -> str:

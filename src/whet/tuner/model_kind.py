@@ -1,6 +1,7 @@
 """Tune the calls of a model: what the tuner's kind for inference does."""
 
 import contextlib
+import shlex
 import shutil
 import statistics
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from whet.comparison.run import Run, Side
 from whet.comparison.schedules import Rounds, Schedule
 from whet.core.artefact.runtime import MANIFEST
 from whet.core.recipe import Recipe, Step
+from whet.core.recipe_file import FILE as RECIPE
 from whet.errors import ModelError, OptionError
 from whet.measure.isolate import FailureKind, Outcome
 from whet.techniques import TABLE
@@ -238,6 +240,13 @@ class ModelKind(Kind):
     def save(self, result: Result, directory: Path) -> None:
         run = self._whole.bounded(self._unbounded)
         save_model(replace(self.context, run=run), result, directory)
+
+    def save_told(self, result: Result, directory: Path) -> None:
+        """Say where the model lies, and how to make it here."""
+        recipe, out = directory / RECIPE, directory / "applied"
+        command = shlex.join(["whet", "apply", str(recipe), str(self.words or self.target), "--out", str(out)])
+        result.libraries = []
+        result.unsaved = f"the model lies with {result.finals_on}; to make it here: {command}"
 
     def report(self, result: Result, directory: Path) -> None:
         write_report(result, directory / "report.html", render)

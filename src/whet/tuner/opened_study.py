@@ -27,29 +27,39 @@ def open_study(kind: Kind, directory: Path) -> Study:
     known = study.facts
     if known is None:
         study.facts = facts
-    elif known.fingerprint != facts.fingerprint:
+    else:
+        check_same(known, facts, asked.exclude)
+    return study
+
+
+def check_same(known: KnownFacts, facts: Facts, exclude: Sequence[str] = ()) -> None:
+    """Check that what was found out about a target here goes with what its search knows.
+
+    Raises:
+        StudyError: The machine, the target, its weights or its losses are others, or a technique is excluded.
+    """
+    if known.fingerprint != facts.fingerprint:
         raise StudyError(
             f"this search was begun on another machine ({_differences(known, facts)}); times of different machines "
             "cannot be compared: give another --storage or --out"
         )
-    elif known.signature != facts.signature:
+    if known.signature != facts.signature:
         raise StudyError("the target has changed since this search was begun; start anew with another --out")
-    elif known.weights != facts.weights:
+    if known.weights != facts.weights:
         raise StudyError(
             "the model's weights are not those that this search was begun with; start anew with another --out. A "
             "function that draws weights at random must fix the seed"
         )
-    elif _train_apart(known.losses, facts.losses):
+    if _train_apart(known.losses, facts.losses):
         raise StudyError(
             "the training has other losses than when this search was begun, so that its proofs tell nothing now: its "
             "code or its data have changed; start anew with another --out"
         )
-    elif there := {entry.technique for entry in known.applicable}.intersection(asked.exclude):
+    if there := {entry.technique for entry in known.applicable}.intersection(exclude):
         raise StudyError(
             f"this search was begun with {', '.join(sorted(there))} to be tried; leave --exclude out, or start anew "
             "with another --out"
         )
-    return study
 
 
 def _train_apart(known: Sequence[float], found: Sequence[float]) -> bool:

@@ -184,6 +184,7 @@ class TrialRecord(TrialOutcome, frozen=True):
         peak_bytes: Peak memory of a process that serves the variant, where it was measured.
         share_of_limit: The least time that the machine's limits allow over the time measured.
         seconds: Duration of the whole trial.
+        ran_on: The node or the process that made the trial, where several share the search; "" elsewhere.
     """
 
     number: int
@@ -193,6 +194,7 @@ class TrialRecord(TrialOutcome, frozen=True):
     share_of_limit: float | None = None
     seconds: float = 0.0
     fingerprint: str = ""
+    ran_on: str = ""
 
     @model_validator(mode="before")
     @classmethod

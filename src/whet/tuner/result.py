@@ -215,6 +215,8 @@ class Result(Shown, BaseModel, extra="ignore"):
         plan: For a training on several processes: the keys of [parallel] of what is kept; None where one process is
             faster, and for all else.
         one_process: For a training on several processes: the original in one process with all cores.
+        left_out: The nodes that made no trials, where a cluster's nodes do, with reasons.
+        finals_on: The process that measured the finals, where another one than this did; "" elsewhere.
     """
 
     format: int = 1
@@ -263,6 +265,8 @@ class Result(Shown, BaseModel, extra="ignore"):
     num_processes: int = 1
     plan: dict[str, bool | int | float | str] | None = None
     one_process: MeasuredVariant | None = None
+    left_out: list[str] = Field(default_factory=list)
+    finals_on: str = ""
     _original: Any = PrivateAttr(None)
 
     @property

@@ -29,6 +29,7 @@ _LOG = logging.getLogger("whet")
 _KEPT = 3  # artefacts of this many best trials stay on disk until the final comparison
 _MAX_REPEATS = 8  # the search ends once the sampler has chosen this many known recipes in a row
 _MEMORY_RUN_S = 0.3  # seconds of timing in the process that only measures memory
+_LOOK_S = 0.2  # between looks at the trials of others
 _NUM_LAST = 5  # trials that tell how long the next may take
 _NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where this many trials fit
 
@@ -141,12 +142,18 @@ def search_space(
         may_compile = limit.allows_compiler(records)
         recipe = propose(records=known, with_reference=limit.allows_reference(records), may_compile=may_compile)
         if recipe is None and (not samples or not space.techniques or repeats >= _MAX_REPEATS):
-            break
+            if all(record.status != "running" for record in records):
+                break
+            time.sleep(_LOOK_S)  # what others try now may lead on
+            records = study.records()
+            continue
         number, chosen = study.begin(recipe, space, space.bound(recipe.steps) if recipe else None)
         is_too_long = not may_compile and runs_compiler(space, chosen.steps)
-        if recipe is None and (not chosen.steps or is_too_long or any(r.key == chosen.key for r in known)):
+        is_known = not chosen.steps or is_too_long or any(record.key == chosen.key for record in known)
+        if (recipe is None and is_known) or study.is_taken(number, chosen):
             study.pass_over(number)
-            repeats += 1
+            repeats += recipe is None
+            records = study.records()
             continue
         left_s = limit.left_s(is_reference=_is_reference(chosen, space))
         trial = partial(attempt, number, chosen, left_s)

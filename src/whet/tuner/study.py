@@ -1,55 +1,41 @@
 """Keep every trial in an Optuna storage, so that a search can stop, go on, and be shared."""
 
-import functools
+import contextlib
 import json
 import os
 import random
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import optuna
 import psutil
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import TrialState
-from pydantic import ValidationError
 from sqlalchemy import make_url
-from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from whet.core.recipe import Recipe
-from whet.errors import OutputError, StudyError, reason
+from whet.errors import OutputError, StudyError
 from whet.files import check_file
 from whet.tuner.command import without_password
 from whet.tuner.facts import Facts, KnownFacts
+from whet.tuner.members import Members
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
+from whet.tuner.storage import UNUSABLE, connected, storage_error, study_names, telling
 
 RECORD = "record"
 FACTS = "facts"
 REPEATED = "repeated"
 FILE = "study.db"
-P = ParamSpec("P")
-T = TypeVar("T")
 
-_ERRORS = (SQLAlchemyError, StorageInternalError, ValidationError)
 _WAITS_S = (0.1, 0.3, 0.9)  # seconds to wait before each retry of opening a storage
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-def _telling(method: Callable[Concatenate["Study", P], T]) -> Callable[Concatenate["Study", P], T]:
-    """Wrap a method of Study so that it raises StudyError where the storage fails or holds an invalid record."""
-
-    @functools.wraps(method)
-    def told(self: "Study", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return method(self, *args, **kwargs)
-        except _ERRORS as error:
-            raise _error(self._storage, error) from error
-
-    return told
 
 
 class Study:
@@ -57,8 +43,10 @@ class Study:
 
     def __init__(self, study: optuna.Study, storage: str = "") -> None:
         self._study = study
-        self._storage = storage
+        self.storage = storage
+        self.members: Members | None = None
         self._open: dict[int, optuna.Trial] = {}
+        self._beginning = threading.Lock()
 
     @classmethod
     def open(cls, storage: str, name: str, *, must_exist: bool = False) -> "Study":
@@ -69,8 +57,8 @@ class Study:
         """
         try:
             return cls(_open_or_create(storage, name, must_exist=must_exist), storage)
-        except (*_ERRORS, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
-            raise _error(storage, error) from error
+        except UNUSABLE as error:
+            raise storage_error(storage, error) from error
 
     @staticmethod
     def check_storage(storage: str) -> None:
@@ -88,23 +76,36 @@ class Study:
                 if path.exists() and not os.access(path, os.W_OK):
                     raise OutputError(f"{path} cannot be written: it is read-only")
             if not is_file or path.exists():
-                optuna.get_all_study_names(storage)
-        except (*_ERRORS, OutputError, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
-            raise _error(storage, error) from error
+                study_names(storage)
+        except UNUSABLE as error:
+            raise storage_error(storage, error) from error
+
+    @contextlib.contextmanager
+    def shared(self, out: Path) -> Iterator[None]:
+        """Take part in a search that other processes may share, with results in `out`."""
+        self.members = self._join(out)
+        try:
+            yield
+        finally:
+            self.members.leave()
+
+    @telling
+    def _join(self, out: Path) -> Members:
+        return Members(self._study, self.storage, out)
 
     @property
-    @_telling
+    @telling
     def facts(self) -> KnownFacts | None:
         """Return what is known of the target, which is kept with the study; None in a new study."""
         text = self._study.user_attrs.get(FACTS)
         return KnownFacts.model_validate_json(text) if text is not None else None
 
     @facts.setter
-    @_telling
+    @telling
     def facts(self, facts: Facts) -> None:
         self._study.set_user_attr(FACTS, json.dumps(facts.kept()))
 
-    @_telling
+    @telling
     def records(self) -> list[TrialRecord]:
         """Return every trial that ended or runs, in order. One whose process is gone is given up, to be tried again."""
         records = []
@@ -114,7 +115,7 @@ class Study:
                 continue
             record = TrialRecord.model_validate_json(text)
             if trial.state == TrialState.RUNNING:
-                if _is_gone(trial.user_attrs):
+                if self._is_gone(trial.user_attrs):
                     self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
                     continue
             elif record.status == "running":
@@ -122,9 +123,20 @@ class Study:
             records.append(record)
         return records
 
-    @_telling
+    def _is_gone(self, attributes: Mapping[str, Any]) -> bool:
+        """Return whether a trial's process has ended, as far as can be told from here."""
+        member = attributes.get("member")
+        if self.members is not None and member is not None:
+            return self.members.is_gone(member)
+        return attributes.get("host") == socket.gethostname() and not psutil.pid_exists(int(attributes.get("pid", -1)))
+
+    @telling
     def begin(self, recipe: Recipe | None, space: Space, predicted: float | None = None) -> tuple[int, Recipe]:
         """Start the next trial with this recipe, or with one that the sampler chooses. Return its number and recipe."""
+        with self._beginning:
+            return self._begin(recipe, space, predicted)
+
+    def _begin(self, recipe: Recipe | None, space: Space, predicted: float | None) -> tuple[int, Recipe]:
         # The seed is the number of trials that have ended, so that a resumed search chooses as an uninterrupted one
         # would. Interrupted trials don't count; recipes that the sampler chose a second time do.
         num_before = sum(_has_ended(trial.user_attrs) for trial in self._study.get_trials(deepcopy=False))
@@ -136,26 +148,36 @@ class Study:
         record = TrialRecord(number=trial.number, steps=chosen.steps, status="running", predicted=predicted)
         trial.set_user_attr("host", socket.gethostname())
         trial.set_user_attr("pid", os.getpid())
+        if self.members is not None:
+            trial.set_user_attr("member", self.members.name)
         trial.set_user_attr(RECORD, record.model_dump_json())
         self._open[trial.number] = trial
         return trial.number, chosen
 
-    @_telling
-    def end(self, record: TrialRecord, value: float | None) -> None:
-        """Record a trial's outcome. The value is minimised; None where there is none."""
-        self._open.pop(record.number).set_user_attr(RECORD, record.model_dump_json())
-        if value is None:
-            self._study.tell(record.number, state=TrialState.FAIL)
-        else:
-            self._study.tell(record.number, value)
+    def is_taken(self, number: int, recipe: Recipe) -> bool:
+        """Return whether another process, or thread, began the same recipe a moment before this trial."""
+        return any(record.number < number and record.key == recipe.key for record in self.records())
 
-    @_telling
+    @telling
+    def end(self, record: TrialRecord, value: float | None) -> None:
+        """Record a trial's outcome. The value is minimised; None where there is none.
+
+        Where other processes took this one for dead, the trial is theirs to try again, and the outcome is dropped.
+        """
+        try:
+            self._open.pop(record.number).set_user_attr(RECORD, record.model_dump_json())
+        except UpdateFinishedTrialError:
+            return
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        self._study.tell(record.number, value, state=state, skip_if_finished=True)
+
+    @telling
     def pass_over(self, number: int) -> None:
-        """End a trial whose recipe has been measured before."""
+        """End a trial whose recipe has been measured before, or is being measured."""
         self._open[number].set_user_attr(REPEATED, True)
         self.give_up(number)
 
-    @_telling
+    @telling
     def give_up(self, number: int) -> None:
         """Leave a trial that was interrupted, to be tried again."""
         self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
@@ -171,25 +193,6 @@ def _has_ended(attributes: Mapping[str, Any]) -> bool:
     return REPEATED in attributes or (text is not None and TrialRecord.model_validate_json(text).status != "running")
 
 
-def _is_gone(attributes: Mapping[str, Any]) -> bool:
-    """Return whether a trial's process ran on this machine and no longer exists."""
-    return attributes.get("host") == socket.gethostname() and not psutil.pid_exists(int(attributes.get("pid", -1)))
-
-
-def _error(storage: str, error: Exception) -> StudyError:
-    cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-    why = reason(cause).removesuffix(".")
-    return StudyError(f"the study {without_password(storage)} cannot be used ({why}); {_remedy(storage, why)}")
-
-
-def _remedy(storage: str, why: str) -> str:
-    if storage.startswith("sqlite:"):
-        if any(word in why for word in ("unable to open", "readonly", "locked", "full", "cannot be written")):
-            return "there must be room for it, and no other program may hold it; file and directory must be writable"
-        return "remove it to start anew"
-    return "the URL must be one that SQLAlchemy knows, its server up, and its driver installed (PostgreSQL's: psycopg2)"
-
-
 def _open_or_create(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
     """Open or create a study, with retries: another machine may be creating the same tables at this moment."""
     for wait_s in _WAITS_S:
@@ -202,9 +205,9 @@ def _open_or_create(storage: str, name: str, *, must_exist: bool) -> optuna.Stud
 
 def _opened(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
     """Open or create a study, or raise StudyError where it must exist and does not."""
-    if must_exist and name not in optuna.get_all_study_names(storage):
+    if must_exist and name not in study_names(storage):
         raise StudyError(
             f"{without_password(storage)} holds no search for this target as it is now, with this objective "
             "and these limits; leave out --resume"
         )
-    return optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+    return optuna.create_study(storage=connected(storage), study_name=name, load_if_exists=True)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from torch import nn
 
@@ -14,13 +13,11 @@ from whet.tuner.asked import Asked
 from whet.tuner.driver import run
 from whet.tuner.goal import BUDGET_S, MAX_SLOWDOWN, Goal, Objective
 from whet.tuner.kind import OtherKind
-from whet.tuner.kind_options import check_nproc
+from whet.tuner.kind_options import check_nproc, ray_address
+from whet.tuner.kinds import kind_of
 from whet.tuner.listener import Listener
-from whet.tuner.model_kind import ModelKind
-from whet.tuner.prepared_target import Prepared, prepared, workload_of
+from whet.tuner.prepared_target import prepared, workload_of
 from whet.tuner.result import Result
-from whet.tuner.training.kind import TrainingKind
-from whet.tuner.training.shared_kind import SharedTrainingKind
 from whet.ui.units import duration_s
 from whet.workloads.target_name import check_name, is_training, with_training
 
@@ -41,6 +38,7 @@ def tune(
     budget_s: float | str = BUDGET_S,
     out: str | os.PathLike[str] | None = None,
     storage: str | None = None,
+    workers: str | None = None,
     resume: bool = False,
     exclude: Sequence[str] = (),
     trial_limit_s: float | str = 300.0,
@@ -76,6 +74,8 @@ def tune(
             top.
         out: A new directory for recipe, report, result and model; for a model in memory a temporary one by default.
         storage: An Optuna URL, for several machines of one kind to share a search.
+        workers: "ray" or "ray=ADDRESS", for the nodes of a Ray cluster to make the trials, where they are machines of
+            this kind. The finals run here.
         resume: Go on with the search that `out` or `storage` holds.
         exclude: Techniques not to be tried.
         trial_limit_s: The time limit of each trial in seconds, unless the budget leaves less.
@@ -91,33 +91,31 @@ def tune(
     """
     budget_s, trial_limit_s = duration_s("budget_s", budget_s), duration_s("trial_limit_s", trial_limit_s)
     busy_wait_s = duration_s("busy_wait_s", busy_wait_s, may_be_zero=True)
+    if workers is not None:
+        ray_address(workers)
+        if not isinstance(target, str) or isinstance(training, TrainingWorkload):
+            raise OptionError("workers take a target, and a training, by its name, by which their nodes can open it")
     if isinstance(target, str):
         target = _checked_name(target, inputs, training)
     elif not isinstance(target, Workload | TrainingWorkload):
         target = workload_of(target, inputs, quality, calibration)
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s, max_slowdown, allow_batch=allow_batch)
     place = "" if out is None else os.fspath(out)
-    asked = Asked(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
+    limits = (trial_limit_s, memory_limit_bytes)
+    asked = Asked(goal, budget_s, place, storage or "", resume, tuple(exclude), *limits, workers or "")
     listener = listener or Listener()
     patience = QuietWait(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
     check_nproc(nproc)
     is_a_training = isinstance(target, TrainingWorkload) or is_training(target) or nproc is not None
     if is_a_training and training is not None:
         raise OptionError("training goes with a model to run; this target is a training itself")
-
-    def handed_over(of: str | TrainingWorkload | None = None) -> AbstractContextManager[Prepared]:
-        return prepared(target, of)
-
     found: Result | OtherKind = OtherKind("training")
     if not is_a_training:
         may_be_training = isinstance(target, str) and ":" in target and not target.startswith("hf:")
-        kind = ModelKind(asked, handed_over(training), may_be_training=may_be_training)
-        found = run(kind, patience, listener)
+        of_model = kind_of("inference", asked, prepared(target, training), may_be_training=may_be_training)
+        found = run(of_model, patience, listener)
     if isinstance(found, OtherKind) and found.word == "training":
-        of_training = (
-            TrainingKind(asked, handed_over()) if nproc is None else SharedTrainingKind(asked, handed_over(), nproc)
-        )
-        found = run(of_training, patience, listener)
+        found = run(kind_of("training", asked, prepared(target), nproc=nproc), patience, listener)
     if isinstance(found, OtherKind):
         raise StreamTarget(f"{target} is a StreamWorkload; here whet takes an InferenceWorkload")
     if found.kind == "inference" and isinstance(target, Workload):

@@ -61,6 +61,7 @@ class StreamKind(Kind):
     noise_from: ClassVar[Literal["original", "pairs"]] = "original"
     times_original_alone: ClassVar[bool] = False  # it was timed before the trials, and a process of its own takes long
     samples: ClassVar[bool] = False
+    shares_finals: ClassVar[bool] = False  # a result is a directory of models, which lies with who measured it
 
     facts: StreamFacts
 

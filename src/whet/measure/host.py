@@ -1,0 +1,80 @@
+"""Tell computers apart, and let one search at a time measure on this one."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@cache
+def host_id() -> str:
+    """Return what tells this computer from others: its name and, on Linux, the kernel's id of this boot.
+
+    Two containers of one computer have two names, and so two ids: neither sees the other's processes.
+    """
+    try:
+        return f"{socket.gethostname()} {_BOOT.read_text().strip()}"
+    except OSError:
+        return socket.gethostname()
+
+
+@cache
+def computer_id() -> str:
+    """Return the same for all containers and nodes of one computer, whose cores they share."""
+    return host_id().rpartition(" ")[2]
+
+
+class HostTurn:
+    """Let those that share this computer measure one after the other: hold it while measuring.
+
+    Only processes of this user, and of this container, take part.
+
+    Args:
+        report: Called with a sentence when waiting begins, and with "" when it ends.
+        is_shared: Whether others may share it. If not, nothing is waited for.
+
+    Attributes:
+        waited_s: Seconds spent waiting so far.
+    """
+
+    def __init__(self, report: Callable[[str], None] = lambda text: None, *, is_shared: bool = True) -> None:
+        self.waited_s = 0.0
+        self._report = report
+        self._is_shared = is_shared
+        self._path = Path(tempfile.gettempdir()) / f"whet-turn-{os.getuid()}.lock"
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        if not self._is_shared:
+            yield
+            return
+        with self._path.open("a") as file:  # the lock ends with the process, however that ends
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._wait_for(file.fileno())
+            yield  # closing the file gives the turn to the next
+
+    @contextlib.contextmanager
+    def standing_by(self) -> Iterator[None]:
+        """Count the seconds of the block as waiting."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - began
+
+    def _wait_for(self, descriptor: int) -> None:
+        self._report("Waiting for another search that measures on this machine.")
+        try:
+            with self.standing_by():
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        finally:
+            self._report("")
