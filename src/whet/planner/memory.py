@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from whet.planner.layout import Layout, Work
 from whet.planner.model_shape import ModelShape
+from whet.planner.operations import layer_products
 from whet.planner.parameters import (
     Count,
     key_value_size,
@@ -93,12 +94,14 @@ def _operators_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> floa
     """Return the bytes a token that a layer keeps when all but attention and every second matrix is computed again."""
     hidden, tensor = shape.hidden_size, layout.tensor
     spread = tensor if layout.sequence_parallel else 1
-    inner = seen_width(shape, is_sparse)
-    divided = HALF * (query_size(shape) + key_value_size(shape) / 2 + value_size(shape) + inner)
-    divided += 4 * shape.num_heads
-    # A compiled layer sees that the output of its last matrix is only added to, and keeps its own input alone.
-    kept = HALF * hidden * (1 if layout.compiled else 2)
-    return kept / spread + divided / tensor
+    shares = {"divided": tensor, "whole": 1, "stream": spread}
+    *products, last = layer_products(shape, is_sparse)
+    kept = [(hidden, "stream"), (value_size(shape), "divided")]
+    kept += [(one.outputs, one.lies) for one in products[::2]]
+    # A compiled layer sees that the output of its last matrix is only added to.
+    if len(products) % 2 == 0 and not layout.compiled:
+        kept.append((last.outputs, last.lies))
+    return sum(HALF * width / shares[lies] for width, lies in kept) + 4 * shape.num_heads / tensor
 
 
 def in_flight(layout: Layout, num_micro_batches: int, stage: int) -> float:
@@ -139,9 +142,9 @@ def _working_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: boo
         again = layer_bytes(shape, layout.model_copy(update={"recompute": "none"}), work, is_sparse)
     elif layout.recompute == "selective" and not layout.fused_attention:
         plain = layout.model_copy(update={"recompute": "none"})
-        again = layer_bytes(shape, plain, work) - layer_bytes(shape, layout, work)
+        again = layer_bytes(shape, plain, work, is_sparse) - layer_bytes(shape, layout, work, is_sparse)
     tokens = layout.micro_batch_tokens(work)
-    inner = HALF * (3 if shape.is_gated else 2) * shape.intermediate_size / layout.tensor
+    inner = HALF * (3 if shape.is_gated else 2) * seen_width(shape, is_sparse) / layout.tensor
     # Sequence-parallel chips gather the tokens before a matrix and keep one gathered tensor at a time.
     gathered = HALF * shape.hidden_size * (2 if layout.tensor > 1 else 1)
     return again + tokens * (inner + gathered)
@@ -173,7 +176,8 @@ def _stage_parts(
     kept = plain * layer_bytes(shape, layout, work) if plain else 0.0
     kept += sparse * layer_bytes(shape, layout, work, True) if sparse else 0.0
     activations = kept * in_flight(layout, num_micro_batches, stage)
-    working = _working_bytes(shape, layout, work, sparse > 0)
+    kinds = [is_sparse for is_sparse, number in ((False, plain), (True, sparse)) if number]
+    working = max((_working_bytes(shape, layout, work, is_sparse) for is_sparse in kinds), default=0.0)
     if stage == layout.pipeline - 1:
         working = max(working, logits_bytes(shape, layout, work) * (1 + shape.num_extra_layers))
     return (*state, activations + working, buffer_bytes(shape, layout, stage))
