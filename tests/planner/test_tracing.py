@@ -130,11 +130,14 @@ def test_blocks_are_counted_once_and_until_they_are_freed() -> None:
         view = first[:10]
         assert live.now == 4096
         second = first * 2
-        assert (live.now, live.peak) == (8192, 8192)
+        assert (live.now, live.peaks[()][0]) == (8192, 8192)
         del first
         assert live.now == 8192  # the view holds it
         del view
-        assert (live.now, live.peak) == (4096, 8192)
+        live.segment = ("next",)
+        third = second + 1
+        assert {segment: peak for segment, (peak, _) in live.peaks.items()} == {(): 8192, ("next",): 8192}
+        del third
         second.untyped_storage().resize_(0)
         assert live.now == 0
         second.untyped_storage().resize_(4000)

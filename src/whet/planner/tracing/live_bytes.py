@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+Segment = tuple[int | str, ...]
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)  # which hold the tensors that have the numbers
 _OF_MESSAGES = frozenset({"c10d", "_c10d_functional", "fsdp"})  # the operators that fill and read buffers of messages
 
@@ -40,9 +42,9 @@ class LiveBytes(TorchDispatchMode):
 
     Attributes:
         phase: What the program does now; blocks remember the phase that they were made in.
+        segment: Which part of a step runs now; each has a peak of its own.
         now: The bytes that live now.
-        peak: The most bytes that lived since `begin`.
-        peak_at: After how many events since `begin` that was.
+        peaks: The most bytes that lived in each segment since `begin`, and after how many events.
         num_events: The operators since `begin`, and the times that storages changed their sizes.
     """
 
@@ -54,14 +56,16 @@ class LiveBytes(TorchDispatchMode):
         """
         super().__init__()
         self.phase = "setup"
-        self.now = self.peak = self.peak_at = self.num_events = 0
+        self.segment: Segment = ()
+        self.peaks: dict[Segment, tuple[int, int]] = {}
+        self.now = self.num_events = 0
         self._rounded_to = rounded_to
         self._blocks: dict[int, Block] = {}
         self._parameters: set[int] = set()
         self._fake_mode: Any = None
         self._resize = torch.UntypedStorage.resize_
-        self._looks_at: int | None = None
         self._look: Callable[[], None] | None = None
+        self._looks_at: frozenset[int] = frozenset()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -89,14 +93,14 @@ class LiveBytes(TorchDispatchMode):
         super().__exit__(kind, error, trace)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
-    def begin(self, look_at: int | None = None, look: Callable[[], None] | None = None) -> None:
-        """Count events and look for a peak from now on.
+    def begin(self, look_at: Iterable[int] = (), look: Callable[[], None] | None = None) -> None:
+        """Count events and look for peaks from now on.
 
         Args:
-            look_at: After so many events `look` is called once.
+            look_at: After how many events `look` is called, each time.
         """
-        self.num_events, self.peak, self.peak_at = 0, self.now, 0
-        self._looks_at, self._look = look_at, look
+        self.num_events, self.peaks = 0, {}
+        self._looks_at, self._look = frozenset(look_at), look
 
     def add(self, parameters: Iterable[Tensor], others: Iterable[Tensor] = ()) -> None:
         """Count tensors that were made before. Copies of parameters in other numbers are of the phase "copies"."""
@@ -125,6 +129,8 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # torch asks for it more often than for anything else
         if any(issubclass(one, _WRAPPERS) for one in types):
             return NotImplemented  # what it holds comes here by itself
         given = kwargs or {}
@@ -169,11 +175,11 @@ class LiveBytes(TorchDispatchMode):
 
     def _happened(self) -> None:
         self.num_events += 1
-        if self.now > self.peak:
-            self.peak, self.peak_at = self.now, self.num_events
-        if self._look is not None and self.num_events == self._looks_at:
-            look, self._look = self._look, None
-            look()
+        known = self.peaks.get(self.segment)
+        if known is None or self.now > known[0]:
+            self.peaks[self.segment] = self.now, self.num_events
+        if self._look is not None and self.num_events in self._looks_at:
+            self._look()
 
 
 def _answered(func: Any, args: tuple[Any, ...]) -> Any:

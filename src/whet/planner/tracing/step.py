@@ -1,8 +1,9 @@
 """Train a decoder for some steps as one rank of a plan, and find what its memory holds when it holds most."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from whet.parallel.division import Division, accumulating, inner_optimizer
-from whet.planner.tracing.live_bytes import LiveBytes
+from whet.planner.tracing.live_bytes import LiveBytes, Segment
 from whet.planner.tracing.traced_decoder import loss_of
 
 CLIP = 1.0  # the norm that gradients are clipped to, which takes no memory worth naming
@@ -20,18 +21,24 @@ CLIP = 1.0  # the norm that gradients are clipped to, which takes no memory wort
 
 @dataclass(frozen=True)
 class Peak:
-    """Hold what lives when most does, in a step that has the optimiser's state.
+    """Hold what lives when most does in one segment of a step that has the optimiser's state.
 
     Attributes:
         by_kind: Bytes by kind: "parameters", "gradients", "optimizer", "copies" of parameters in other numbers,
             "message" for what messages fill or read, and what else was made in "forward", "backward" or the "update".
         phase: What the program did then.
-        num_events: The operators of a step, and the times that storages changed their sizes.
     """
 
     by_kind: Counter[str]
     phase: str
-    num_events: int
+
+    @property
+    def total(self) -> int:
+        """Return the bytes of all kinds."""
+        return sum(self.by_kind.values())
+
+
+Peaks = dict[Segment, Peak]
 
 
 class RankStep:
@@ -63,7 +70,7 @@ class RankStep:
         self.live.phase = "update"
         self.optimizer.zero_grad()
         self._gradients()
-        self.live.phase = "update"
+        self.live.phase, self.live.segment = "update", ("update",)
         self._division.clip(list(self.model.parameters()), CLIP)
         self.optimizer.step()
 
@@ -74,9 +81,9 @@ class RankStep:
     def _gradients(self) -> None:
         for number, ids_BT in enumerate(self._rows, 1):
             with accumulating(self._division, self.called, is_last=number == len(self._rows)):
-                self.live.phase = "forward"
+                self.live.phase, self.live.segment = "forward", (number, "forward")
                 loss = loss_of(self._forward, ids_BT) / len(self._rows)
-                self.live.phase = "backward"
+                self.live.phase, self.live.segment = "backward", (number, "loss")
                 loss.backward()  # type: ignore[no-untyped-call]
                 del loss
 
@@ -89,19 +96,23 @@ class RankStep:
         return found.float()
 
 
-def peak_of(step: Callable[[], None], model: nn.Module, optimizer: Optimizer, live: LiveBytes) -> Peak:
-    """Return what lives at the peak of a step that has the optimiser's state.
+def peaks_of(step: Callable[[], None], model: nn.Module, optimizer: Optimizer, live: LiveBytes) -> Peaks:
+    """Return what lives at the peak of each segment of a step that has the optimiser's state.
 
-    It takes three steps: one that makes the state, one that finds the peak, and one that looks at what lives there.
+    It takes three steps: one that makes the state, one that finds the peaks, and one that looks at what lives there.
     """
     step()
     live.begin()
     step()
-    at, seen = live.peak_at, list[tuple[Counter[str], str]]()
-    live.begin(at, lambda: seen.append((live.by_kind(_named(model, optimizer)), live.phase)))
+    segment_at = {at: segment for segment, (_, at) in live.peaks.items()}
+    found: Peaks = {}
+
+    def look() -> None:
+        found[segment_at[live.num_events]] = Peak(live.by_kind(_named(model, optimizer)), live.phase)
+
+    live.begin(segment_at, look)
     step()
-    by_kind, phase = seen[0]
-    return Peak(by_kind, phase, live.num_events)
+    return found
 
 
 def _named(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, Iterable[Tensor]]]:
@@ -112,6 +123,35 @@ def _named(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, Iterable[T
         ("optimizer", locals_of(one for state in inner_optimizer(optimizer).state.values() for one in state.values())),
         ("message", _gathered(model)),
     ]
+
+
+def mark_layers(layers: Sequence[nn.Module], num_front: int, live: LiveBytes) -> None:
+    """Make each of the first and last two layers a segment of forward and of backward, for however many layers.
+
+    Args:
+        num_front: How many layers count as the first ones.
+    """
+    for number, layer in enumerate(layers):
+        behind = len(layers) - 1 - number
+        place = ("last", behind) if behind < 2 else ("first", number) if number < num_front else ("others",)
+        layer.register_forward_pre_hook(partial(_enter, live, place))
+        layer.register_forward_hook(partial(_leave, live, place))
+
+
+def _enter(live: LiveBytes, place: Segment, module: nn.Module, given: Any) -> None:
+    live.segment = (live.segment[0], "forward", *place)
+
+
+def _leave(live: LiveBytes, place: Segment, module: nn.Module, given: Any, output: Tensor) -> None:
+    part = live.segment[0]
+
+    def begin_backward(gradient: Tensor) -> None:
+        live.segment = (part, "backward", *place)
+
+    if place == ("last", 0):
+        live.segment = (part, "head")
+    if output.requires_grad:
+        output.register_hook(begin_backward)
 
 
 def locals_of(tensors: Iterable[Any]) -> Iterator[Tensor]:

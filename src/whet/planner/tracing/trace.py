@@ -20,7 +20,7 @@ from whet.planner.model_shape import ModelShape
 from whet.planner.tracing.live_bytes import LiveBytes
 from whet.planner.tracing.one_rank import OneRank, one_rank, without_numbers
 from whet.planner.tracing.pipeline_step import StageStep
-from whet.planner.tracing.step import Peak, RankStep, locals_of, peak_of
+from whet.planner.tracing.step import Peak, Peaks, RankStep, locals_of, mark_layers, peaks_of
 from whet.planner.tracing.traced_decoder import is_whets, model_of, normalise_as_gpus, wrap_layers
 from whet.planner.whet_train import plan_keys
 
@@ -66,11 +66,12 @@ def trace_memory(
         return _of_formulas(shape, layout, work, num, fragmentation, why_not)
     traced = as_traced(layout)
     try:
-        peaks = {stage: _peak(shape, traced, work, num, stage, device) for stage in _stages(layout)}
+        of_stages = {stage: _peak(shape, traced, work, num, stage, device) for stage in _stages(layout)}
     except OptionError as error:
         return _of_formulas(shape, layout, work, num, fragmentation, str(error))
-    stage = max(peaks, key=lambda one: sum(peaks[one].by_kind.values()))
-    found = _parts_of(peaks[stage].by_kind)
+    stage = max(of_stages, key=lambda one: of_stages[one].total)
+    peak = of_stages[stage]
+    found = _parts_of(peak.by_kind)
     found["fragmentation"] = fragmentation * (found["activations"] + found["buffers"])
     said = predict_memory(shape, traced.layout, work, num, fragmentation)
     differs = [*traced.differs, "fragmentation: the formulas' share of what was traced of activations and buffers"]
@@ -82,10 +83,10 @@ def trace_memory(
             TracedPart(name=name, formula=getattr(said, name), traced=found[name]) for name in type(said).model_fields
         ),
         differs=tuple(differs),
-        phase=peaks[stage].phase,
+        phase=peak.phase,
         stage=stage,
         ranks=layout.chips,
-        num_layers=shape.num_layers,
+        num_layers=traced_layers(shape, layout)[-1],
         seconds=time.perf_counter() - began,
     )
 
@@ -170,28 +171,55 @@ def _sharded_as_whet(layout: Layout) -> tuple[Layout, list[str]]:
     return layout.model_copy(update={"zero_stage": 2, "shard": layout.data, "replicate": 1}), [said]
 
 
+def traced_layers(shape: ModelShape, layout: Layout) -> tuple[int, ...]:
+    """Return the numbers of layers with which a model is traced: its own, or two smaller ones.
+
+    All layers but the first ones are alike, so that each segment of a step grows by the same bytes with each of them.
+    The stages of pipelines have few.
+    """
+    fewest = _dense_layers(shape) + 4
+    return (shape.num_layers,) if layout.pipeline > 1 or shape.num_layers <= fewest + 4 else (fewest, fewest + 2)
+
+
+def _dense_layers(shape: ModelShape) -> int:
+    return 0 if shape.experts is None else shape.experts.num_dense_layers
+
+
 def _peak(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, device: Device) -> Peak:
     """Return what the first rank of a stage holds at its peak.
-
-    In a pipeline, each micro-batch has buffers of its own for messages, and no more than two rounds of them are in
-    flight. So the memory grows by the same bytes from one round to the next, from the second round on.
 
     Raises:
         OptionError: whet cannot divide the model so.
     """
-    round_size = traced.layout.pipeline
-    if round_size == 1 or num <= 3 * round_size:
-        return _peak_of_all(shape, traced, work, num, stage, device)
-    fewer, more = (_peak_of_all(shape, traced, work, rounds * round_size, stage, device) for rounds in (2, 3))
-    rounds_left = num / round_size - 3
-    by_kind = Counter({
-        kind: round(size + rounds_left * (size - fewer.by_kind[kind])) for kind, size in more.by_kind.items()
-    })  # fmt: skip
-    return Peak(by_kind, more.phase, more.num_events)
+
+    def peaks(layers: int, parts: int) -> Peaks:
+        return _peaks_of_all(shape.model_copy(update={"num_layers": layers}), traced, work, parts, stage, device)
+
+    size, layers = traced.layout.pipeline, traced_layers(shape, traced.layout)
+    if len(layers) > 1:
+        found = _grown(*(peaks(one, num) for one in layers), *layers, shape.num_layers)
+    elif size > 1 and num > 3 * size:
+        # Each micro-batch has buffers of its own for messages, and at most two rounds of them are in flight.
+        found = _grown(peaks(*layers, 2 * size), peaks(*layers, 3 * size), 2 * size, 3 * size, num)
+    else:
+        found = peaks(*layers, num)
+    return max(found.values(), key=lambda one: one.total)
 
 
-def _peak_of_all(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, device: Device) -> Peak:
-    """Return what the first rank of a stage holds at its peak, with each micro-batch traced.
+def _grown(fewer: Peaks, more: Peaks, few: int, many: int, number: int) -> Peaks:
+    """Return the peaks for a larger number of what each segment grows with evenly, from those for two smaller ones."""
+    times = (number - many) / (many - few)
+    found = {}
+    for segment, peak in more.items():
+        if (before := fewer.get(segment)) is not None:
+            kinds = {*peak.by_kind, *before.by_kind}
+            sizes = {kind: peak.by_kind[kind] + times * (peak.by_kind[kind] - before.by_kind[kind]) for kind in kinds}
+            found[segment] = Peak(Counter({kind: round(size) for kind, size in sizes.items()}), peak.phase)
+    return found
+
+
+def _peaks_of_all(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, device: Device) -> Peaks:
+    """Return what the first rank of a stage holds at its peaks, with all layers and micro-batches traced.
 
     Raises:
         OptionError: whet cannot divide the model so.
@@ -202,15 +230,15 @@ def _peak_of_all(shape: ModelShape, traced: Traced, work: Work, num: int, stage:
         keys["pipeline_micro_batches"] = num
     with one_rank(ParallelPlan.model_validate(keys), layout.chips, stage) as division, without_numbers():
         length = work.sequence_length // layout.context
-        return _peak_of_rank(
+        return _peaks_of_rank(
             shape, layout, division, autocasts=traced.autocasts, length=length, num=num, device=device
         )
 
 
-def _peak_of_rank(
+def _peaks_of_rank(
     shape: ModelShape, layout: Layout, division: OneRank, *, autocasts: bool, length: int, num: int, device: Device
-) -> Peak:
-    """Return what a rank holds at its peak, given how it divides its model.
+) -> Peaks:
+    """Return what a rank holds at its peaks, given how it divides its model.
 
     Args:
         length: The tokens of a row.
@@ -231,4 +259,6 @@ def _peak_of_rank(
         else:
             parts = [rows] * min(num, 2)  # a third one holds what the second holds
             step = RankStep(division, model, optimizer, parts, autocasts=autocasts, live=live)
-        return peak_of(step, model, optimizer, live)
+        if not stages:
+            mark_layers(list(model.layers), _dense_layers(shape) + 2, live)
+        return peaks_of(step, model, optimizer, live)
