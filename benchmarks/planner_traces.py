@@ -1,10 +1,10 @@
-"""Trace one rank of each published run whose memory is known, beside the formulas and what was published.
+"""Trace one rank of each published run whose memory is known, beside the formulas and what was published, in GiB.
 
 python benchmarks/planner_traces.py [--all] [--only NAME] [--write]
 
 The trace runs PyTorch without torch.compile, so a compiled run is traced as its eager form, and the formulas are asked
-for that form too. --all takes all runs of PyTorch, also those whose memory was not published. --write puts the figures
-into docs/results/planner_traces.json, and the table into docs/planner_traces.md.
+for that form too: "off by" says how much more they say than the trace. --all takes all runs of PyTorch, also those
+whose memory was not published. --write puts the figures into docs/results/planner_traces.json.
 """
 
 import argparse
@@ -20,20 +20,7 @@ from whet.planner.memory_trace import MemoryTrace
 from whet.planner.predict import predict
 from whet.planner.tracing.trace import trace_memory
 
-DOCS = Path(__file__).parent.parent / "docs"
-HEAD = """# Memory by traces, beside the formulas
-
-`python benchmarks/planner_traces.py --write` writes this page: no figure is typed by hand. Each row is a published run of
-`benchmarks/planner_points.toml` whose memory is known. GiB of the GPU that needs most.
-
-- **published**: what the run took, as PyTorch's allocator reserved it.
-- **formulas**: what `whet plan` predicts of the run.
-- **trace**: one rank's steps, run with tensors without numbers ([plan.md](plan.md)), in the form that can be traced: without
-  torch.compile, in bfloat16 in the place of fp8.
-- **formulas, same form**: the formulas for the form that was traced. **off by** compares these two.
-- **activations**, **buffers**: the same, of these parts alone.
-
-"""
+RESULTS = Path(__file__).parent.parent / "docs" / "results" / "planner_traces.json"
 COLUMNS = (
     "run", "published", "formulas", "trace", "formulas, same form", "off by", "activations", "buffers", "seconds",
 )  # fmt: skip
@@ -81,29 +68,21 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for row in rows:
-        filled = cells(row)
-        lines.append("| " + " | ".join([*filled, *[""] * (len(COLUMNS) - len(filled))]) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="also runs whose memory was not published")
     parser.add_argument("--only", help="runs whose names hold this")
-    parser.add_argument("--write", action="store_true", help="write docs/results/planner_traces.json and the page")
+    parser.add_argument("--write", action="store_true", help="write docs/results/planner_traces.json")
     asked = parser.parse_args()
     rows = []
+    print(" | ".join(COLUMNS))
     for point in read_points():
         is_known = point.memory_gib is not None or (asked.all and point.layout.software.startswith("torch"))
         if is_known and (asked.only or "") in point.name:
             rows.append(traced(point))
             print(" | ".join(cells(rows[-1])), flush=True)
     if asked.write:
-        write_whole(DOCS / "results" / "planner_traces.json", json.dumps(rows, indent=1) + "\n")
-        write_whole(DOCS / "planner_traces.md", HEAD + table(rows))
+        write_whole(RESULTS, json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
 """Traces of one rank against what real processes allocate, what follows from a model's sizes, and each other."""
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from known_models import LLAMA_8B, MIXTRAL, gpt, llama
 from many import on_ranks
+from pydantic import BaseModel
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from traced_jobs import allocated_peak
+from traced_jobs import allocated_peak, counted_peaks
 
+from whet.cli import main
 from whet.errors import OptionError
 from whet.planner.layout import Layout, Work
 from whet.planner.memory_trace import MemoryTrace
 from whet.planner.model_shape import ModelShape
 from whet.planner.parameters import model_count
+from whet.planner.tracing import trace
 from whet.planner.tracing.live_bytes import LiveBytes
 from whet.planner.tracing.trace import trace_memory
 
@@ -33,27 +38,38 @@ def parts(found: MemoryTrace) -> dict[str, float]:
     return {one.name: one.best for one in found.parts}
 
 
+def test_a_trace_finds_what_the_allocator_gives() -> None:
+    """PyTorch's allocator of the CPU in two real processes, each with a copy of the model."""
+    layout = Layout(replicate=2, precision="float32", micro_batch_size=2)
+    real = max(on_ranks(allocated_peak, 2, *_dumped(SMALL, layout, WORK)))
+    assert traced(SMALL, layout, device="cpu").total == pytest.approx(real, rel=0.05)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("number", "layout"),
+    ("number", "layouts"),
     [
-        (2, {"replicate": 2, "zero_stage": 0, "precision": "float32"}),
-        (2, {"shard": 2, "zero_stage": 3, "precision": "bfloat16"}),
-        (2, {"tensor": 2, "precision": "float32"}),
-        pytest.param(2, {"shard": 2, "zero_stage": 2, "precision": "float32"}, marks=pytest.mark.thorough),
-        pytest.param(2, {"shard": 2, "zero_stage": 1, "precision": "float32"}, marks=pytest.mark.thorough),
-        pytest.param(2, {"replicate": 2, "precision": "bfloat16"}, marks=pytest.mark.thorough),
-        pytest.param(2, {"pipeline": 2, "precision": "float32"}, marks=pytest.mark.thorough),
-        pytest.param(2, {"shard": 2, "zero_stage": 3, "recompute": "full"}, marks=pytest.mark.thorough),
-        pytest.param(4, {"shard": 4, "zero_stage": 3, "precision": "float32"}, marks=pytest.mark.thorough),
-        pytest.param(4, {"shard": 2, "tensor": 2, "zero_stage": 3}, marks=pytest.mark.thorough),
-        pytest.param(4, {"replicate": 2, "shard": 2, "zero_stage": 3}, marks=pytest.mark.thorough),
+        (2, [{"shard": 2, "zero_stage": 3}, {"shard": 2, "zero_stage": 2, "precision": "float32"}]),
+        (2, [{"shard": 2, "zero_stage": 1, "precision": "float32"}, {"replicate": 2}]),
+        (2, [{"tensor": 2, "precision": "float32"}]),
+        (2, [{"pipeline": 2, "precision": "float32"}]),
+        (4, [{"shard": 4, "zero_stage": 3, "recompute": "full"}]),
+        (4, [{"shard": 2, "tensor": 2, "zero_stage": 3}]),
     ],
+    ids=["zero 3 and 2", "zero 1 and copies", "tensor", "pipeline", "zero 3 of 4", "tensor with zero 3"],
 )
-def test_a_trace_finds_what_real_processes_allocate(number: int, layout: dict[str, Any]) -> None:
-    made = Layout(**layout, micro_batch_size=2)
-    given = [one.model_dump() for one in (SMALL, made, WORK)]
-    real = max(on_ranks(allocated_peak, number, *given))
-    assert traced(SMALL, made, device="cpu").total == pytest.approx(real, rel=0.05)
+def test_a_trace_finds_what_lives_in_real_processes(number: int, layouts: list[dict[str, Any]]) -> None:
+    """Tensors with numbers, messages of gloo, and DTensor's own copies, in steps of whet's own trainer."""
+    made = [Layout(**layout, micro_batch_size=2) for layout in layouts]
+    shape, *given, work = _dumped(SMALL, *made, WORK)
+    real = on_ranks(counted_peaks, number, shape, given, work, timeout_s=140.0)
+    for place, layout in enumerate(made):
+        most = max(one[place] for one in real)
+        assert traced(SMALL, layout, device="cpu").total == pytest.approx(most, rel=0.05)
+
+
+def _dumped(*records: BaseModel) -> list[dict[str, Any]]:
+    return [one.model_dump() for one in records]
 
 
 def test_state_is_what_the_sizes_say() -> None:
@@ -66,7 +82,8 @@ def test_state_is_what_the_sizes_say() -> None:
 
 def test_however_many_ranks_there_are() -> None:
     few = parts(traced(SMALL, Layout(shard=8, zero_stage=3)))
-    many = traced(SMALL, Layout(replicate=512, shard=8, tensor=2, zero_stage=3), Work(global_batch_size=4096, sequence_length=128))
+    work = Work(global_batch_size=4096, sequence_length=128)
+    many = traced(SMALL, Layout(replicate=512, shard=8, tensor=2, zero_stage=3), work)
     assert many.ranks == 8192
     assert parts(many)["parameters"] == pytest.approx(few["parameters"] / 2, rel=0.05)
     assert parts(many)["activations"] < few["activations"]
@@ -80,6 +97,15 @@ def test_what_is_computed_again_is_not_kept() -> None:
     ]
     assert kept[0]["activations"] > kept[1]["activations"] > kept[2]["activations"]
     assert kept[0]["parameters"] == kept[2]["parameters"]
+
+
+def test_few_layers_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model with each of its layers traced holds the same bytes, by part."""
+    layout, many = Layout(shard=2, zero_stage=3, precision="float32"), SMALL.model_copy(update={"num_layers": 9})
+    found = traced(many, layout)
+    assert found.num_layers == 6
+    monkeypatch.setattr(trace, "traced_layers", lambda shape, layout: (shape.num_layers,))
+    assert parts(traced(many, layout)) == parts(found)
 
 
 @pytest.mark.thorough
@@ -121,6 +147,22 @@ def test_a_process_that_trains_with_others_traces_nothing() -> None:
             traced(SMALL, Layout(shard=8, zero_stage=3))
     finally:
         distributed.destroy_process_group()
+
+
+def test_the_command_says_what_is_traced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 2048, **sizes}))
+    words = ["plan", str(tmp_path), "--gpus", "1", "--global-batch-size", "1", "--sequence-length", "128", "--trace"]
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--report", str(tmp_path / "report")])
+    assert left.value.code == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "memory of the best plan by a trace of one GPU" in out and "traced" in out and "It holds most in" in out
+    page = (tmp_path / "report" / "report.html").read_text()
+    held = json.loads((tmp_path / "report" / "plan.json").read_text())["trace"]
+    assert "Memory by a trace of one GPU" in page
+    assert {one["name"]: one["source"] for one in held["parts"]}["parameters"] == "traced"
+    assert held["total"] == pytest.approx(sum(one["best"] for one in held["parts"]))
 
 
 def test_blocks_are_counted_once_and_until_they_are_freed() -> None:
