@@ -81,6 +81,12 @@ class Copies(nn.Module):
             parameter.grad = bucket
 
 
+def check_alone() -> None:
+    """Raise OptionError where this process trains with others: it cannot stand for another rank meanwhile."""
+    if distributed.is_initialized():
+        raise OptionError("a trace of one rank needs a process that trains with no others; call whet.plan in its own")
+
+
 @contextlib.contextmanager
 def one_rank(plan: ParallelPlan, world_size: int, stage: int = 0) -> Iterator[OneRank]:
     """Be the first rank that holds a stage of a pipeline, of so many ranks, for the block.
@@ -88,10 +94,8 @@ def one_rank(plan: ParallelPlan, world_size: int, stage: int = 0) -> Iterator[On
     The first rank of those that share a tensor holds most of it, where it does not divide evenly.
 
     Raises:
-        OptionError: This process trains with others, or the plan does not divide the ranks.
+        OptionError: The plan does not divide the ranks.
     """
-    if distributed.is_initialized():
-        raise OptionError("a trace of one rank needs a process that trains with no others; call whet.plan in its own")
     degrees = degrees_of(plan, world_size)
     rank = stage * (world_size // degrees.pipeline)
     distributed.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())

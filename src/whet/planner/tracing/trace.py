@@ -4,13 +4,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch.optim import AdamW
 
 from whet.errors import OptionError
+from whet.parallel.division import inner_optimizer
 from whet.parallel.pipeline.stages import stages_of
 from whet.parallel.plan import ParallelPlan
 from whet.planner.layout import Bytes, Layout, Work
@@ -18,7 +18,7 @@ from whet.planner.memory import predict_memory
 from whet.planner.memory_trace import MemoryTrace, TracedPart
 from whet.planner.model_shape import ModelShape
 from whet.planner.tracing.live_bytes import LiveBytes
-from whet.planner.tracing.one_rank import OneRank, one_rank, without_numbers
+from whet.planner.tracing.one_rank import OneRank, check_alone, one_rank, without_numbers
 from whet.planner.tracing.pipeline_step import StageStep
 from whet.planner.tracing.step import Peak, Peaks, RankStep, locals_of, mark_layers, peaks_of
 from whet.planner.tracing.traced_decoder import is_whets, model_of, normalise_as_gpus, wrap_layers
@@ -60,6 +60,7 @@ def trace_memory(
     Raises:
         OptionError: This process trains with others.
     """
+    check_alone()
     began = time.perf_counter()
     num = work.global_batch_size // (layout.data * layout.micro_batch_size)
     if why_not := _why_not(shape, layout):
@@ -198,12 +199,27 @@ def _peak(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, d
     size, layers = traced.layout.pipeline, traced_layers(shape, traced.layout)
     if len(layers) > 1:
         found = _grown(*(peaks(one, num) for one in layers), *layers, shape.num_layers)
+        if traced.layout.zero_stage == 1 and traced.layout.data > 1:
+            state = _whole_tensors_state(shape, traced, ALLOCATED[device])
+            for one in found.values():
+                one.by_kind["optimizer"] = state
     elif size > 1 and num > 3 * size:
         # Each micro-batch has buffers of its own for messages, and at most two rounds of them are in flight.
         found = _grown(peaks(*layers, 2 * size), peaks(*layers, 3 * size), 2 * size, 3 * size, num)
     else:
         found = peaks(*layers, num)
     return max(found.values(), key=lambda one: one.total)
+
+
+def _whole_tensors_state(shape: ModelShape, traced: Traced, rounded_to: int) -> int:
+    """Return the bytes of AdamW's state on the first rank where each rank updates whole tensors, as whet's ZeRO 1 does.
+
+    Which ones these are depends on all layers.
+    """
+    with one_rank(ParallelPlan.model_validate(traced.keys), traced.layout.chips) as division, without_numbers():
+        optimizer = inner_optimizer(division.optimizer(_fused_adamw)(model_of(shape).parameters()))
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+    return sum(2 * -(-p.numel() * 4 // rounded_to) * rounded_to + rounded_to for p in held)
 
 
 def _grown(fewer: Peaks, more: Peaks, few: int, many: int, number: int) -> Peaks:
@@ -250,7 +266,7 @@ def _peaks_of_rank(
     wrap_layers(model, layout.recompute)
     stages = stages_of(model, division) if layout.pipeline > 1 else []
     division.share(model, stages)
-    optimizer = division.optimizer(partial(AdamW, fused=True))(model.parameters())
+    optimizer = division.optimizer(_fused_adamw)(model.parameters())
     with LiveBytes(rounded_to=ALLOCATED[device]) as live:
         live.add(locals_of(model.parameters()), locals_of(model.buffers()))
         rows = torch.zeros(layout.micro_batch_size, length, dtype=torch.int64)
@@ -262,3 +278,8 @@ def _peaks_of_rank(
         if not stages:
             mark_layers(list(model.layers), _dense_layers(shape) + 2, live)
         return peaks_of(step, model, optimizer, live)
+
+
+def _fused_adamw(parameters: Any) -> AdamW:
+    """Return the optimiser that is traced. One that is not fused makes more tensors for a moment."""
+    return AdamW(parameters, fused=True)
