@@ -54,7 +54,7 @@ class LiveBytes(TorchDispatchMode):
         Args:
             rounded_to: Sizes are rounded up to multiples of so many bytes, as the allocator of a GPU does.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "setup"
         self.segment: Segment = ()
         self.peaks: dict[Segment, tuple[int, int]] = {}
@@ -84,13 +84,13 @@ class LiveBytes(TorchDispatchMode):
 
         # FSDP frees and takes memory by resizing storages, which no mode sees.
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def begin(self, look_at: Iterable[int] = (), look: Callable[[], None] | None = None) -> None:

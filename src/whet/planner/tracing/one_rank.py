@@ -89,7 +89,7 @@ def check_alone() -> None:
 
 @contextlib.contextmanager
 def one_rank(plan: ParallelPlan, world_size: int, stage: int = 0) -> Iterator[OneRank]:
-    """Be the first rank that holds a stage of a pipeline, of so many ranks, for the block.
+    """Make this process stand for the first rank of a pipeline's stage, of so many ranks, for the block.
 
     The first rank of those that share a tensor holds most of it, where it does not divide evenly.
 

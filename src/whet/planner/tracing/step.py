@@ -84,7 +84,7 @@ class RankStep:
                 self.live.phase, self.live.segment = "forward", (number, "forward")
                 loss = loss_of(self._forward, ids_BT) / len(self._rows)
                 self.live.phase, self.live.segment = "backward", (number, "loss")
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 del loss
 
     def _forward(self, ids_BT: Tensor) -> Tensor:

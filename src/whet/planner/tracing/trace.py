@@ -10,6 +10,7 @@ import torch
 from torch.optim import AdamW
 
 from whet.errors import OptionError
+from whet.models.decoder.reference import Decoder
 from whet.parallel.division import inner_optimizer
 from whet.parallel.pipeline.stages import stages_of
 from whet.parallel.plan import ParallelPlan
@@ -87,7 +88,7 @@ def trace_memory(
         phase=peak.phase,
         stage=stage,
         ranks=layout.chips,
-        num_layers=traced_layers(shape, layout)[-1],
+        num_layers=(fewer_layers(shape, layout) or (shape.num_layers,))[-1],
         seconds=time.perf_counter() - began,
     )
 
@@ -172,14 +173,14 @@ def _sharded_as_whet(layout: Layout) -> tuple[Layout, list[str]]:
     return layout.model_copy(update={"zero_stage": 2, "shard": layout.data, "replicate": 1}), [said]
 
 
-def traced_layers(shape: ModelShape, layout: Layout) -> tuple[int, ...]:
-    """Return the numbers of layers with which a model is traced: its own, or two smaller ones.
+def fewer_layers(shape: ModelShape, layout: Layout) -> tuple[int, int] | None:
+    """Return the two smaller numbers of layers with which a model is traced; None where all are.
 
     All layers but the first ones are alike, so that each segment of a step grows by the same bytes with each of them.
     The stages of pipelines have few.
     """
     fewest = _dense_layers(shape) + 4
-    return (shape.num_layers,) if layout.pipeline > 1 or shape.num_layers <= fewest + 4 else (fewest, fewest + 2)
+    return None if layout.pipeline > 1 or shape.num_layers <= fewest + 4 else (fewest, fewest + 2)
 
 
 def _dense_layers(shape: ModelShape) -> int:
@@ -196,18 +197,19 @@ def _peak(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, d
     def peaks(layers: int, parts: int) -> Peaks:
         return _peaks_of_all(shape.model_copy(update={"num_layers": layers}), traced, work, parts, stage, device)
 
-    size, layers = traced.layout.pipeline, traced_layers(shape, traced.layout)
-    if len(layers) > 1:
-        found = _grown(*(peaks(one, num) for one in layers), *layers, shape.num_layers)
+    size, number, layers = traced.layout.pipeline, shape.num_layers, fewer_layers(shape, traced.layout)
+    if layers is not None:
+        few, many = layers
+        found = _grown(peaks(few, num), peaks(many, num), few, many, number)
         if traced.layout.zero_stage == 1 and traced.layout.data > 1:
             state = _whole_tensors_state(shape, traced, ALLOCATED[device])
             for one in found.values():
                 one.by_kind["optimizer"] = state
     elif size > 1 and num > 3 * size:
         # Each micro-batch has buffers of its own for messages, and at most two rounds of them are in flight.
-        found = _grown(peaks(*layers, 2 * size), peaks(*layers, 3 * size), 2 * size, 3 * size, num)
+        found = _grown(peaks(number, 2 * size), peaks(number, 3 * size), 2 * size, 3 * size, num)
     else:
-        found = peaks(*layers, num)
+        found = peaks(number, num)
     return max(found.values(), key=lambda one: one.total)
 
 
@@ -270,12 +272,11 @@ def _peaks_of_rank(
     with LiveBytes(rounded_to=ALLOCATED[device]) as live:
         live.add(locals_of(model.parameters()), locals_of(model.buffers()))
         rows = torch.zeros(layout.micro_batch_size, length, dtype=torch.int64)
-        if stages:
+        if stages and isinstance(model, Decoder):
             step: Callable[[], None] = StageStep(division, model, optimizer, stages, rows, num, live=live)
         else:
             parts = [rows] * min(num, 2)  # a third one holds what the second holds
             step = RankStep(division, model, optimizer, parts, autocasts=autocasts, live=live)
-        if not stages:
             mark_layers(list(model.layers), _dense_layers(shape) + 2, live)
         return peaks_of(step, model, optimizer, live)
 
