@@ -96,6 +96,7 @@ PATCHED: dict[str, str] = {
             "scaled_dot_product_attention",
         )
     },
+    "torch.UntypedStorage.resize_": "planner/tracing/live_bytes.py: FSDP frees and takes memory by it",
     # Another file changes this one.
     "torch._inductor.constant_folding._dont_constant_fold": "core/artefact/inductor.py keeps packed weights packed",
 }
@@ -109,6 +110,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._cuda_endAllocateToPool": "models/diffusion/graphs.py: ends what a failed recording leaves begun",
     "torch._C._current_autograd_node": "costs/layer_profile.py: whose backward runs",
     "torch._C._disabled_torch_function_impl": "cpu_offloaded_gradients.py: operators come to __torch_dispatch__ alone",
+    "torch._C._distributed_c10d.FakeWork": "planner/tracing/live_bytes.py: a message that has come at once",
     "torch._C._distributed_c10d.PrefixStore": "parallel/joining.py: keys of torch and of whet, by the start of a run",
     "torch._C._distributed_c10d._resolve_process_group": "parallel/wire.py: how large a group is that operators name",
     "torch._C._dispatch_dump": "core/artefact/operators.py: who registered a custom operator",
@@ -125,6 +127,7 @@ PRIVATE: dict[str, str] = {
     "torch._foreach_mul_": "core/workload/micro_batches.py: one factor for many gradients",
     "torch._foreach_norm": "trainer/loop.py: whether the weights are finite, before they are saved",
     "torch._functorch.config": "techniques/training/activation_budget.py: activation_memory_budget",
+    "torch._guards.active_fake_mode": "planner/tracing/live_bytes.py: whether torch itself tries shapes",
     "torch._inductor.aoti_compile_and_package": "core/artefact/inductor.py: PyTorch's documented way to a package",
     "torch._inductor.config.get_config_copy": "core/artefact/inductor.py: which settings there are",
     "torch._inductor.config.patch": "core/artefact/inductor.py: settings for one compilation",
@@ -135,15 +138,20 @@ PRIVATE: dict[str, str] = {
     "torch._scaled_mm": "measure/machine/gemm.py: products of 8-bit floats",
     "torch._softmax_backward_data": "packing/unfused_attention.py: the gradient of a softmax, in one pass",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "artefact/program.py: the values of tensors decide",
+    "torch._subclasses.fake_tensor.FakeTensor": "planner/tracing/live_bytes.py: the device that it stands for",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "planner/tracing/one_rank.py: tensors without numbers",
     "torch.autograd.Variable._execution_engine.queue_callback": "step/communication.py: the end of computing gradients",
     "torch.autograd._get_sequence_nr": "costs/layer_profile.py: which operators of forward a module called",
     "torch.cuda.memory._dump_snapshot": "profiling/model/session.py: PyTorch's documented memory snapshot",
     "torch.cuda.memory._record_memory_history": "profiling/model/session.py: PyTorch's documented memory snapshot",
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor": "tracing/live_bytes.py: it holds another tensor",
     "torch.distributed._symmetric_memory.enable_symm_mem_for_group": "parallel/tensor_parallel.py: beside products",
     "torch.distributed.distributed_c10d._get_default_store": "monitor/ranks.py: each rank posts its figures there",
     "torch.distributed.distributed_c10d._set_pg_timeout": "parallel/division.py: the time-out of a mesh's groups",
     "torch.library.Library._destroy": "kernels/register.py: takes back an operator that is not its reference",
     "torch.nn.Module._call_impl": "mechanisms/compiled.py: compiled where a forward is PyTorch's own",
+    "torch.ops._c10d_functional.reduce_scatter_tensor.default": "tracing/traced_decoder.py: messages are not sent again",
+    "torch.ops._c10d_functional.wait_tensor.default": "planner/tracing/live_bytes.py: it makes no tensor",
     "torch.ops.aten._assert_tensor_metadata.default": "core/artefact/inductor.py: dropped from graphs",
     "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "quantisation/quantised_linear.py: packed int4 weights",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": (
@@ -152,11 +160,13 @@ PRIVATE: dict[str, str] = {
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": (
         "profiling/model/work.py: its arithmetic; packing/packed_operator.py: its gradients"
     ),
+    "torch.ops.aten._to_copy.default": "planner/tracing/live_bytes.py: copies of parameters in other numbers",
     "torch.ops.aten._weight_int4pack_mm_for_cpu": "quantisation/quantised_linear.py: products of int4 weights",
     "torch.ops.aten._weight_int4pack_mm_for_cpu.default": "core/artefact/program.py: its weights stay packed",
     "torch.ops.aten._weight_int8pack_mm": "quantisation/quantised_linear.py: products of int8 weights",
     "torch.ops.mkldnn._linear_pointwise": "measure/machine/gemm.py: oneDNN's packed products",
     "torch.ops.mkldnn._reorder_linear_weight": "measure/machine/gemm.py: oneDNN's packed products",
+    "torch.testing._internal.distributed.fake_pg.FakeStore": "tracing/one_rank.py: a group in which nobody else is",
     "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator",
     "torch.utils._pytree.tree_map_only": "kernels/check_operator.py: tensors among arguments",
     "torch.utils._pytree.tree_flatten": "mechanisms/cpu_offloaded_gradients.py: tensors among arguments",

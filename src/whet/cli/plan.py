@@ -49,6 +49,9 @@ _Prompt = Annotated[int, typer.Option(help="with --serve: the tokens of a prompt
 _Output = Annotated[int, typer.Option(help="with --serve: the tokens of an answer")]
 _Rate = Annotated[float | None, typer.Option(help="with --serve: the requests a second")]
 _Slo = Annotated[str | None, typer.Option(metavar="LIMITS", help="with --serve: the limits", show_default=_SLO)]
+_Trace = Annotated[
+    bool, typer.Option("--trace", help="run a step of one GPU of the best plan without numbers, and count its memory")
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 _Report = Annotated[Path | None, typer.Option(metavar="DIR", help="a directory for report.html and plan.json")]
 
@@ -75,6 +78,7 @@ def plan(
     precision: _Precision = "bfloat16",
     price: _Price = None,
     top: _Top = 5,
+    trace: _Trace = False,
     serve: _Serve = False,
     prompt_tokens: _Prompt = 512,
     output_tokens: _Output = 128,
@@ -91,7 +95,7 @@ def plan(
     Slo.parse(slo or _SLO)
     _check_together(serve, {"--rate": rate, "--slo": slo}, {
         "--nodes": nodes, "--global-batch-size": global_batch_size, "--sequence-length": sequence_length,
-        "--tokens": tokens, "--report": report,
+        "--tokens": tokens, "--report": report, "--trace": trace or None,
     })  # fmt: skip
     if serve:
         if rate is None:
@@ -112,6 +116,7 @@ def plan(
     found = make_plan(
         model, gpus=gpus, gpu=gpu, nodes=nodes, cluster=cluster, global_batch_size=global_batch_size,
         sequence_length=sequence_length, tokens=num_tokens, precision=precision, price=price, top=top,
+        trace=trace,
     )  # fmt: skip
     _show(found, as_json=as_json, directory=directory)
 

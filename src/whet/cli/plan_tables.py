@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.planner.answer import PART_NAMES, Alternative, PlanAnswer, RankedPlan, Scaling
+from whet.planner.memory_trace import MemoryTrace
 from whet.planner.serving_answer import ServingAnswer
 from whet.planner.words import (
     alternative_words,
@@ -18,6 +19,7 @@ from whet.planner.words import (
     scaling_words,
     sent_words,
     step_words,
+    trace_words,
     words_of,
 )
 from whet.ui.figures import counted, digits, duration, num_bytes, percent
@@ -37,6 +39,8 @@ def show_plan(console: Console, answer: PlanAnswer) -> None:
     _dim(console, f"{answer.num_predicted:,} of {answer.num_possible:,} possible layouts were predicted.")
     console.print()
     _show_best(console, answer, best)
+    if answer.trace is not None:
+        _show_trace(console, answer.trace)
     _show_others(console, answer)
     if answer.scaling is not None and len(answer.scaling.fixed) > 1:
         console.print()
@@ -81,6 +85,24 @@ def _show_best(console: Console, answer: PlanAnswer, best: RankedPlan) -> None:
             told += f", and {interval_words(best.dollars, dollars)}"
         rows.append(("training", told))
     console.print(_facts("the best plan", rows))
+
+
+def _show_trace(console: Console, trace: MemoryTrace) -> None:
+    console.print()
+    console.print(Text("memory of the best plan by a trace of one GPU", "bold"))
+    if trace.why_not:
+        _dim(console, f"all figures are formulas: {trace.why_not}")
+    table = plain_table(("part",), ("take", "from", "trace", "formula", "off by"))
+    for one in trace.parts:
+        cells = num_bytes(one.traced), num_bytes(one.formula), percent(one.difference)
+        table.add_row(PART_NAMES[one.name], num_bytes(one.best), one.source, *cells)
+    whole = num_bytes(None if trace.why_not else trace.total)
+    cells = num_bytes(trace.total), "", whole, num_bytes(trace.formula_total), percent(trace.difference)
+    table.add_row("all", *cells, style="bold")
+    console.print(table)
+    console.print(trace_words(trace), highlight=False)
+    for line in trace.differs:
+        _dim(console, f"- {line}")
 
 
 def _show_others(console: Console, answer: PlanAnswer) -> None:

@@ -4,6 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.planner.cluster import Cluster
 from whet.planner.layout import Layout, Work
+from whet.planner.memory_trace import MemoryTrace
 from whet.planner.model_shape import ModelShape
 from whet.planner.prediction import Interval, Prediction
 from whet.planner.whet_train import TrainSection
@@ -172,6 +173,7 @@ class PlanAnswer(_Record):
         assumptions: What is taken as given, each with its source.
         outside: What lies outside of the range that the predictions were fitted to.
         notices: What the reader should know first.
+        trace: What a trace of one rank of the best plan found of its memory; None where none was asked for.
     """
 
     model: ModelShape
@@ -190,6 +192,7 @@ class PlanAnswer(_Record):
     assumptions: tuple[str, ...]
     outside: tuple[str, ...]
     notices: tuple[str, ...]
+    trace: MemoryTrace | None = None
 
     @property
     def best(self) -> RankedPlan:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from whet.planner.layout import Layout, Work
 from whet.planner.model_shape import ModelShape
+from whet.planner.operations import layer_products
 from whet.planner.parameters import (
     Count,
     key_value_size,
@@ -17,8 +18,7 @@ from whet.planner.parameters import (
 )
 from whet.planner.prediction import MemoryParts
 
-# Bytes of a number that chips compute with.
-HALF = 2
+HALF, WHOLE = 2, 4  # bytes of a number in 16 bits and in float32
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Shards:
 
     dense: int
     experts: float
+
+
+def number_bytes(layout: Layout) -> int:
+    """Return the bytes of a number that chips compute with."""
+    return WHOLE if layout.precision == "float32" else HALF
 
 
 def shards(layout: Layout) -> Shards:
@@ -49,7 +54,7 @@ def state_bytes(count: Count, layout: Layout) -> tuple[float, float, float]:
 
 def _mlp_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> tuple[float, float]:
     """Return the bytes a token that the MLP keeps: undivided or by sequence parallelism, and divided by matrices."""
-    hidden, inner, experts = shape.hidden_size, shape.intermediate_size, shape.experts
+    hidden, inner, experts, each = shape.hidden_size, shape.intermediate_size, shape.experts, number_bytes(layout)
     # Gate, up and their product; or what goes into the activation function, and what comes out of it.
     kept = 3 if shape.is_gated else 2
     if shape.is_gated and not layout.compiled and layout.software.startswith("torch"):
@@ -57,8 +62,18 @@ def _mlp_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> tuple[floa
     if is_sparse and experts is not None:
         routed = experts.per_token * (2 * hidden + kept * experts.intermediate_size / layout.tensor)
         shared = kept * experts.shared * experts.intermediate_size
-        return HALF * (hidden + routed), HALF * shared
-    return HALF * hidden, HALF * kept * inner
+        return each * (hidden + routed), each * shared
+    return each * hidden, each * kept * inner
+
+
+def _read_size(shape: ModelShape, layout: Layout) -> int:
+    """Return the width of the keys and values that attention keeps.
+
+    PyTorch's programs repeat them for all heads that share them; compiled ones repeat them again in backward.
+    """
+    if layout.compiled or not layout.software.startswith("torch") or shape.latent is not None:
+        return key_value_size(shape)
+    return query_size(shape) + value_size(shape)
 
 
 def layer_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool = False) -> float:
@@ -67,21 +82,21 @@ def layer_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool =
     With GELU, dropout and 16-bit numbers that is sbh(34 + 5as/h) bytes without any parallelism, sbh(10 + 24/t + 5as/ht)
     with tensor parallelism, and 34sbh/t with sequence parallelism and selective recomputation.
     """
-    hidden, tensor = shape.hidden_size, layout.tensor
+    hidden, tensor, each = shape.hidden_size, layout.tensor, number_bytes(layout)
     tokens = layout.micro_batch_tokens(work)
     spread = tensor if layout.sequence_parallel else 1
     if layout.recompute == "full":
-        return HALF * hidden * tokens / spread
+        return each * hidden * tokens / spread
     if layout.recompute == "operators":
         return _operators_bytes(shape, layout, is_sparse) * tokens
     masks = 2 * hidden if shape.drops else 0
     around, inner = _mlp_bytes(shape, layout, is_sparse)
     # The inputs of two norms, of the first matrix, and the masks.
-    whole = HALF * 3 * hidden + masks + around
+    whole = each * 3 * hidden + masks + around
     if spread > 1 and layout.software.startswith("torch"):
         # PyTorch keeps the gathered inputs of the first matrices; Megatron gathers them again.
-        whole += 2 * HALF * hidden * (spread - 1)
-    divided = HALF * (query_size(shape) + key_value_size(shape) + value_size(shape)) + inner
+        whole += 2 * each * hidden * (spread - 1)
+    divided = each * (query_size(shape) + _read_size(shape, layout) + value_size(shape)) + inner
     if layout.fused_attention:
         divided += 4 * shape.num_heads
     elif layout.recompute != "selective":
@@ -93,12 +108,14 @@ def _operators_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> floa
     """Return the bytes a token that a layer keeps when all but attention and every second matrix is computed again."""
     hidden, tensor = shape.hidden_size, layout.tensor
     spread = tensor if layout.sequence_parallel else 1
-    inner = seen_width(shape, is_sparse)
-    divided = HALF * (query_size(shape) + key_value_size(shape) / 2 + value_size(shape) + inner)
-    divided += 4 * shape.num_heads
-    # A compiled layer sees that the output of its last matrix is only added to, and keeps its own input alone.
-    kept = HALF * hidden * (1 if layout.compiled else 2)
-    return kept / spread + divided / tensor
+    shares = {"divided": tensor, "whole": 1, "stream": spread}
+    *products, last = layer_products(shape, is_sparse)
+    kept = [(hidden, "stream"), (value_size(shape), "divided")]
+    kept += [(one.outputs, one.lies) for one in products[::2]]
+    # A compiled layer sees that the output of its last matrix is only added to.
+    if len(products) % 2 == 0 and not layout.compiled:
+        kept.append((last.outputs, last.lies))
+    return sum(number_bytes(layout) * width / shares[lies] for width, lies in kept) + 4 * shape.num_heads / tensor
 
 
 def in_flight(layout: Layout, num_micro_batches: int, stage: int) -> float:
@@ -119,14 +136,14 @@ def in_flight(layout: Layout, num_micro_batches: int, stage: int) -> float:
 def logits_bytes(shape: ModelShape, layout: Layout, work: Work) -> float:
     """Return the bytes of logits while their gradients are made.
 
-    PyTorch keeps 16-bit logits beside float32 ones in three forms (their logarithms, the loss's gradient, and the
-    gradient of the logarithms); Megatron works in place; a fused loss keeps 16-bit ones with their gradients.
+    PyTorch keeps float32 ones in three forms (the logarithms of probabilities, the loss's gradient by them, and its
+    gradient by logits), as traces show; Megatron works in place; a fused loss keeps 16-bit ones with their gradients.
     """
     tokens = layout.micro_batch_tokens(work)
     # Where tensor-parallel chips share the logits, PyTorch adds their exponentials in a step of its own.
-    each = HALF + (4 if layout.tensor > 1 else 3) * 4
+    each = (4 if layout.tensor > 1 else 3) * WHOLE
     if layout.software.startswith("megatron"):
-        each = HALF + 4 + HALF
+        each = HALF + WHOLE + HALF
     if layout.fused_loss:
         each = 3 * HALF
     return tokens * shape.vocab_size / layout.tensor * each
@@ -139,11 +156,12 @@ def _working_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: boo
         again = layer_bytes(shape, layout.model_copy(update={"recompute": "none"}), work, is_sparse)
     elif layout.recompute == "selective" and not layout.fused_attention:
         plain = layout.model_copy(update={"recompute": "none"})
-        again = layer_bytes(shape, plain, work) - layer_bytes(shape, layout, work)
+        again = layer_bytes(shape, plain, work, is_sparse) - layer_bytes(shape, layout, work, is_sparse)
     tokens = layout.micro_batch_tokens(work)
-    inner = HALF * (3 if shape.is_gated else 2) * shape.intermediate_size / layout.tensor
+    each = number_bytes(layout)
+    inner = each * (3 if shape.is_gated else 2) * seen_width(shape, is_sparse) / layout.tensor
     # Sequence-parallel chips gather the tokens before a matrix and keep one gathered tensor at a time.
-    gathered = HALF * shape.hidden_size * (2 if layout.tensor > 1 else 1)
+    gathered = each * shape.hidden_size * (2 if layout.tensor > 1 else 1)
     return again + tokens * (inner + gathered)
 
 
@@ -154,14 +172,26 @@ def buffer_bytes(shape: ModelShape, layout: Layout, stage: int = 0) -> float:
     """
     if layout.zero_stage < 2 or shards(layout).dense == 1:
         return 0.0
+    each = number_bytes(layout)
     if layout.pipeline > 1:
         whole = sum(stage_counts(shape, layout.pipeline)[stage].held(layout))
-        return whole * (layout.bytes.gradient + (HALF if layout.zero_stage == 3 else 0))
+        return whole * (layout.bytes.gradient + (each if layout.zero_stage == 3 else 0))
     dense, experts = layer_count(shape, num_sparse_layers(shape) > 0).held(layout)
     layer = dense + experts
     head = shape.vocab_size * shape.hidden_size / layout.tensor
-    gradients = max(layer, head) * (HALF + layout.bytes.gradient)
-    return gradients + (HALF * (2 * layer + head) if layout.zero_stage == 3 else 0.0)
+    gradients = max(layer, head) * (each + layout.bytes.gradient)
+    return gradients + (each * (2 * layer + head) if layout.zero_stage == 3 else 0.0)
+
+
+def received_bytes(shape: ModelShape, layout: Layout, work: Work, num_micro_batches: int, stage: int) -> float:
+    """Return the bytes of what a stage receives, for which PyTorch's pipelines hold a buffer a micro-batch."""
+    if layout.pipeline == 1 or not layout.software.startswith("torch"):
+        return 0.0
+    # A stream from the stage before, and its gradient from the next; each chip of an interleaved pipeline has several.
+    ends = (stage == 0) + (stage == layout.pipeline - 1)
+    held = layout.micro_batch_tokens(work) / (layout.tensor if layout.sequence_parallel else 1)
+    each = number_bytes(layout) * shape.hidden_size * held
+    return each * num_micro_batches * (2 * layout.virtual_stages - ends)
 
 
 def _stage_parts(
@@ -173,10 +203,12 @@ def _stage_parts(
     kept = plain * layer_bytes(shape, layout, work) if plain else 0.0
     kept += sparse * layer_bytes(shape, layout, work, True) if sparse else 0.0
     activations = kept * in_flight(layout, num_micro_batches, stage)
-    working = _working_bytes(shape, layout, work, sparse > 0)
+    kinds = [is_sparse for is_sparse, number in ((False, plain), (True, sparse)) if number]
+    working = max((_working_bytes(shape, layout, work, is_sparse) for is_sparse in kinds), default=0.0)
     if stage == layout.pipeline - 1:
         working = max(working, logits_bytes(shape, layout, work) * (1 + shape.num_extra_layers))
-    return (*state, activations + working, buffer_bytes(shape, layout, stage))
+    received = received_bytes(shape, layout, work, num_micro_batches, stage)
+    return (*state, activations + working, buffer_bytes(shape, layout, stage) + received)
 
 
 def predict_memory(

@@ -1,6 +1,7 @@
 """Count the operations of a model: of its matrices, of attention, in a step with and without what is computed again."""
 
 from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from whet.planner.layout import Layout, Work
 from whet.planner.model_shape import ModelShape
@@ -12,6 +13,39 @@ from whet.planner.parameters import (
     seen_width,
     value_size,
 )
+
+
+class Product(NamedTuple):
+    """Describe one matrix product of a layer, for a token.
+
+    Attributes:
+        inputs: The width of what goes in.
+        outputs: The width of what comes out.
+        lies: How tensor-parallel chips hold what comes out: "divided", "whole" on each, or as the "stream" lies.
+    """
+
+    inputs: int
+    outputs: int
+    lies: Literal["divided", "whole", "stream"]
+
+
+@lru_cache(maxsize=256)
+def layer_products(shape: ModelShape, is_sparse: bool) -> tuple[Product, ...]:
+    """Return a layer's products in the order in which it computes them; a token's experts count as one wide MLP."""
+    hidden, inner, latent = shape.hidden_size, seen_width(shape, is_sparse), shape.latent
+    *before, (value, _) = attention_matrices(shape)
+    found = []
+    for inputs, outputs in before:
+        is_small = latent is not None and outputs in (latent.query_rank, latent.rank + latent.rotary_size)
+        found.append(Product(inputs, outputs, "whole" if is_small else "divided"))
+    if latent is None:  # keys and values are two products
+        keys = found.pop()
+        found += [keys._replace(outputs=keys.outputs // 2)] * 2
+    found.append(Product(value, hidden, "stream"))
+    if is_sparse and shape.experts is not None:
+        found.append(Product(hidden, shape.experts.number, "whole"))
+    found += [Product(hidden, inner, "divided")] * (2 if shape.is_gated else 1)
+    return (*found, Product(inner, hidden, "stream"))
 
 
 def seen_tokens(shape: ModelShape, sequence_length: int, causal: bool) -> float:
@@ -88,11 +122,9 @@ def recomputed_share(shape: ModelShape, layout: Layout, is_sparse: bool) -> tupl
     if layout.recompute == "selective":
         return 0.0, 0.0 if layout.fused_attention else 1.0
     if layout.recompute == "operators":
-        # Of queries, keys, values, output, gate, up and down, the second, fourth and sixth are computed again.
-        hidden = shape.hidden_size
-        keys = shape.num_kv_heads * shape.head_size
-        inner = seen_width(shape, is_sparse)
-        again = hidden * keys + value_size(shape) * hidden + (hidden * inner if shape.is_gated else 0)
+        # Of queries, keys, values, output, gate, up and down, the second, fourth and sixth are computed again. Nothing
+        # needs the last one.
+        again = sum(one.inputs * one.outputs for one in layer_products(shape, is_sparse)[1:-1:2])
         return 2.0 * again / layer_operations(shape, is_sparse), 0.0
     return 0.0, 0.0
 

@@ -9,6 +9,7 @@ from whet.planner.alternatives import alternatives_of, misfits_of, nothing_fits
 from whet.planner.answer import PlanAnswer, RankedPlan
 from whet.planner.cluster import Chip, Cluster
 from whet.planner.clusters import cluster_named, read_cluster
+from whet.planner.curves import fitted
 from whet.planner.layout import Precision, Work
 from whet.planner.model_files import PlannedModel, read_model
 from whet.planner.predict import predict
@@ -37,6 +38,7 @@ def plan(
     price: float | None = None,
     top: int = 5,
     scaling: bool = True,
+    trace: bool = False,
 ) -> PlanAnswer:
     """Predict how a training of a language model is divided best on a cluster, and what it takes. Nothing is run.
 
@@ -53,6 +55,7 @@ def plan(
         price: Dollars for an hour of a GPU. None takes the price that the cluster's description has, if any.
         top: The most plans that are returned.
         scaling: Whether the best plan is also searched for 8 to 16,384 GPUs.
+        trace: Whether a step of one rank of the best plan is run without numbers, to count its memory. It takes torch.
 
     Raises:
         TargetError: The model cannot be planned.
@@ -70,7 +73,17 @@ def plan(
     space = Space(found.shape, there, work, precision=precision)
     if not space.degrees:
         raise OptionError(_impossible(space))
-    return _answer(space, found, tokens=tokens, top=top, with_scaling=scaling, given=given)
+    answer = _answer(space, found, tokens=tokens, top=top, with_scaling=scaling, given=given)
+    return _traced(answer) if trace else answer
+
+
+def _traced(answer: PlanAnswer) -> PlanAnswer:
+    """Return the answer with a trace of its best plan."""
+    from whet.planner.tracing.trace import trace_memory  # it needs torch, as nothing else here does
+
+    layout = answer.best.layout
+    share = fitted(answer.cluster, layout).constants.fragmentation
+    return answer.model_copy(update={"trace": trace_memory(answer.model, layout, answer.work, share)})
 
 
 def check_numbers(whole: dict[str, int | None], others: dict[str, float | None]) -> None:

@@ -83,6 +83,7 @@ def render(answer: PlanAnswer) -> str:
         "step_words": words.step_words,
         "sent_words": words.sent_words,
         "cost_words": words.cost_words,
+        "trace_words": words.trace_words,
         "alternative_words": words.alternative_words,
         "count_words": words.count_words,
         "seconds": lambda one: words.interval_words(one, duration),

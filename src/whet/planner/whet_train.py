@@ -58,7 +58,7 @@ def missing_in_whet(layout: Layout, model_type: str) -> tuple[str, ...]:
 
 def train_section(layout: Layout, work: Work, cluster: Cluster, model_type: str) -> TrainSection:
     """Return what `whet train` takes to run a layout, or why it cannot."""
-    keys, recipe, differs = _keys(layout)
+    keys, recipe, differs = plan_keys(layout)
     if layout.pipeline > 1:
         keys["pipeline_micro_batches"] = work.global_batch_size // (layout.data * layout.micro_batch_size)
     batch = {"global_batch_size": work.global_batch_size}
@@ -90,7 +90,7 @@ def torchrun(cluster: Cluster) -> str:
     return f"torchrun {where} --nproc-per-node {per_node} -m whet train CONFIG.toml"
 
 
-def _keys(layout: Layout) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+def plan_keys(layout: Layout) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     """Return the keys of [parallel], the techniques of the recipe, and what whet does otherwise."""
     keys: dict[str, Any] = {}
     recipe, differs, stage = list[str](), list[str](), layout.zero_stage

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from whet.planner.answer import PART_NAMES, STEP_NAMES, Alternative, RankedPlan, Scaling
 from whet.planner.cluster import Cluster
 from whet.planner.layout import Layout
+from whet.planner.memory_trace import MemoryTrace
 from whet.planner.prediction import Interval, MemoryParts, StepParts
 from whet.ui.figures import DASH, counted, digits, duration, num_bytes
 
@@ -85,6 +86,18 @@ def cost_words(one: RankedPlan) -> str:
     if price is None:
         return f"{energy} a token; --price says what it costs"
     return f"{energy} a token, {interval_words(price, dollars)} a million tokens"
+
+
+def trace_words(trace: MemoryTrace) -> str:
+    """Return what was traced, and when the rank holds most."""
+    if trace.why_not:
+        return "Nothing was traced."
+    stage = f" of stage {trace.stage} of {trace.layout.pipeline}" if trace.layout.pipeline > 1 else ""
+    when = {"update": "in the update", "pipeline": "in the pipeline"}.get(trace.phase, f"in {trace.phase}")
+    return (
+        f"Traced in {duration(trace.seconds)}: one GPU{stage}, of {trace.ranks:,}, with {words_of(trace.layout)}. It "
+        f"holds most {when}."
+    )
 
 
 def alternative_words(one: Alternative) -> str:

@@ -1,0 +1,286 @@
+"""Trace the memory of one rank of a plan: run its steps with tensors without numbers, and count what lives."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim import AdamW
+
+from whet.errors import OptionError
+from whet.models.decoder.reference import Decoder
+from whet.parallel.division import inner_optimizer
+from whet.parallel.pipeline.stages import stages_of
+from whet.parallel.plan import ParallelPlan
+from whet.planner.layout import Bytes, Layout, Work
+from whet.planner.memory import predict_memory
+from whet.planner.memory_trace import MemoryTrace, TracedPart
+from whet.planner.model_shape import ModelShape
+from whet.planner.tracing.live_bytes import LiveBytes
+from whet.planner.tracing.one_rank import OneRank, check_alone, one_rank, without_numbers
+from whet.planner.tracing.pipeline_step import StageStep
+from whet.planner.tracing.step import Peak, Peaks, RankStep, locals_of, mark_layers, peaks_of
+from whet.planner.tracing.traced_decoder import is_whets, model_of, normalise_as_gpus, wrap_layers
+from whet.planner.whet_train import plan_keys
+
+Device = Literal["cuda", "cpu"]
+# Sizes are rounded up to multiples of these bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
+ALLOCATED: dict[Device, int] = {"cuda": 512, "cpu": 1}
+_PARTS = {
+    "parameters": ("parameters", "copies"),
+    "gradients": ("gradients",),
+    "optimizer": ("optimizer",),
+    "activations": ("setup", "forward", "backward", "update", "pipeline"),
+    "buffers": ("message",),
+}
+"""The kinds of LiveBytes that each part of memory is made of."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Say what is traced of a plan: the layout, with the keys of [parallel], and what it does otherwise."""
+
+    layout: Layout
+    keys: dict[str, Any]
+    autocasts: bool
+    differs: tuple[str, ...]
+
+
+def trace_memory(
+    shape: ModelShape, layout: Layout, work: Work, fragmentation: float, *, device: Device = "cuda"
+) -> MemoryTrace:
+    """Return the memory of the rank that needs most, traced where that is possible, beside what formulas say.
+
+    Args:
+        fragmentation: What the allocator holds beside what is used, as a share of activations and buffers. A trace
+            does not see it.
+        device: Whose kernels make tensors, and whose allocator rounds their sizes.
+
+    Raises:
+        OptionError: This process trains with others.
+    """
+    check_alone()
+    began = time.perf_counter()
+    num = work.global_batch_size // (layout.data * layout.micro_batch_size)
+    if why_not := _why_not(shape, layout):
+        return _of_formulas(shape, layout, work, num, fragmentation, why_not)
+    traced = as_traced(layout)
+    try:
+        of_stages = {stage: _peak(shape, traced, work, num, stage, device) for stage in _stages(layout)}
+    except OptionError as error:
+        return _of_formulas(shape, layout, work, num, fragmentation, str(error))
+    stage = max(of_stages, key=lambda one: of_stages[one].total)
+    peak = of_stages[stage]
+    found = _parts_of(peak.by_kind)
+    found["fragmentation"] = fragmentation * (found["activations"] + found["buffers"])
+    said = predict_memory(shape, traced.layout, work, num, fragmentation)
+    differs = [*traced.differs, "fragmentation: the formulas' share of what was traced of activations and buffers"]
+    if not is_whets(shape):
+        differs.insert(0, "traced as a plain decoder of the model's sizes, which whet has not")
+    return MemoryTrace(
+        layout=traced.layout,
+        parts=tuple(
+            TracedPart(name=name, formula=getattr(said, name), traced=found[name]) for name in type(said).model_fields
+        ),
+        differs=tuple(differs),
+        phase=peak.phase,
+        stage=stage,
+        ranks=layout.chips,
+        num_layers=(fewer_layers(shape, layout) or (shape.num_layers,))[-1],
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _parts_of(by_kind: Counter[str]) -> dict[str, float]:
+    return {part: float(sum(by_kind[kind] for kind in kinds)) for part, kinds in _PARTS.items()}
+
+
+def _of_formulas(
+    shape: ModelShape, layout: Layout, work: Work, num: int, fragmentation: float, why_not: str
+) -> MemoryTrace:
+    said = predict_memory(shape, layout, work, num, fragmentation)
+    parts = tuple(TracedPart(name=name, formula=getattr(said, name)) for name in type(said).model_fields)
+    return MemoryTrace(layout=layout, parts=parts, why_not=why_not)
+
+
+def _why_not(shape: ModelShape, layout: Layout) -> str:
+    """Return why a model or a layout cannot be traced; "" where it can."""
+    is_divided = layout.tensor * layout.pipeline > 1
+    reasons = (
+        (is_divided and not is_whets(shape), "whet divides the matrices and layers of decoders like Llama's alone"),
+        (layout.expert > 1, "whet shares no experts among processes"),
+        (shape.num_extra_layers > 0, "the decoder that is traced predicts one token, and this predicts later ones too"),
+        (layout.offload, "the trace sees one kind of memory, and the plan keeps the state in the host's"),
+    )
+    return next((reason for holds, reason in reasons if holds), "")
+
+
+def _stages(layout: Layout) -> list[int]:
+    """Return the stages that may need most: the first, which keeps most micro-batches, its next, and the last."""
+    last = layout.pipeline - 1
+    return sorted({0, min(1, last), last})
+
+
+def as_traced(layout: Layout) -> Traced:
+    """Return the layout that stands for a plan in a trace: what whet train would run, without what needs a GPU."""
+    differs, changes = list[str](), dict[str, Any]()
+    for name, value, why in (
+        ("compiled", False, "without torch.compile, whose kernels keep less"),
+        ("fused_loss", False, "with a loss that keeps its logits"),
+        ("fused_attention", True, "with fused attention"),
+        ("offload", False, "with the state on the GPU"),
+    ):
+        if getattr(layout, name) != value:
+            changes[name] = value
+            differs.append(f"traced {why}")
+    if layout.precision == "fp8":
+        changes["precision"] = "bfloat16"
+        differs.append("traced in bfloat16, of which fp8 keeps some in half the bytes")
+    if not layout.software.startswith("torch"):
+        changes["software"] = "torch-2024"
+        differs.append(f"traced as PyTorch, and the plan is {layout.software}'s")
+    if layout.context > 1:
+        differs.append(f"traced with 1/{layout.context} of each row; keys and values on their way are left out")
+    layout = layout.model_copy(update=changes)
+    layout, more = _sharded_as_whet(layout)
+    differs += more
+    whole = layout.model_copy(update={"shard": layout.shard * layout.context, "context": 1})
+    keys, recipe, _ = plan_keys(whole)
+    keys.pop("checkpointing", None)  # layers are wrapped before they are divided
+    autocasts = "autocast" in recipe
+    own = Bytes(parameter=6 if autocasts else 4, gradient=4, state=8)
+    if layout.bytes != own:
+        given, size = layout.bytes, own
+        differs.append(
+            f"traced with {size.parameter:g}, {size.gradient:g} and {size.state:g} bytes of a parameter, its gradient "
+            f"and its state, as whet train has them; the plan says {given.parameter:g}, {given.gradient:g} and "
+            f"{given.state:g}"
+        )
+    return Traced(layout.model_copy(update={"bytes": own}), keys, autocasts, tuple(differs))
+
+
+def _sharded_as_whet(layout: Layout) -> tuple[Layout, list[str]]:
+    """Return the layout with the stage of ZeRO that whet train takes for it."""
+    is_divided = layout.tensor * layout.pipeline > 1
+    is_half = layout.precision == "bfloat16"
+    if not ((layout.zero_stage == 1 and is_divided) or (layout.zero_stage == 0 and layout.pipeline > 1 and is_half)):
+        return layout, []
+    if layout.data * layout.context == 1:
+        return layout.model_copy(update={"zero_stage": 2}), []
+    said = f"traced with ZeRO 2 in the place of {layout.zero_stage}, as whet train runs divided layers and matrices"
+    return layout.model_copy(update={"zero_stage": 2, "shard": layout.data, "replicate": 1}), [said]
+
+
+def fewer_layers(shape: ModelShape, layout: Layout) -> tuple[int, int] | None:
+    """Return the two smaller numbers of layers with which a model is traced; None where all are.
+
+    All layers but the first ones are alike, so that each segment of a step grows by the same bytes with each of them.
+    The stages of pipelines have few.
+    """
+    fewest = _dense_layers(shape) + 4
+    return None if layout.pipeline > 1 or shape.num_layers <= fewest + 4 else (fewest, fewest + 2)
+
+
+def _dense_layers(shape: ModelShape) -> int:
+    return 0 if shape.experts is None else shape.experts.num_dense_layers
+
+
+def _peak(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, device: Device) -> Peak:
+    """Return what the first rank of a stage holds at its peak.
+
+    Raises:
+        OptionError: whet cannot divide the model so.
+    """
+
+    def peaks(layers: int, parts: int) -> Peaks:
+        return _peaks_of_all(shape.model_copy(update={"num_layers": layers}), traced, work, parts, stage, device)
+
+    size, number, layers = traced.layout.pipeline, shape.num_layers, fewer_layers(shape, traced.layout)
+    if layers is not None:
+        few, many = layers
+        found = _grown(peaks(few, num), peaks(many, num), few, many, number)
+        if traced.layout.zero_stage == 1 and traced.layout.data > 1:
+            state = _whole_tensors_state(shape, traced, ALLOCATED[device])
+            for one in found.values():
+                one.by_kind["optimizer"] = state
+    elif size > 1 and num > 3 * size:
+        # Each micro-batch has buffers of its own for messages, and at most two rounds of them are in flight.
+        found = _grown(peaks(number, 2 * size), peaks(number, 3 * size), 2 * size, 3 * size, num)
+    else:
+        found = peaks(number, num)
+    return max(found.values(), key=lambda one: one.total)
+
+
+def _whole_tensors_state(shape: ModelShape, traced: Traced, rounded_to: int) -> int:
+    """Return the bytes of AdamW's state on the first rank where each rank updates whole tensors, as whet's ZeRO 1 does.
+
+    Which ones these are depends on all layers.
+    """
+    with one_rank(ParallelPlan.model_validate(traced.keys), traced.layout.chips) as division, without_numbers():
+        optimizer = inner_optimizer(division.optimizer(_fused_adamw)(model_of(shape).parameters()))
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+    return sum(2 * -(-p.numel() * 4 // rounded_to) * rounded_to + rounded_to for p in held)
+
+
+def _grown(fewer: Peaks, more: Peaks, few: int, many: int, number: int) -> Peaks:
+    """Return the peaks for a larger number of what each segment grows with evenly, from those for two smaller ones."""
+    times = (number - many) / (many - few)
+    found = {}
+    for segment, peak in more.items():
+        if (before := fewer.get(segment)) is not None:
+            kinds = {*peak.by_kind, *before.by_kind}
+            sizes = {kind: peak.by_kind[kind] + times * (peak.by_kind[kind] - before.by_kind[kind]) for kind in kinds}
+            found[segment] = Peak(Counter({kind: round(size) for kind, size in sizes.items()}), peak.phase)
+    return found
+
+
+def _peaks_of_all(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, device: Device) -> Peaks:
+    """Return what the first rank of a stage holds at its peaks, with all layers and micro-batches traced.
+
+    Raises:
+        OptionError: whet cannot divide the model so.
+    """
+    layout = traced.layout
+    keys = dict(traced.keys)
+    if layout.pipeline > 1:
+        keys["pipeline_micro_batches"] = num
+    with one_rank(ParallelPlan.model_validate(keys), layout.chips, stage) as division, without_numbers():
+        length = work.sequence_length // layout.context
+        return _peaks_of_rank(
+            shape, layout, division, autocasts=traced.autocasts, length=length, num=num, device=device
+        )
+
+
+def _peaks_of_rank(
+    shape: ModelShape, layout: Layout, division: OneRank, *, autocasts: bool, length: int, num: int, device: Device
+) -> Peaks:
+    """Return what a rank holds at its peaks, given how it divides its model.
+
+    Args:
+        length: The tokens of a row.
+        num: The micro-batches of a step.
+    """
+    model = model_of(shape)
+    if device == "cuda":
+        normalise_as_gpus(model)
+    wrap_layers(model, layout.recompute)
+    stages = stages_of(model, division) if layout.pipeline > 1 else []
+    division.share(model, stages)
+    optimizer = division.optimizer(_fused_adamw)(model.parameters())
+    with LiveBytes(rounded_to=ALLOCATED[device]) as live:
+        live.add(locals_of(model.parameters()), locals_of(model.buffers()))
+        rows = torch.zeros(layout.micro_batch_size, length, dtype=torch.int64)
+        if stages and isinstance(model, Decoder):
+            step: Callable[[], None] = StageStep(division, model, optimizer, stages, rows, num, live=live)
+        else:
+            parts = [rows] * min(num, 2)  # a third one holds what the second holds
+            step = RankStep(division, model, optimizer, parts, autocasts=autocasts, live=live)
+            mark_layers(list(model.layers), _dense_layers(shape) + 2, live)
+        return peaks_of(step, model, optimizer, live)
+
+
+def _fused_adamw(parameters: Any) -> AdamW:
+    """Return the optimiser that is traced. One that is not fused makes more tensors for a moment."""
+    return AdamW(parameters, fused=True)

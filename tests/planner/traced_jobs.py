@@ -1,0 +1,128 @@
+"""What real processes do in the tests of traces: whet's own trainer on a small decoder, with its allocator watched."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from whet.core.workload import TrainingWorkload
+from whet.parallel.division import Division, division_of
+from whet.parallel.pipeline.pipeline_trainer import PipelineTrainer
+from whet.parallel.pipeline.stages import DecoderStage, stages_of
+from whet.parallel.plan import ParallelPlan
+from whet.parallel.rank_trainer import RankTrainer
+from whet.parallel.ranks import Ranks
+from whet.planner.layout import Layout, Work
+from whet.planner.model_shape import ModelShape
+from whet.planner.tracing.live_bytes import LiveBytes
+from whet.planner.tracing.trace import as_traced
+from whet.planner.tracing.traced_decoder import loss_of, model_of, summed_loss, wrap_layers
+
+STEADY = "the step that is judged"
+
+Sizes = dict[str, Any]
+STEPS = 3  # of which the last one is judged: the second has rebuilt DDP's buckets, and the state is there
+
+
+def counted_peaks(ranks: Ranks, shape: Sizes, layouts: list[Sizes], work: Sizes) -> list[int]:
+    """Return the most bytes of tensors that live at once in the third step, of each of several layouts."""
+    found = []
+    for layout in layouts:
+        with LiveBytes() as live:
+            step = _made(ranks, shape, layout, work)
+            for _ in range(STEPS - 1):
+                step()
+            live.begin()
+            step()
+            found.append(max(peak for peak, _ in live.peaks.values()))
+            del step
+    return found
+
+
+def allocated_peak(ranks: Ranks, shape: Sizes, layout: Sizes, work: Sizes) -> int:
+    """Return the most bytes that torch's allocator of the CPU held in the third step, where one thread has all."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+        step = _made(ranks, shape, layout, work)
+        for number in range(STEPS):
+            with record_function(STEADY if number == STEPS - 1 else "before"):
+                step()
+    return _peak(found)
+
+
+def _made(ranks: Ranks, shape: Sizes, layout: Sizes, work: Sizes) -> Callable[[], object]:
+    """Return what makes a step of whet's own trainer."""
+    made, at = Layout.model_validate(layout), Work.model_validate(work)
+    traced = as_traced(made)
+    num = at.global_batch_size // (made.data * made.micro_batch_size)
+    keys = {**traced.keys, **({"pipeline_micro_batches": num} if made.pipeline > 1 else {})}
+    division = division_of(ParallelPlan.model_validate(keys), ranks, torch.device("cpu"))
+    model = model_of(ModelShape.model_validate(shape))
+    wrap_layers(model, made.recompute)
+    stages = stages_of(model, division) if made.pipeline > 1 else []
+    division.share(model, stages)
+    ids = torch.zeros(made.micro_batch_size * num, at.sequence_length, dtype=torch.int64)
+    batch = {"ids": ids, "targets": ids}
+    workload = TrainingWorkload(
+        model=model,
+        loss=_autocast_loss if traced.autocasts else _loss,
+        optimizer=division.optimizer(lambda parameters: torch.optim.AdamW(parameters, fused=True)),
+        batches=[batch],
+        clip_norm=1.0,
+    )
+    return partial(_trainer(workload, division, stages, len(ids), num).step_on, [batch])
+
+
+def _trainer(
+    workload: TrainingWorkload, division: Division, stages: list[DecoderStage], rows: int, num: int
+) -> RankTrainer:
+    if not stages:
+        return RankTrainer(workload, division, _count, num_parts=num)
+    return PipelineTrainer(
+        workload,
+        division,
+        _count,
+        stages=stages,
+        arguments=lambda batch: (batch["ids"], {}),
+        loss=lambda logits_BTV, targets_BT: summed_loss(logits_BTV, targets_BT, 1.0),
+        ignored=-100,
+        rows=rows,
+    )
+
+
+def _count(batch: dict[str, Tensor]) -> int:
+    return batch["targets"].numel()
+
+
+def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return loss_of(model, batch["ids"])
+
+
+def _autocast_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def called(ids_BT: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            found: Tensor = model(ids_BT)
+        return found.float()
+
+    return loss_of(called, batch["ids"])
+
+
+def _peak(found: profile) -> int:
+    """Return the largest sum of allocations, less what was freed, from the start of the steady step on."""
+    results: Any = found.profiler.kineto_results
+    queue, events = list(results.experimental_event_tree()), []
+    while queue:
+        one = queue.pop()
+        queue += one.children
+        if one.tag == torch._C._profiler._EventType.Allocation:
+            events.append((one.start_time_ns, one.extra_fields.alloc_size))
+        elif one.name == STEADY:
+            began = one.start_time_ns
+    held, most = 0, 0
+    for at, size in sorted(events):
+        held += size
+        if at >= began:
+            most = max(most, held)
+    return most
