@@ -36,8 +36,8 @@ WRONG = """## Where it goes wrong
 
 - **Runs on the fewest GPUs that hold the model.** llm-foundry's 30b with rows of 8192 tokens on 8 GPUs, 13b on 8 A100
   with 40 GB, and 70b on 64 of these are 10 to 25 % slower than the same models elsewhere. The memory is nearly full
-  there, and PyTorch's allocator of that time frees and asks again. No rule of the predicted memory tells these runs from
-  others that are as full and lose nothing (docs/log.md), so that this time is not predicted.
+  there, and PyTorch's allocator of that time frees and asks again. No rule of the predicted memory tells these runs
+  from others that are as full and lose nothing (docs/log.md), so that this time is not predicted.
 - **405b in torchtitan's plain pipeline** is 10 % slower than predicted, while 70b without pipelines is 8 % faster.
 - **Experts**: runs of six layouts and several releases of the same programs, which differ by a fifth and more; expect
   errors of 20 %.
@@ -183,8 +183,8 @@ def page(pairs: Sequence[Pair], constants: Sequence[tuple[str, float]], spread: 
     parts = [HEAD, "## Summary\n", _summary(pairs)]
     parts.append(
         f"An interval of nineteen in twenty is ±{spread.step:.1%} of a step's time, by the runs that were left out, "
-        f"and ±{spread.memory:.1%} of the memory, by all runs, of which one constant alone is fitted. It is twice as wide "
-        "where a plan lies outside of the fitted range.\n"
+        f"and ±{spread.memory:.1%} of the memory, by all runs, of which one constant alone is fitted. It is twice as "
+        "wide where a plan lies outside of the fitted range.\n"
     )
     parts += [COVERAGE, _coverage(pairs, spread)]
     parts += ["By families of programs and generations of chips, both kinds together:\n", _by_family(pairs), METHOD]
