@@ -71,14 +71,14 @@ def timed(step: Step, ids: list[Tensor]) -> float:
     return time.perf_counter() - began
 
 
-def on_ranks(job: Callable[..., dict[str, Any]], *asked: int) -> dict[str, Any]:
+def on_ranks(job: Callable[..., dict[str, Any]], *asked: int, ranks: int = RANKS) -> dict[str, Any]:
     """Call a function in processes with one thread each, and return what the first of them measured."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as place:
         started = []
-        for rank in range(RANKS):
-            variables = {RANK: str(rank), WORLD_SIZE: str(RANKS), RENDEZVOUS: f"file://{place}/meeting"}
+        for rank in range(ranks):
+            variables = {RANK: str(rank), WORLD_SIZE: str(ranks), RENDEZVOUS: f"file://{place}/meeting"}
             one = context.Process(target=_as_rank, args=(variables, job, asked, theirs))
             one.start()
             started.append(one)

@@ -1,17 +1,19 @@
-"""Compare what whet plan predicts for this machine with steps that two of its processes make.
+"""Compare what whet plan predicts for this machine with steps that two and four of its processes make.
 
     python benchmarks/plan_here.py [--steps 12]      # writes docs/results/plan_here.json
 
-Two processes with one thread each train the decoder of decoder_on_ranks.py by whet.parallelize, in each stage of ZeRO.
-The time of a step is the median; the memory is the peak of the first process beside what it held before it made
-the model, from outside of PyTorch (the resident set). The prediction knows this machine's limits and links as whet
-limits --links measured them, and nothing of the run. Run it on a quiet machine: a busy one disturbs both.
+Processes with one thread each train the decoder of decoder_on_ranks.py by whet.parallelize, in each stage of ZeRO.
+The time of a step of two processes is the median; that of four on fewer cores is no figure. The memory is the peak of
+the first process beside what it held before it made the model, from outside of PyTorch (the resident set). The
+prediction knows this machine's limits and links as whet limits --links measured them, and nothing of the run. Run it on
+a quiet machine: a busy one disturbs both.
 """
 
 import argparse
 import json
 import statistics
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from whet.planner.layout import Bytes, Layout, Work
 from whet.planner.model_shape import ModelShape
 from whet.planner.this_machine import this_machine
 
+NUMBERS = 2, 4  # processes
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "plan_here.json"
 WARM_UP = 3  # steps, in which the optimiser makes its state and DDP its buckets
 
@@ -61,14 +64,14 @@ def shape() -> ModelShape:
     )
 
 
-def layout(stage: int) -> Layout:
+def layout(stage: int, ranks: int) -> Layout:
     """Return how whet.parallelize lays the training out in a stage of ZeRO."""
     parameter, gradient, state = PARTS
     return Layout(
-        replicate=1 if stage else RANKS,
-        shard=RANKS if stage else 1,
+        replicate=1 if stage else ranks,
+        shard=ranks if stage else 1,
         zero_stage=stage,
-        micro_batch_size=ROWS // RANKS,
+        micro_batch_size=ROWS // ranks,
         precision="float32",
         bytes=Bytes(parameter=parameter, gradient=gradient, state=state),
     )
@@ -91,12 +94,13 @@ def rank_job(stage: int, num_steps: int) -> dict[str, Any]:
 
 
 def rows(num_steps: int) -> Iterator[dict[str, Any]]:
-    cluster = this_machine(RANKS)
     work = Work(global_batch_size=ROWS, sequence_length=LENGTH)
-    for stage in STAGES:
-        found = on_ranks(rank_job, stage, num_steps)
-        predicted = predict.predict(shape(), cluster, layout(stage), work)
+    for ranks, stage in product(NUMBERS, STAGES):
+        cluster = this_machine(ranks)
+        found = on_ranks(rank_job, stage, num_steps, ranks=ranks)
+        predicted = predict.predict(shape(), cluster, layout(stage, ranks), work)
         yield {
+            "ranks": ranks,
             "stage": stage,
             **found,
             "predicted_step_s": predicted.step_s.model_dump(),
@@ -114,15 +118,17 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.steps < WARM_UP:
         parser.error(f"--steps takes {WARM_UP} or more")
-    table = Table("ZeRO", "ms a step", "predicted", "differs", "peak (MB)", "predicted", "differs", "disturbed")
+    table = Table(
+        "ranks", "ZeRO", "ms a step", "predicted", "differs", "peak (MB)", "predicted", "differs", "disturbed"
+    )
     found = []
     for row in rows(asked.steps):
         found.append(row)
+        times = (f"{1e3 * row['step_s']:.1f}", f"{1e3 * row['predicted_step_s']['value']:.1f}")
         table.add_row(
+            str(row["ranks"]),
             str(row["stage"]),
-            f"{1e3 * row['step_s']:.1f}",
-            f"{1e3 * row['predicted_step_s']['value']:.1f}",
-            f"{row['step_differs']:+.0%}",
+            *((*times, f"{row['step_differs']:+.0%}") if row["ranks"] == RANKS else ("", "", "")),
             f"{row['peak_bytes'] / 1e6:.1f}",
             f"{row['predicted_bytes']['value'] / 1e6:.1f}",
             f"{row['memory_differs']:+.0%}",
@@ -130,7 +136,7 @@ def main() -> None:
         )
     Console().print(table)
     command = f"python benchmarks/plan_here.py --steps {asked.steps}"
-    write_whole(RESULT, json.dumps({**circumstances(command), "ranks": RANKS, "rows": found}, indent=1) + "\n")
+    write_whole(RESULT, json.dumps({**circumstances(command), "rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from whet.planner.cluster import Cluster
 from whet.planner.curves import generation
@@ -24,7 +25,7 @@ class Point:
 
     Attributes:
         kind: "step" where the whole layout is given, "rate" where something in it is assumed.
-        is_left_out: Whether the fit does not see it.
+        set_aside: Why it is neither fitted nor judged by, where its publication contradicts itself; else "".
     """
 
     name: str
@@ -37,6 +38,7 @@ class Point:
     mfu: float | None
     memory_gib: float | None
     source: str
+    set_aside: str = ""
 
     @property
     def family(self) -> str:
@@ -44,6 +46,7 @@ class Point:
 
     @property
     def is_left_out(self) -> bool:
+        """Return whether the fit does not see it: a third of the runs, by a hash of the name."""
         return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % 3 == 0
 
     @property
@@ -65,24 +68,28 @@ class Point:
 def read_points(path: Path = POINTS) -> list[Point]:
     """Read the published runs."""
     data = tomllib.loads(path.read_text())
-    points = []
-    for row in data["points"]:
-        model = dict(data["models"][row["model"]])
-        if "positions" in row:
-            model["num_positions"] = row["positions"]
-        cluster = Cluster(**data["clusters"][row["cluster"]], name=row["cluster"], num_chips=row["chips"])
-        point = Point(
-            row["name"],
-            row["kind"],
-            ModelShape(name=row["model"], **model),
-            cluster,
-            Layout(**row["layout"]),
-            Work(**row["work"]),
-            row.get("step_s"),
-            row.get("mfu"),
-            row.get("memory_gib"),
-            row["source"],
-        )
-        check_layout(point.shape, cluster, point.layout, point.work)
-        points.append(point)
-    return points
+    return [_point(data, group, row) for group in data["sources"] for row in group["runs"]]
+
+
+def _point(data: dict[str, Any], group: dict[str, Any], row: dict[str, Any]) -> Point:
+    """Return a run of one source, whose layout says what differs from that of all runs of the source."""
+    model = dict(data["models"][row["model"]])
+    if "positions" in row:
+        model["num_positions"] = row["positions"]
+    shape = ModelShape(name=row["model"], **model)
+    cluster = Cluster(**data["clusters"][group["cluster"]], name=group["cluster"], num_chips=row["chips"])
+    layout, work = Layout(**(group["layout"] | row["layout"])), Work(**row["work"])
+    check_layout(shape, cluster, layout, work)
+    return Point(
+        row["name"],
+        group["kind"],
+        shape,
+        cluster,
+        layout,
+        work,
+        row.get("step_s"),
+        row.get("mfu"),
+        row.get("memory_gib"),
+        group["source"],
+        row.get("set_aside", ""),
+    )

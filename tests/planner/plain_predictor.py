@@ -141,5 +141,4 @@ def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> 
         sent=sent,
         mfu=flops / step.total / chips / peak,
         outside=() if chips <= 4096 else (f"{chips} chips, and the published runs have 8 to 4,096",),
-        assumptions=("nothing is fitted (a test)",),
     )

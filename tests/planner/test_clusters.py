@@ -203,7 +203,7 @@ def test_a_description_in_full_reads_as_what_was_written(cluster: Cluster, tmp_p
 
 
 CHIP: dict[str, Any] = chips()["h100-sxm"].model_dump(exclude_none=True)
-LINK: dict[str, Any] = links()["ndr"].model_dump()
+LINK: dict[str, Any] = links()["ndr"].model_dump(exclude_none=True)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from known_models import h100s
 
+from whet.planner.curves import fitted
+from whet.planner.layout import Layout
 from whet.planner.messages import expert_copies
-from whet.planner.network import Group, Wires, all_gather_s, all_reduce_s, exchange_s, placed, ring_bytes, send_s
+from whet.planner.model_shape import Experts
+from whet.planner.network import Group, Wires, all_gather_s, all_reduce_s, exchange_s, placed, ring_bytes, send_s, wires
 
-WIRE = Wires(inside=400e9, between=50e9, inside_latency=0.0, between_latency=0.0)
+WIRE = Wires(inside=400e9, between=50e9, inside_latency=0.0, between_latency=0.0, gather=400e9)
 
 
 @given(chips=st.integers(2, 12), chunk=st.integers(1, 1000))
@@ -53,8 +56,22 @@ def test_seconds_of_collectives() -> None:
     assert exchange_s(4e9, 1e9, Group(8, 2), WIRE) == pytest.approx(1 / 50)
 
 
+def test_a_measured_link_is_taken_as_it_is() -> None:
+    """Of a link from a data sheet a fitted share counts; gathering may be slower than sums, as gloo's is."""
+    cluster = h100s(2)
+    constants = fitted(cluster, Layout()).constants
+    link = cluster.inside.model_copy(update={"gather_bytes_per_s": cluster.inside.bytes_per_s / 4})
+    measured = cluster.model_copy(update={"inside": link.model_copy(update={"is_measured": True})})
+    wire, plain = wires(measured, constants), wires(cluster, constants)
+    assert wire.inside == link.bytes_per_s and plain.inside == link.bytes_per_s * constants.inside_efficiency
+    group = Group(2, 1)
+    assert all_gather_s(8e9, group, wire) == pytest.approx(4e9 / wire.gather + wire.inside_latency)
+    assert wire.gather == wire.inside / 4 and plain.gather == plain.inside
+    assert all_reduce_s(8e9, group, wire) == pytest.approx(8e9 / wire.inside + 2 * wire.inside_latency)
+
+
 def test_small_sums_go_by_a_tree() -> None:
-    slow = Wires(inside=400e9, between=50e9, inside_latency=1e-6, between_latency=5e-6)
+    slow = Wires(inside=400e9, between=50e9, inside_latency=1e-6, between_latency=5e-6, gather=400e9)
     assert all_reduce_s(8, Group(1, 64), slow) == pytest.approx(2 * 6 * 5e-6, rel=1e-3)
 
 
@@ -63,6 +80,17 @@ def test_a_token_goes_to_each_node_once(nodes: int, per_token: int) -> None:
     """Go through all choices of nodes, and count those other than the first that are reached."""
     choices = list(itertools.product(range(nodes), repeat=per_token))
     reached = sum(len(set(choice) - {0}) for choice in choices) / len(choices)
-    near, far = expert_copies(per_token, Group(8, nodes))
+    experts = Experts(number=64, per_token=per_token, intermediate_size=1)
+    near, far = expert_copies(experts, Group(8, nodes))
     assert far == pytest.approx(reached)
     assert near == pytest.approx(per_token * 7 / 8)
+    copied = expert_copies(experts, Group(8, nodes), is_copied=True)
+    assert sum(copied) == pytest.approx(per_token * (8 * nodes - 1) / (8 * nodes))
+
+
+def test_experts_in_groups_lie_on_fewer_nodes() -> None:
+    """DeepSeek-AI, 2024, section 2.1.2: each token is sent to at most 4 of 8 nodes."""
+    experts = Experts(number=256, per_token=8, intermediate_size=1, groups=8, groups_per_token=4)
+    choices = itertools.product(range(4), repeat=8)
+    reached = sum(len(set(choice)) for choice in choices) / 4**8
+    assert expert_copies(experts, Group(8, 8))[1] == pytest.approx(reached * 7 / 8)

@@ -1,5 +1,6 @@
 """Tests of predictions: monotone in what a cluster has, conserved over chips, honest about what lies outside."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,11 @@ from layouts import CHIPS, layouts
 from whet.errors import OptionError
 from whet.planner.cluster import Cluster
 from whet.planner.curves import fitted
-from whet.planner.layout import Layout, Work
+from whet.planner.layout import Bytes, Layout, Work
 from whet.planner.model_shape import ModelShape
 from whet.planner.operations import step_operations
 from whet.planner.parameters import model_count
-from whet.planner.predict import predict
+from whet.planner.predict import assumptions_of, predict
 from whet.planner.step_time import StepModel
 
 CLUSTER = h100s(CHIPS)
@@ -129,9 +130,32 @@ def test_what_lies_outside_is_said_and_widens_the_interval() -> None:
     assert any("sequence length 2.09715e+06 is outside" in line for line in longer.outside)
 
 
+def test_more_chips_wait_longer_for_the_slowest() -> None:
+    """The largest of n normal numbers lies about sqrt(2 ln n) deviations above their mean; within a node none count."""
+    shares = []
+    for chips in (8, 64, 4096):
+        work = Work(global_batch_size=chips, sequence_length=4096)
+        step = predict(LLAMA_8B, h100s(chips), Layout(shard=chips, zero_stage=3, recompute="full"), work).step
+        shares.append(step.slowest / (step.total - step.slowest))
+    jitter = fitted(CLUSTER, Layout()).constants.jitter
+    above = [math.sqrt(2 * math.log(chips)) for chips in (8, 64, 4096)]
+    assert shares == pytest.approx([jitter * (one - above[0]) for one in above])
+
+
+def test_float32_takes_twice_the_bytes_of_16_bits() -> None:
+    """Activations, and messages of layers, have 4 bytes a number; the logits' four float32 forms stay."""
+    layout = Layout(shard=8, tensor=8, zero_stage=1, bytes=Bytes(parameter=4, gradient=4, state=8))
+    work = Work(global_batch_size=8, sequence_length=512)
+    half = predict(LLAMA_8B, CLUSTER, layout, work)
+    single = predict(LLAMA_8B, CLUSTER, layout.model_copy(update={"precision": "float32"}), work)
+    assert single.sent["tensor"] == 2 * half.sent["tensor"]
+    assert single.memory.parameters == half.memory.parameters
+    assert 1 < single.memory.activations / half.memory.activations <= 2
+
+
 def test_assumptions_name_their_sources() -> None:
     layout = Layout(shard=32, pipeline=2, zero_stage=1)
-    lines = predict(LLAMA_8B, CLUSTER, layout, Work(global_batch_size=64, sequence_length=2048)).assumptions
+    lines = assumptions_of(CLUSTER, layout)
     assert any("NDR: data sheet" in line for line in lines)
     assert any("arXiv:2104.04473" in line for line in lines)
 

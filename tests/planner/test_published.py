@@ -22,3 +22,13 @@ def test_the_page_is_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
         prediction = predict(point.shape, point.cluster, point.layout, point.work)
         assert "| " + " | ".join(planner_page._time_row((point, prediction))) + " |" in page
         assert point.source
+
+
+def test_a_run_does_not_widen_its_own_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without itself, the large miss has an interval of 0.01 * t(0.975, 3) = 0.032; with itself it lies within."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from planner_intervals import covered, covered_unseen, width
+
+    misses = [0.01, -0.01, 0.01, 0.1]
+    assert width(misses[:3]) == pytest.approx(0.0318, rel=1e-2)
+    assert covered(misses, 0.1) == 4 and covered_unseen(misses) == 3

@@ -20,6 +20,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     def links(machine: object, num_processes: int, *, refresh: bool) -> MachineLinks:
         numbers.append((num_processes, refresh))
         times = {("send", 4): 2e-5, ("send", 64): 3e-5, ("all-reduce", 4): 5e-5, ("all-reduce", 2**20): 1e-3}
+        times |= {("all-gather", 2**20): 2e-3, ("reduce-scatter", 8): 5e-5, ("reduce-scatter", 2**20): 4e-3}
         found = [
             Collective(operation=one, backend="gloo", num_bytes=size, seconds=s, bytes_per_s=size / s)  # type: ignore[arg-type]
             for (one, size), s in times.items()
@@ -45,6 +46,7 @@ def test_each_process_has_an_equal_share(asked: list[tuple[int, bool]]) -> None:
     assert two.host.memory_bytes == 0  # nothing to relieve a process's memory to
     assert (two.inside.name, two.inside.latency_s) == ("gloo", 2e-5)
     assert two.inside.bytes_per_s == pytest.approx(2**20 / 1e-3)
+    assert two.inside.gather_bytes_per_s == pytest.approx(2**20 / 4e-3) and two.inside.is_measured
 
 
 def test_sources_name_the_measurement_and_what_disturbed_it(asked: list[tuple[int, bool]]) -> None:

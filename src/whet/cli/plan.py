@@ -40,6 +40,13 @@ _Tokens = Annotated[
 _Precision = Annotated[
     Literal["float32", "bfloat16", "fp8"], typer.Option(help="the numbers in which matrices are multiplied")
 ]
+_Optimizer = Annotated[
+    str, typer.Option(metavar="NAME", help="what updates the parameters: adamw, adamw_8bit, sgd, lion, adafactor, muon")
+]
+_Software = Annotated[
+    str, typer.Option(metavar="NAME", help="whose published speeds are taken: torch (FSDP, torchtitan) or megatron")
+]
+_Compiled = Annotated[bool, typer.Option("--compile", help="torch.compile fuses small operators")]
 _Price = Annotated[
     float | None, typer.Option(help="dollars for an hour of a GPU", show_default="the cluster's, if it is known")
 ]
@@ -76,6 +83,9 @@ def plan(
     sequence_length: _Length = None,
     tokens: _Tokens = None,
     precision: _Precision = "bfloat16",
+    optimizer: _Optimizer = "adamw",
+    software: _Software = "torch",
+    compiled: _Compiled = False,
     price: _Price = None,
     top: _Top = 5,
     trace: _Trace = False,
@@ -96,6 +106,8 @@ def plan(
     _check_together(serve, {"--rate": rate, "--slo": slo}, {
         "--nodes": nodes, "--global-batch-size": global_batch_size, "--sequence-length": sequence_length,
         "--tokens": tokens, "--report": report, "--trace": trace or None,
+        "--optimizer": None if optimizer == "adamw" else optimizer,
+        "--software": None if software == "torch" else software, "--compile": compiled or None,
     })  # fmt: skip
     if serve:
         if rate is None:
@@ -115,8 +127,8 @@ def plan(
 
     found = make_plan(
         model, gpus=gpus, gpu=gpu, nodes=nodes, cluster=cluster, global_batch_size=global_batch_size,
-        sequence_length=sequence_length, tokens=num_tokens, precision=precision, price=price, top=top,
-        trace=trace,
+        sequence_length=sequence_length, tokens=num_tokens, precision=precision, optimizer=optimizer,
+        software=software, compiled=compiled, price=price, top=top, trace=trace,
     )  # fmt: skip
     _show(found, as_json=as_json, directory=directory)
 

@@ -36,7 +36,7 @@ def show_plan(console: Console, answer: PlanAnswer) -> None:
         console.print(Text(line, "yellow"))
     console.print()
     console.print(_plans_table(answer))
-    _dim(console, f"{answer.num_predicted:,} of {answer.num_possible:,} possible layouts were predicted.")
+    _dim(console, f"{answer.misfits.looked_at:,} of {answer.num_possible:,} possible layouts were predicted.")
     console.print()
     _show_best(console, answer, best)
     if answer.trace is not None:

@@ -55,6 +55,14 @@ class MachineLinks(BaseModel):
         """Return what a process sends in the best all-reduce, while it receives as much."""
         return max(one.bytes_per_s for one in self.collectives if one.operation == "all-reduce")
 
+    @property
+    def gather_bytes_per_s(self) -> float:
+        """Return what a process sends in the best all-gather or reduce-scatter, whichever is slower."""
+        return min(
+            max(one.bytes_per_s for one in self.collectives if one.operation == operation)
+            for operation in ("all-gather", "reduce-scatter")
+        )
+
     def best_of(self, other: "MachineLinks") -> "MachineLinks":
         """Combine two measurements: the shorter time of each operation and size, since load can only lengthen it."""
         earlier = {(one.operation, one.num_bytes): one for one in other.collectives}

@@ -71,7 +71,7 @@ def misfits_of(search: Search) -> Misfits:
 
 def largest_part(memory: MemoryParts) -> tuple[str, float]:
     """Return the largest part of a memory, with its bytes."""
-    parts = {name: float(getattr(memory, name)) for name in MemoryParts.model_fields}
+    parts = memory.by_name
     name = max(parts, key=lambda one: parts[one])
     return name, parts[name]
 

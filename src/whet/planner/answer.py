@@ -31,6 +31,7 @@ STEP_NAMES = {
     "expert_communication": "messages of experts",
     "bubble": "the pipeline's bubble",
     "optimizer": "the optimiser",
+    "slowest": "waiting for the slowest GPU",
 }
 """What messages call the parts of a step."""
 
@@ -95,10 +96,10 @@ class Alternative(_Record):
 
 
 class Misfits(_Record):
-    """Count the layouts that were looked at and do not fit, by the largest part of their memory.
+    """Count the layouts that do not fit, by the largest part of their memory.
 
     Attributes:
-        looked_at: How many there are.
+        looked_at: How many layouts were looked at, with those that fit.
         by_part: How many layouts a part is largest in.
         nearest: The one that lacks least; None where all fit.
     """
@@ -168,7 +169,6 @@ class PlanAnswer(_Record):
         misfits: The layouts that do not fit.
         scaling: How the best plan scales; None where that was not asked for.
         num_possible: How many layouts there are.
-        num_predicted: How many of them were predicted.
         usable_bytes: The memory of a chip that plans may take.
         assumptions: What is taken as given, each with its source.
         outside: What lies outside of the range that the predictions were fitted to.
@@ -187,7 +187,6 @@ class PlanAnswer(_Record):
     misfits: Misfits
     scaling: Scaling | None
     num_possible: int
-    num_predicted: int
     usable_bytes: float
     assumptions: tuple[str, ...]
     outside: tuple[str, ...]

@@ -48,11 +48,15 @@ class Link(Sourced):
     Attributes:
         bytes_per_s: What one chip sends, while it receives as much.
         latency_s: The time of the smallest message.
+        gather_bytes_per_s: What one chip sends while it gathers or scatters, where that is slower than sums.
+        is_measured: Whether programs were seen to reach these speeds. Of others, a fitted share counts.
     """
 
     name: str
     bytes_per_s: float = Field(gt=0)
     latency_s: float = Field(ge=0)
+    gather_bytes_per_s: float | None = Field(default=None, gt=0)
+    is_measured: bool = False
 
 
 class Host(Sourced):

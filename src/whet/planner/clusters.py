@@ -1,23 +1,21 @@
 """Find the cluster that a name stands for, or read one's own from a TOML file, by the descriptions that whet ships."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field, ValidationError
 
 from whet.core.toml_file import problems, read_toml
 from whet.errors import OptionError
 from whet.planner.cluster import Chip, Cluster, Host, Link, Sourced
+from whet.planner.named import found_by_name
 
 _SHIPPED = Path(__file__).with_name("descriptions")
 _PARTS = {"chip": "chips", "host": "hosts", "inside": "links", "between": "links", "link": "links"}
 _LIKE, _ALSO = "like", "also"
-
-_Found = TypeVar("_Found")
 
 
 class Node(Sourced):
@@ -107,7 +105,7 @@ def cluster_named(
     Raises:
         OptionError: A name is unknown, or the chips do not fill nodes.
     """
-    node = _found(_nodes_by_all_names(), gpu, "GPU")
+    node = found_by_name(_nodes_by_all_names(), gpu, "GPU")
     if number < 1:
         raise OptionError(f"a cluster has one chip at least; got {number}")
     if chips_per_node is not None and chips_per_node < 1:
@@ -119,8 +117,8 @@ def cluster_named(
         chips_per_node=per_node,
         num_chips=per_node,
         host=hosts()[node.host],
-        inside=_found(_links_by_all_names(), inside or node.inside, "link"),
-        between=_found(_links_by_all_names(), between or node.between, "link"),
+        inside=found_by_name(_links_by_all_names(), inside or node.inside, "link"),
+        between=found_by_name(_links_by_all_names(), between or node.between, "link"),
         oversubscription=node.oversubscription if between is None else 1.0,
     ).with_chips(number)
 
@@ -177,14 +175,4 @@ def _shipped(what: str, name: str, where: str) -> dict[str, Any]:
         "hosts": hosts(),
         "links": _links_by_all_names(),
     }
-    return _found(every[what], name, what.removesuffix("s"), f"{where}: ").model_dump(exclude_none=True)
-
-
-def _found(known: Mapping[str, _Found], name: str, what: str, where: str = "") -> _Found:
-    """Return what a name stands for, or raise OptionError with the nearest name and all others."""
-    wanted = name.strip().lower()
-    if wanted in known:
-        return known[wanted]
-    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-    meant = f"; did you mean {near[0]}?" if near else ";"
-    raise OptionError(f"{where}there is no {what} {name!r}{meant} whet knows {', '.join(sorted(known))}")
+    return found_by_name(every[what], name, what.removesuffix("s"), f"{where}: ").model_dump(exclude_none=True)

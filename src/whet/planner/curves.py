@@ -16,6 +16,9 @@ GENERATIONS = {
 }
 # Watts by a peak of 1e12 bfloat16 operations a second, of the chip of each generation that the fit is made on.
 WATTS = {"ampere": 400 / 312, "hopper": 700 / 989}
+# A processor's own cores copy its messages, so that these take the whole time of what they would hide behind.
+_PROCESSORS = ("EPYC", "XEON", "PROCESSOR", "CORE(TM)", "RYZEN", "GRACE")
+_OF_PROCESSORS = {"contention": 1.0}
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Constants:
         inside_efficiency: The share of the links within a node that collectives reach.
         between_efficiency: The share of the links between nodes.
         contention: The share of the time of hidden messages by which they slow down what is computed meanwhile.
+        jitter: By which share of a step chips differ, as a standard deviation; the slowest of all decides.
         hidden: The share of tensor-parallel messages that is hidden where they are overlapped.
         fragmentation: What the allocator holds beside what is used, as a share of activations and buffers.
     """
@@ -45,6 +49,7 @@ class Constants:
     between_efficiency: float
     contention: float
     hidden: float
+    jitter: float
     fragmentation: float
 
 
@@ -89,15 +94,21 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def is_processor(chip: Chip) -> bool:
+    """Return whether a chip is the processors of a host, by its name."""
+    return generation(chip) is None and any(part in chip.name.upper() for part in _PROCESSORS)
+
+
 @lru_cache(maxsize=64)
-def _fitted(own: str | None, software: Software) -> Fitted:
+def _fitted(own: str | None, software: Software, on_processors: bool) -> Fitted:
     data = _data()
     families = data["families"]
     wanted = f"{software}-{own}"
     # The same programs on other chips are nearer than other programs.
     near = (wanted, f"{software}-hopper", f"{software}-ampere", "torch-2024-hopper")
     name = next(name for name in near if name in families)
-    values = {**data["shared"], **families[name]}
+    of_chips = data["chips"][name.rpartition("-")[2]]
+    values = {**data["shared"], **of_chips, **families[name], **(_OF_PROCESSORS if on_processors else {})}
     return Fitted(
         Constants(**{key: float(values[key]) for key in Constants.__dataclass_fields__}),
         Spread(float(data["spread"]["step"]), float(data["spread"]["memory"])),
@@ -110,7 +121,7 @@ def _fitted(own: str | None, software: Software) -> Fitted:
 
 def fitted(cluster: Cluster, layout: Layout) -> Fitted:
     """Return the constants for a family of programs on a cluster's chips; the nearest where none were fitted."""
-    return _fitted(generation(cluster.chip), layout.software)
+    return _fitted(generation(cluster.chip), layout.software, is_processor(cluster.chip))
 
 
 def clock_share(chip: Chip) -> float:

@@ -7,10 +7,9 @@ from functools import lru_cache
 from whet.planner.cluster import Chip
 from whet.planner.curves import Constants, clock_share
 from whet.planner.layout import Layout, Work
-from whet.planner.memory import HALF
 from whet.planner.model_shape import ModelShape
 from whet.planner.operations import attention_operations, recomputed_share
-from whet.planner.parameters import attention_matrices, key_value_size, query_size, seen_width
+from whet.planner.parameters import attention_matrices, key_value_size, query_size, seen_width, value_size
 
 # Backward passes of fused attention do five products for the two of forward (Dao, 2023, arXiv:2307.08691).
 ATTENTION_BACKWARD = 2.5
@@ -33,6 +32,7 @@ class Speeds:
         attention: Operations of fused attention.
         memory: Bytes that operators move.
         passes: How often elementwise operators move what a fused kernel moves once.
+        is_fp8: Whether the layers' matrices are multiplied in fp8.
     """
 
     linear: float
@@ -40,7 +40,7 @@ class Speeds:
     attention: float
     memory: float
     passes: float
-    casts: int
+    is_fp8: bool
 
 
 def speeds(chip: Chip, layout: Layout, constants: Constants) -> Speeds:
@@ -62,7 +62,7 @@ def speeds(chip: Chip, layout: Layout, constants: Constants) -> Speeds:
         attention=attention,
         memory=chip.bytes_per_s * constants.memory_efficiency,
         passes=1.0 if is_compiled else constants.passes,
-        casts=FP8_CAST if is_fp8 else 0,
+        is_fp8=is_fp8,
     )
 
 
@@ -80,7 +80,9 @@ class LayerTime:
     attention: float
 
 
-def matrix_s(tokens: float, rows: float, columns: float, rate: float, memory: float, size: int = HALF) -> float:
+def matrix_s(
+    tokens: float, rows: float, columns: float, rate: float, memory: float, size: int = 2, made: int = 2
+) -> float:
     """Return the seconds of a product [tokens, rows] x [rows, columns].
 
     Its operations hide its bytes, and not wholly where both take as long: the root of the sum of their squares is
@@ -88,53 +90,64 @@ def matrix_s(tokens: float, rows: float, columns: float, rate: float, memory: fl
 
     Args:
         size: The bytes of a number that is multiplied.
+        made: The bytes of a number of the product.
     """
-    moved = size * (tokens * rows + rows * columns) + HALF * tokens * columns
+    moved = size * (tokens * rows + rows * columns) + made * tokens * columns
     return math.hypot(2 * tokens * rows * columns / rate, moved / memory)
 
 
 def _linear_s(shape: ModelShape, layout: Layout, tokens: float, is_sparse: bool, speed: Speeds) -> float:
     """Return the forward seconds of a layer's matrices on one chip."""
     hidden, tensor, rate, memory = shape.hidden_size, layout.tensor, speed.linear, speed.memory
-    size = 1 if speed.casts else HALF
+    sizes = (1 if speed.is_fp8 else layout.number_bytes, layout.number_bytes)
     pairs = attention_matrices(shape)
-    total = sum(matrix_s(tokens, rows, columns / tensor, rate, memory, size) for rows, columns in pairs[:-1])
+    total = sum(matrix_s(tokens, rows, columns / tensor, rate, memory, *sizes) for rows, columns in pairs[:-1])
     rows, columns = pairs[-1]
-    total += matrix_s(tokens, rows / tensor, columns, rate, memory, size)
+    total += matrix_s(tokens, rows / tensor, columns, rate, memory, *sizes)
     wide = 2 if shape.is_gated else 1
     experts = shape.experts
     if not is_sparse or experts is None:
         inner = shape.intermediate_size / tensor
         return (
             total
-            + matrix_s(tokens, hidden, wide * inner, rate, memory, size)
-            + matrix_s(tokens, inner, hidden, rate, memory, size)
+            + matrix_s(tokens, hidden, wide * inner, rate, memory, *sizes)
+            + matrix_s(tokens, inner, hidden, rate, memory, *sizes)
         )
     local = experts.number / layout.expert
     each = tokens * experts.per_token / local
     inner = experts.intermediate_size / tensor
-    total += local * matrix_s(each, hidden, wide * inner, rate, memory, size)
-    total += local * matrix_s(each, inner, hidden, rate, memory, size)
+    total += local * matrix_s(each, hidden, wide * inner, rate, memory, *sizes)
+    total += local * matrix_s(each, inner, hidden, rate, memory, *sizes)
     if experts.shared:
-        total += matrix_s(tokens, hidden, wide * inner * experts.shared, rate, memory, size)
-        total += matrix_s(tokens, inner * experts.shared, hidden, rate, memory, size)
-    return total + matrix_s(tokens / tensor, hidden, experts.number, speed.matrix, memory)
+        total += matrix_s(tokens, hidden, wide * inner * experts.shared, rate, memory, *sizes)
+        total += matrix_s(tokens, inner * experts.shared, hidden, rate, memory, *sizes)
+    return total + matrix_s(tokens / tensor, hidden, experts.number, speed.matrix, memory, sizes[1], sizes[1])
 
 
-def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool, casts: int) -> float:
+def _elementwise_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> float:
     """Return the bytes a token that fused elementwise operators of a layer move forward."""
-    hidden, tensor = shape.hidden_size, layout.tensor
+    hidden, tensor, number = shape.hidden_size, layout.tensor, layout.number_bytes
     spread = tensor if layout.sequence_parallel else 1
-    inner, again = seen_width(shape, is_sparse), 0
-    if is_sparse and shape.experts is not None:
-        # Tokens are put in the order of experts, and back, and weighted.
-        again = HALF * hidden * 5 * shape.experts.per_token
+    inner = seen_width(shape, is_sparse)
     # Two norms read and write; two sums read two tensors and write one; dropout writes masks.
-    whole = HALF * hidden * (4 + 6) + (2 * hidden if shape.drops else 0) + again
-    turned = 0 if shape.num_positions else 2 * HALF * (query_size(shape) + key_value_size(shape) / 2)
-    divided = HALF * inner * (3 if shape.is_gated else 2) + turned
-    cast = casts * (2 * hidden + (query_size(shape) + inner) / tensor)
-    return whole / spread + divided / tensor + cast
+    whole = number * hidden * (4 + 6) + (2 * hidden if shape.drops else 0)
+    turned = 0 if shape.num_positions else 2 * number * (query_size(shape) + key_value_size(shape) / 2)
+    divided = number * inner * (3 if shape.is_gated else 2) + turned
+    return whole / spread + divided / tensor
+
+
+def _ordered_bytes(shape: ModelShape, layout: Layout) -> float:
+    """Return the bytes a token that are moved to put tokens in the order of experts and back, by two fused kernels."""
+    if shape.experts is None:
+        return 0.0
+    spread = layout.tensor if layout.sequence_parallel else 1
+    return layout.number_bytes * shape.hidden_size * 5 * shape.experts.per_token / spread
+
+
+def _cast_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> float:
+    """Return the bytes a token that are moved to make fp8 of what a layer's matrices multiply, each in one kernel."""
+    numbers = 2 * shape.hidden_size + (value_size(shape) + seen_width(shape, is_sparse)) / layout.tensor
+    return FP8_CAST * numbers
 
 
 @lru_cache(maxsize=8192)
@@ -142,7 +155,10 @@ def layer_time(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool, s
     """Return how long one chip computes one layer of a micro-batch."""
     tokens = layout.micro_batch_tokens(work)
     linear = _linear_s(shape, layout, tokens, is_sparse, speed)
-    small = tokens * _elementwise_bytes(shape, layout, is_sparse, speed.casts) * speed.passes / speed.memory
+    moved = _elementwise_bytes(shape, layout, is_sparse) * speed.passes
+    moved += _cast_bytes(shape, layout, is_sparse) if speed.is_fp8 else 0.0
+    moved += _ordered_bytes(shape, layout) if is_sparse else 0.0
+    small = tokens * moved / speed.memory
     pairs = attention_operations(shape, work.sequence_length, layout.fused_attention) * tokens / layout.tensor
     if layout.fused_attention:
         attention = pairs / speed.attention
@@ -168,16 +184,17 @@ def head_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> t
     """Return how long one chip computes the logits and the loss of a micro-batch, forward and backward."""
     tokens = layout.micro_batch_tokens(work)
     vocab = shape.vocab_size / layout.tensor
-    product = matrix_s(tokens, shape.hidden_size, vocab, speed.matrix, speed.memory)
+    number = layout.number_bytes
+    product = matrix_s(tokens, shape.hidden_size, vocab, speed.matrix, speed.memory, number, number)
     # The loss reads 16-bit logits and writes float32 ones, their logarithms, and the gradients of both.
-    each = 2 * HALF if layout.fused_loss else HALF + 3 * 4
+    each = 2 * number if layout.fused_loss else number + 3 * 4
     loss = tokens * vocab * each / speed.memory
     return product + loss, 2 * product + loss
 
 
 def accumulation_s(parameters: float, layout: Layout, speed: Speeds) -> float:
     """Return the seconds in which a micro-batch's gradients are added to those before: read twice, written once."""
-    return parameters * (HALF + 2 * layout.bytes.gradient) / speed.memory
+    return parameters * (layout.number_bytes + 2 * layout.bytes.gradient) / speed.memory
 
 
 @lru_cache(maxsize=8192)

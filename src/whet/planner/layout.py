@@ -5,8 +5,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Recompute = Literal["none", "selective", "operators", "full"]
-Software = Literal["torch-2024", "torch-2023", "megatron-2024", "megatron-2022", "megatron-2021"]
+Software = Literal["torch-2024", "torch-2023", "megatron-2024", "megatron-2022", "megatron-2021", "megatron-deepspeed"]
 Precision = Literal["float32", "bfloat16", "fp8"]
+OptimizerName = Literal["adamw", "adamw_8bit", "sgd", "lion", "adafactor", "muon"]
 
 
 class Work(BaseModel):
@@ -65,8 +66,11 @@ class Layout(BaseModel):
         offload: Whether the optimiser's state lies in the host's memory.
         overlaps_tensor: Whether tensor-parallel messages travel while parts of a matrix product are computed.
         overlaps_data: Whether gradients travel during backward.
+        copies_tokens: Whether a token is sent once for each of its experts, and not once to each node with one of them.
         overlaps_expert: Whether tokens travel to experts while another micro-batch is computed (DualPipe).
-        software: The family of programs whose published speeds are taken: PyTorch's FSDP or Megatron, by year.
+        software: The family of programs whose published speeds are taken: PyTorch's FSDP, Megatron, or Megatron's
+            layers in DeepSpeed's pipelines, by year.
+        optimizer: What updates the parameters.
         bytes: The bytes of a trained parameter.
     """
 
@@ -90,8 +94,10 @@ class Layout(BaseModel):
     offload: bool = False
     overlaps_tensor: bool = False
     overlaps_data: bool = True
+    copies_tokens: bool = False
     overlaps_expert: bool = False
     software: Software = "torch-2024"
+    optimizer: OptimizerName = "adamw"
     bytes: Bytes = Bytes()
 
     @property
@@ -103,6 +109,11 @@ class Layout(BaseModel):
     def chips(self) -> int:
         """Return how many chips the layout takes."""
         return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def number_bytes(self) -> int:
+        """Return the bytes of a number that is computed with and sent, outside of fp8 matrices."""
+        return 4 if self.precision == "float32" else 2
 
     def micro_batch_tokens(self, work: Work) -> float:
         """Return the tokens of a micro-batch that a chip computes, of which context-parallel chips have equal parts."""

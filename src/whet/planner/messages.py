@@ -1,11 +1,11 @@
 """Say what chips send in a step, and how long it takes where nothing hides it."""
 
+import math
 from dataclasses import dataclass
 
 from whet.planner.cluster import Cluster
 from whet.planner.layout import Layout, Work
-from whet.planner.memory import HALF
-from whet.planner.model_shape import ModelShape
+from whet.planner.model_shape import Experts, ModelShape
 from whet.planner.network import (
     Group,
     Wires,
@@ -68,7 +68,7 @@ def layer_messages(
 ) -> LayerMessages:
     """Return the forward messages of one layer; backward sends as many, but twice as many keys and values."""
     tokens = layout.micro_batch_tokens(work)
-    size = tokens * shape.hidden_size * HALF
+    size = tokens * shape.hidden_size * layout.number_bytes
     # What is gathered for fp8 matrices travels as fp8; sums travel in 16 bits (torchao, Transformer Engine).
     gathered = 0.5 if layout.precision == "fp8" and layout.sequence_parallel else 1.0
     tensor_s = tensor_bytes = context_s = context_bytes = expert_s = expert_bytes = 0.0
@@ -80,25 +80,32 @@ def layer_messages(
             tensor_s = 2 * all_reduce_s(size, group.tensor, wire)
         tensor_bytes = 2 * (1 + gathered) * ring_bytes(size, layout.tensor)
     if layout.context > 1:
-        keys = tokens * key_value_size(shape) / layout.tensor * HALF * layout.context
+        keys = tokens * key_value_size(shape) / layout.tensor * layout.number_bytes * layout.context
         context_s = all_gather_s(keys, group.context, wire)
         context_bytes = ring_bytes(keys, layout.context)
     if is_sparse and shape.experts is not None and layout.expert > 1:
         size /= layout.tensor if layout.sequence_parallel else 1
-        near, far = expert_copies(shape.experts.per_token, group.expert)
+        near, far = expert_copies(shape.experts, group.expert, layout.copies_tokens)
         expert_s = 2 * exchange_s(size * near, size * far, group.expert, wire)
         expert_bytes = 2 * size * (near + far)
     return LayerMessages(tensor_s, context_s, expert_s, tensor_bytes, context_bytes, expert_bytes)
 
 
-def expert_copies(per_token: int, group: Group) -> tuple[float, float]:
+def expert_copies(experts: Experts, group: Group, is_copied: bool = False) -> tuple[float, float]:
     """Return how often a token is sent within nodes, and to other nodes, to reach its experts.
 
-    A token goes to each node with one of its experts once, and is copied there (DeepSeek-AI, 2024, section 3.2.2).
+    A token goes to each node with one of its experts once, and is copied there; its experts lie in a few of their
+    groups, and so on a share of the nodes (DeepSeek-AI, 2024, sections 2.1.2 and 3.2.2).
+
+    Args:
+        is_copied: Whether it is sent once for each of its experts instead.
     """
-    near = per_token * (group.per_node - 1) / group.per_node
-    reached = group.nodes * (1 - (1 - 1 / group.nodes) ** per_token)
-    return near, reached * (group.nodes - 1) / group.nodes
+    number, others = experts.per_token, (group.nodes - 1) / group.nodes
+    if is_copied:
+        return number * (group.per_node - 1) / group.size, number * others
+    near = number * (group.per_node - 1) / group.per_node
+    open_to = math.ceil(group.nodes * min(1.0, experts.groups_per_token / experts.groups))
+    return near, open_to * (1 - (1 - 1 / open_to) ** number) * others
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def state_messages(count: Count, layout: Layout, group: Groups, wire: Wires) -> 
             else:
                 reduce += all_gather_s(size, own, wire)
                 reduce_bytes += ring_bytes(size, own.size)
-                sent = held * (1 if layout.precision == "fp8" else HALF)
+                sent = held * (1 if layout.precision == "fp8" else layout.number_bytes)
                 gather += all_gather_s(sent, own, wire)
                 gather_bytes += ring_bytes(sent, own.size)
         if layout.replicate > 1:
@@ -140,7 +147,7 @@ def stage_message(shape: ModelShape, layout: Layout, work: Work, group: Groups, 
     """Return the seconds and the bytes of what a pipeline stage sends on, for one micro-batch in one direction."""
     if layout.pipeline == 1:
         return 0.0, 0.0
-    size = layout.micro_batch_tokens(work) * shape.hidden_size * HALF
+    size = layout.micro_batch_tokens(work) * shape.hidden_size * layout.number_bytes
     if layout.sequence_parallel or layout.software.startswith("megatron"):
         size /= layout.tensor
     return send_s(size, group.stages_leave_node, wire), size

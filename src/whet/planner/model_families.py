@@ -67,6 +67,8 @@ def _experts_of_deepseek(config: Keys) -> dict[str, Any]:
         "per_token": config["num_experts_per_tok"],
         "shared": config.get("n_shared_experts") or 0,
         "intermediate_size": config["moe_intermediate_size"],
+        "groups": config.get("n_group") or 1,
+        "groups_per_token": config.get("topk_group") or config.get("n_group") or 1,
         "num_dense_layers": min(config["first_k_dense_replace"], config["num_hidden_layers"]),
     }
 
@@ -203,7 +205,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     num_attention_heads=128, max_position_embeddings=4096,
                 ),
                 **_DEEPSEEK, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
-                "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
+                "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
             },
             biases="attention_bias",
             experts=_experts_of_deepseek,

@@ -13,6 +13,8 @@ class Experts(BaseModel):
         per_token: How many of them see a token.
         shared: The experts of a layer that see every token.
         intermediate_size: The inner width of one expert.
+        groups: The groups that the routed experts lie in.
+        groups_per_token: Of how many of them a token sees experts.
         num_dense_layers: The first layers, which have one MLP of the model's intermediate_size instead.
     """
 
@@ -22,6 +24,8 @@ class Experts(BaseModel):
     per_token: int = Field(ge=1)
     shared: int = Field(default=0, ge=0)
     intermediate_size: int = Field(ge=1)
+    groups: int = Field(default=1, ge=1)
+    groups_per_token: int = Field(default=1, ge=1)
     num_dense_layers: int = Field(default=0, ge=0)
 
 

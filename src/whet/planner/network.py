@@ -39,22 +39,27 @@ class Wires:
         between: Bytes a second of a chip to other nodes, shared by no other chip.
         inside_latency: Seconds of a step of a ring within a node.
         between_latency: Seconds of a step between nodes.
+        gather: Bytes a second of a chip within its node, while chips gather or scatter.
     """
 
     inside: float
     between: float
     inside_latency: float
     between_latency: float
+    gather: float
 
 
 def wires(cluster: Cluster, constants: Constants) -> Wires:
     """Return what a cluster's links carry in practice, by the fitted shares of what their makers say."""
     out = cluster.between or cluster.inside
+    inside = 1.0 if cluster.inside.is_measured else constants.inside_efficiency
+    between = 1.0 if out.is_measured else constants.between_efficiency
     return Wires(
-        inside=cluster.inside.bytes_per_s * constants.inside_efficiency,
-        between=out.bytes_per_s * constants.between_efficiency / cluster.oversubscription,
+        inside=cluster.inside.bytes_per_s * inside,
+        between=out.bytes_per_s * between / cluster.oversubscription,
         inside_latency=cluster.inside.latency_s,
         between_latency=out.latency_s,
+        gather=(cluster.inside.gather_bytes_per_s or cluster.inside.bytes_per_s) * inside,
     )
 
 
@@ -64,9 +69,14 @@ def all_gather_s(size: float, group: Group, wire: Wires) -> float:
     A ring passes through all chips of a node before it leaves it, and there are as many rings as ways out of a node, so
     the slower of the two links decides (NVIDIA, NCCL). A reduce-scatter takes as long.
     """
+    return _ring_s(size, group, wire, wire.gather)
+
+
+def _ring_s(size: float, group: Group, wire: Wires, rate: float) -> float:
+    """Return the seconds in which all chips of a group have passed on `size` bytes, at a rate within nodes."""
     if group.size <= 1:
         return 0.0
-    inside = size * (group.size - 1) / group.size / wire.inside if group.per_node > 1 else 0.0
+    inside = size * (group.size - 1) / group.size / rate if group.per_node > 1 else 0.0
     between = 0.0
     if group.nodes > 1:
         between = size * (group.nodes - 1) / group.nodes / (group.per_node * wire.between)
@@ -78,7 +88,7 @@ def all_reduce_s(size: float, group: Group, wire: Wires) -> float:
     """Return the seconds in which a group sums `size` bytes by a ring, or by a tree where that is faster."""
     if group.size <= 1:
         return 0.0
-    ring = 2 * all_gather_s(size, group, wire)
+    ring = 2 * _ring_s(size, group, wire, wire.inside)
     slowest = wire.inside if group.per_node > 1 else math.inf
     if group.nodes > 1:
         slowest = min(slowest, group.per_node * wire.between)

@@ -10,9 +10,11 @@ from whet.planner.answer import PlanAnswer, RankedPlan
 from whet.planner.cluster import Chip, Cluster
 from whet.planner.clusters import cluster_named, read_cluster
 from whet.planner.curves import fitted
-from whet.planner.layout import Precision, Work
+from whet.planner.layout import OptimizerName, Precision, Software, Work
 from whet.planner.model_files import PlannedModel, read_model
-from whet.planner.predict import predict
+from whet.planner.named import found_by_name
+from whet.planner.optimizers import OPTIMIZERS
+from whet.planner.predict import assumptions_of, predict
 from whet.planner.prediction import Interval
 from whet.planner.scaling import scaling_of, tokens_per_s
 from whet.planner.search import MARGIN, Candidate, Search
@@ -21,6 +23,8 @@ from whet.planner.whet_train import missing_in_whet, train_section
 
 TOKENS_OF_A_STEP = 4 * 2**20
 LONGEST_ROW = 8192
+SOFTWARE: dict[str, Software] = {"torch": "torch-2024", "megatron": "megatron-2024"}
+"""The programs whose published speeds are taken, by what they are called."""
 _MILLION = 1e6
 
 
@@ -35,6 +39,9 @@ def plan(
     sequence_length: int | None = None,
     tokens: float | None = None,
     precision: Precision = "bfloat16",
+    optimizer: str = "adamw",
+    software: str = "torch",
+    compiled: bool = False,
     price: float | None = None,
     top: int = 5,
     scaling: bool = True,
@@ -52,6 +59,9 @@ def plan(
         sequence_length: The tokens of a row. None takes the configuration's, or what the model was made for.
         tokens: The tokens of the whole training, whose time and cost are told.
         precision: What matrices are multiplied in: "float32", "bfloat16" or "fp8".
+        optimizer: What updates the parameters: "adamw", "adamw_8bit", "sgd", "lion", "adafactor" or "muon".
+        software: Whose published speeds are taken: "torch" (PyTorch's FSDP, torchtitan) or "megatron".
+        compiled: Whether torch.compile fuses elementwise operators. Megatron's are fused by hand either way.
         price: Dollars for an hour of a GPU. None takes the price that the cluster's description has, if any.
         top: The most plans that are returned.
         scaling: Whether the best plan is also searched for 8 to 16,384 GPUs.
@@ -66,11 +76,12 @@ def plan(
          "--sequence-length": sequence_length, "--top": top},
         {"--tokens": tokens, "--price": price},
     )  # fmt: skip
+    name, programs = optimizer_named(optimizer), found_by_name(SOFTWARE, software, "software", "--software: ")
     found = read_model(model)
     there = cluster_of(gpus=gpus, gpu=gpu, nodes=nodes, cluster=cluster, price=price)
     work, given = _work(found, there, global_batch_size, sequence_length)
     check_batch(work, there.num_chips)
-    space = Space(found.shape, there, work, precision=precision)
+    space = Space(found.shape, there, work, precision=precision, optimizer=name, software=programs, compiled=compiled)
     if not space.degrees:
         raise OptionError(_impossible(space))
     answer = _answer(space, found, tokens=tokens, top=top, with_scaling=scaling, given=given)
@@ -84,6 +95,15 @@ def _traced(answer: PlanAnswer) -> PlanAnswer:
     layout = answer.best.layout
     share = fitted(answer.cluster, layout).constants.fragmentation
     return answer.model_copy(update={"trace": trace_memory(answer.model, layout, answer.work, share)})
+
+
+def optimizer_named(name: str) -> OptimizerName:
+    """Return the optimiser that a name means.
+
+    Raises:
+        OptionError: There is none of this name.
+    """
+    return found_by_name({one: one for one in OPTIMIZERS}, name.replace("-", "_"), "optimizer", "--optimizer: ")
 
 
 def check_numbers(whole: dict[str, int | None], others: dict[str, float | None]) -> None:
@@ -202,11 +222,10 @@ def _answer(
         runnable=None if runnable is None else make(runnable),
         alternatives=others,
         misfits=misfits,
-        scaling=scaling_of(space, predict) if with_scaling else None,
+        scaling=scaling_of(space, predict, ranked[0]) if with_scaling else None,
         num_possible=space.count(),
-        num_predicted=misfits.looked_at,
         usable_bytes=search.usable_bytes,
-        assumptions=(*given, *fitting[0].prediction.assumptions, *_own_assumptions(space.cluster)),
+        assumptions=(*given, *assumptions_of(space.cluster, fitting[0].layout), *_own_assumptions(space.cluster)),
         outside=tuple(outside),
         notices=tuple(notices),
     )
@@ -249,7 +268,7 @@ def _ranked_plan(one: Candidate, space: Space, model_type: str, tokens: float | 
     return RankedPlan(
         layout=one.layout,
         prediction=prediction,
-        exposed_s=sum(float(getattr(parts, name)) for name in type(parts).model_fields if "communication" in name),
+        exposed_s=sum(value for name, value in parts.by_name.items() if "communication" in name),
         tokens_per_s=tokens_per_s(one, work),
         joules_per_token=_times(step, watts / work.tokens),
         dollars_per_million_tokens=None

@@ -6,11 +6,12 @@ from whet.errors import OptionError
 from whet.planner.cluster import Cluster
 from whet.planner.curves import Fitted, fitted
 from whet.planner.layout import Layout, Work
-from whet.planner.memory import predict_memory
+from whet.planner.memory import logits_bytes, predict_memory
 from whet.planner.model_shape import ModelShape
 from whet.planner.operations import model_operations, step_operations
+from whet.planner.optimizers import OPTIMIZERS
 from whet.planner.parameters import model_count
-from whet.planner.prediction import Interval, Prediction
+from whet.planner.prediction import Interval, MemoryParts, Prediction
 from whet.planner.step_time import StepModel
 
 # An interval is so many times as wide where anything lies outside of the fitted range.
@@ -49,8 +50,9 @@ def check_layout(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work
         )
 
 
-def _assumptions(own: Fitted, cluster: Cluster, layout: Layout) -> tuple[str, ...]:
-    """Return what is taken as given, each with its source."""
+def assumptions_of(cluster: Cluster, layout: Layout) -> tuple[str, ...]:
+    """Return what predictions of a layout take as given, each with its source."""
+    own = fitted(cluster, layout)
     lines = [
         f"peaks of {cluster.chip.name}: {cluster.chip.source}",
         f"links within a node, {cluster.inside.name}: {cluster.inside.source}",
@@ -58,6 +60,7 @@ def _assumptions(own: Fitted, cluster: Cluster, layout: Layout) -> tuple[str, ..
         "activations: formulas of Korthikanti et al., 2022, arXiv:2205.05198, section 4",
         "state: Rajbhandari et al., 2020, arXiv:1910.02054, figure 1, "
         f"with {layout.bytes.parameter:g}, {layout.bytes.gradient:g} and {layout.bytes.state:g} bytes a parameter",
+        f"state of {layout.optimizer}: {OPTIMIZERS[layout.optimizer].source}",
         "operations: all pairs of tokens are counted in attention, as in Korthikanti et al., 2022, appendix A",
         "collectives: rings over nodes of NVIDIA's NCCL, each chip with its own way out of the node",
     ]
@@ -82,6 +85,8 @@ def _outside(own: Fitted, shape: ModelShape, cluster: Cluster, layout: Layout, w
         low, high = own.ranges.get(name, (0.0, math.inf))
         if not low <= value <= high:
             found.append(f"{name.replace('_', ' ')} {value:g} is outside of {low:g} to {high:g}")
+    if layout.optimizer != "adamw":
+        found.append(f"all published runs are with Adam, and this one is with {layout.optimizer}")
     if layout.offload:
         found.append("no published run keeps its optimiser in the host's memory")
     return tuple(found)
@@ -116,10 +121,30 @@ def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> 
     return predict_with(fitted(cluster, layout), shape, cluster, layout, work)
 
 
+def memory_of(
+    shape: ModelShape, layout: Layout, work: Work, num_micro_batches: int, fragmentation: float
+) -> MemoryParts:
+    """Return the memory of the chip that needs most, by part.
+
+    The formulas count activations in 16 bits. In float32 all of them take twice as much, but the logits, of which four
+    float32 forms are kept at a time either way.
+    """
+    found = predict_memory(shape, layout, work, num_micro_batches, fragmentation)
+    if layout.precision != "float32":
+        return found
+    logits = logits_bytes(shape, layout, work)
+    half, single = found.activations, layout.number_bytes
+    in_float32 = (
+        max(2 * (half - logits), 0.0) + 4 * single * layout.micro_batch_tokens(work) * shape.vocab_size / layout.tensor
+    )
+    kept = {"activations": in_float32, "buffers": 2 * found.buffers}
+    return found.model_copy(update=kept | {"fragmentation": fragmentation * sum(kept.values())})
+
+
 def predict_with(own: Fitted, shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> Prediction:
     """Predict with given constants, as the fit itself does."""
     num = work.global_batch_size // (layout.data * layout.micro_batch_size)
-    memory = predict_memory(shape, layout, work, num, own.constants.fragmentation)
+    memory = memory_of(shape, layout, work, num, own.constants.fragmentation)
     step = StepModel(shape, cluster, layout, work, own.constants, num).run()
     outside = _outside(own, shape, cluster, layout, work)
     wider = WIDER_OUTSIDE if outside else 1.0
@@ -136,5 +161,4 @@ def predict_with(own: Fitted, shape: ModelShape, cluster: Cluster, layout: Layou
         sent=step.sent,
         mfu=flops / (seconds * peak * cluster.num_chips),
         outside=outside,
-        assumptions=_assumptions(own, cluster, layout),
     )

@@ -19,7 +19,23 @@ class Interval(BaseModel):
     high: float
 
 
-class MemoryParts(BaseModel):
+class _Parts(BaseModel):
+    """Hold what something is made of, one field a part."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """Return all parts by their names."""
+        return {name: float(getattr(self, name)) for name in type(self).model_fields}
+
+    @property
+    def total(self) -> float:
+        """Return the sum of all parts."""
+        return sum(self.by_name.values())
+
+
+class MemoryParts(_Parts):
     """Hold the bytes of the chip that needs most.
 
     Attributes:
@@ -31,8 +47,6 @@ class MemoryParts(BaseModel):
         fragmentation: What the allocator holds beside what is used.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     parameters: float
     gradients: float
     optimizer: float
@@ -40,13 +54,8 @@ class MemoryParts(BaseModel):
     buffers: float
     fragmentation: float
 
-    @property
-    def total(self) -> float:
-        """Return the sum of all parts."""
-        return float(sum(getattr(self, name) for name in type(self).model_fields))
 
-
-class StepParts(BaseModel):
+class StepParts(_Parts):
     """Hold the seconds of a step on the chip that needs most, by what they go to. Communication is what is exposed.
 
     Attributes:
@@ -60,9 +69,8 @@ class StepParts(BaseModel):
         expert_communication: Messages of chips that share experts.
         bubble: Waiting for the other stages as the pipeline fills and empties.
         optimizer: The update.
+        slowest: Waiting for the slowest of all chips.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     forward: float
     backward: float
@@ -74,11 +82,7 @@ class StepParts(BaseModel):
     expert_communication: float
     bubble: float
     optimizer: float
-
-    @property
-    def total(self) -> float:
-        """Return the sum of all parts."""
-        return float(sum(getattr(self, name) for name in type(self).model_fields))
+    slowest: float = 0.0
 
 
 class Prediction(BaseModel):
@@ -94,7 +98,6 @@ class Prediction(BaseModel):
         sent: Bytes that a chip sends in a step, by what for ("tensor", "pipeline", "data", "context", "expert").
         mfu: The model's operations a second over the peak of all chips.
         outside: What lies outside of the range of the published runs that the model was fitted to, in words.
-        assumptions: What is taken as given, each with its source.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -108,4 +111,3 @@ class Prediction(BaseModel):
     sent: dict[str, float]
     mfu: float
     outside: tuple[str, ...] = ()
-    assumptions: tuple[str, ...] = ()

@@ -26,30 +26,41 @@ def chip_counts(cluster: Cluster) -> list[int]:
     return sorted(found)
 
 
-def scaling_of(space: Space, predict: Predictor) -> Scaling:
-    """Search the best plan for each number of chips, with the batch as it is, and with one that grows as they do."""
+def scaling_of(space: Space, predict: Predictor, found: Candidate | None = None) -> Scaling:
+    """Search the best plan for each number of chips, with the batch as it is, and with one that grows as they do.
+
+    Args:
+        found: The best plan of the space itself, which is not searched again.
+    """
     fixed, growing = list[ScalePoint](), list[ScalePoint]()
     for number in chip_counts(space.cluster):
         cluster = space.cluster.with_chips(number)
-        fixed.append(_point(replace(space, cluster=cluster), predict, fixed))
+        asked = replace(space, cluster=cluster)
+        best = found if found is not None and number == space.cluster.num_chips else _best(asked, predict)
+        fixed.append(_point(asked, best, fixed))
         rows, rest = divmod(space.work.global_batch_size * number, space.cluster.num_chips)
         if rows and not rest:
-            work = Work(global_batch_size=rows, sequence_length=space.work.sequence_length)
-            growing.append(_point(replace(space, cluster=cluster, work=work), predict, growing))
+            if rows != space.work.global_batch_size:
+                work = Work(global_batch_size=rows, sequence_length=space.work.sequence_length)
+                asked = replace(asked, work=work)
+                best = _best(asked, predict)
+            growing.append(_point(asked, best, growing))
     breaks_at, why = _break_of(fixed)
     return Scaling(fixed=tuple(fixed), growing=tuple(growing), breaks_at=breaks_at, why=why)
 
 
-def _point(space: Space, predict: Predictor, before: list[ScalePoint]) -> ScalePoint:
-    """Return the best plan for a number of chips. `before` holds those for fewer chips."""
+def _best(space: Space, predict: Predictor) -> Candidate | None:
+    """Return the best plan, whether it fits or not; None where no degrees divide the batch."""
+    return next(iter(Search(space, predict).ranked(1)), None)
+
+
+def _point(space: Space, best: Candidate | None, before: list[ScalePoint]) -> ScalePoint:
+    """Say what the best plan for a number of chips does. `before` holds those for fewer chips."""
     chips, rows = space.cluster.num_chips, space.work.global_batch_size
-    search = Search(space, predict)
-    ranked = search.ranked(1)
-    if not ranked:
+    if best is None:
         return ScalePoint(
             chips=chips, global_batch_size=rows, why=f"{rows} rows do not divide among {chips} GPUs by any degrees"
         )
-    best = ranked[0]
     if not best.fits:
         return ScalePoint(chips=chips, global_batch_size=rows, why="no layout fits into the memory")
     speed = tokens_per_s(best, space.work)
@@ -78,8 +89,7 @@ def tokens_per_s(one: Candidate, work: Work) -> Interval:
 def shares_of(step: StepParts) -> dict[str, float]:
     """Return the shares of a step by what they go to; parts of nothing are left out."""
     total = step.total
-    parts = {name: float(getattr(step, name)) for name in StepParts.model_fields}
-    return {name: value / total for name, value in parts.items() if value > 0}
+    return {name: value / total for name, value in step.by_name.items() if value > 0}
 
 
 def _break_of(points: list[ScalePoint]) -> tuple[int | None, str]:

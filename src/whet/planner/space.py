@@ -8,8 +8,9 @@ from itertools import product
 
 from whet.errors import OptionError
 from whet.planner.cluster import Cluster
-from whet.planner.layout import Layout, Precision, Recompute, Work
+from whet.planner.layout import Bytes, Layout, OptimizerName, Precision, Recompute, Software, Work
 from whet.planner.model_shape import ModelShape
+from whet.planner.optimizers import bytes_of
 
 MOST_ROWS_AT_ONCE = 32
 LEAST_TOKENS_OF_A_CONTEXT = 2048  # a shorter part of a row costs more in messages than it saves
@@ -33,6 +34,7 @@ class Space:
     """Hold what is possible. Layouts that `admits` refuses are left out.
 
     Attributes:
+        compiled: Whether elementwise operators are fused.
         most_tensor: The most chips that share a matrix; by default those of a node, whose links are fast enough.
         offloads: Whether the optimiser's state may lie in the host's memory, as the values that are tried.
     """
@@ -41,9 +43,17 @@ class Space:
     cluster: Cluster
     work: Work
     precision: Precision = "bfloat16"
+    optimizer: OptimizerName = "adamw"
+    software: Software = "torch-2024"
+    compiled: bool = False
     most_tensor: int | None = None
     offloads: tuple[bool, ...] = (False,)
     admits: Callable[[Layout], bool] = lambda layout: True
+
+    @cached_property
+    def bytes(self) -> Bytes:
+        """Return the bytes of a trained parameter."""
+        return bytes_of(self.shape, self.precision, self.optimizer)
 
     @cached_property
     def degrees(self) -> tuple[Degrees, ...]:
@@ -125,6 +135,10 @@ class Space:
             micro_batch_size=micro_batch_size,
             recompute=recompute,
             precision=self.precision,
+            compiled=self.compiled,
+            software=self.software,
+            optimizer=self.optimizer,
+            bytes=self.bytes,
             offload=offload,
         )
         return found if self.admits(found) else None

@@ -1,15 +1,17 @@
 """Put the time of a step together: layers, exposed messages, the pipeline's bubble, the optimiser."""
 
+import math
 from dataclasses import dataclass
 
 from whet.planner.cluster import Cluster
 from whet.planner.curves import Constants
 from whet.planner.layer_time import Speeds, accumulation_s, extra_time, head_time, layer_time, speeds
 from whet.planner.layout import Layout, Work
-from whet.planner.memory import state_bytes
+from whet.planner.memory import HALF, state_bytes
 from whet.planner.messages import Groups, groups, layer_messages, stage_message, state_messages
 from whet.planner.model_shape import ModelShape
-from whet.planner.network import Wires, wires
+from whet.planner.network import Wires, all_gather_s, wires
+from whet.planner.optimizers import update_operations
 from whet.planner.parameters import (
     Count,
     embedding_count,
@@ -152,10 +154,26 @@ class StepModel:
         layout = self.layout
         state = state_bytes(count, layout.model_copy(update={"offload": False}))[2]
         size = layout.bytes
-        rest = state / size.state * (size.gradient + size.parameter)
-        if layout.offload:
-            return 2 * state / self.cluster.host.link.bytes_per_s + rest / self.speed.memory
-        return (2 * state + rest) / self.speed.memory
+        number = state / size.state
+        moved = number * (size.gradient + size.parameter) + (0.0 if layout.offload else 2 * state)
+        found = moved / self.speed.memory + self._orthogonal_s(number)
+        return found + 2 * state / self.cluster.host.link.bytes_per_s if layout.offload else found
+
+    def _orthogonal_s(self, number: float) -> float:
+        """Return the seconds in which updates of matrices are made orthogonal; 0 for most optimisers.
+
+        Chips that share the state or the matrices make the updates of whole matrices in turn, whose gradients go to one
+        of them and back in 16 bits (Liu et al., 2025, arXiv:2502.16982, section 2.3).
+
+        Args:
+            number: The parameters whose state the chip holds.
+        """
+        layout, operations = self.layout, update_operations(self.shape, self.layout.optimizer)
+        if not operations:
+            return 0.0
+        groups = [self.group.tensor, *([self.group.shard] if layout.zero_stage else [])]
+        sent = sum(2 * all_gather_s(HALF * number, group, self.wire) for group in groups)
+        return number * operations / self.speed.matrix + sent
 
     def _sends(self) -> tuple[float, float]:
         """Return the exposed seconds and the bytes that stages take to send a micro-batch on, there and back."""
@@ -177,6 +195,16 @@ class StepModel:
         bubble = last / self.layout.virtual_stages * (others + send) if last else 0.0
         times = [self._step(index, stage, send, send_bytes, bubble) for index, stage in stages.items()]
         return max(times, key=lambda time: time.parts.total)
+
+    def _with_slowest(self, parts: StepParts) -> StepParts:
+        """Return the parts of a step in which all chips wait for the slowest of them.
+
+        The largest of n normal numbers is about sqrt(2 ln n) deviations above their mean. What the chips of one node
+        wait for each other is in the shares of the peaks that they reach.
+        """
+        number, node = self.cluster.num_chips, self.cluster.chips_per_node
+        deviations = max(0.0, math.sqrt(2 * math.log(number)) - math.sqrt(2 * math.log(node)))
+        return parts.model_copy(update={"slowest": self.constants.jitter * deviations * parts.total})
 
     def _step(self, index: int, stage: StageTime, send: float, send_bytes: float, bubble: float) -> StepTime:
         """Return the time of the step as if this stage were the slowest."""
@@ -202,4 +230,4 @@ class StepModel:
             "context": num * stage.sent_context,
             "expert": num * stage.sent_expert,
         }
-        return StepTime(parts, sent)
+        return StepTime(self._with_slowest(parts), sent)

@@ -73,4 +73,6 @@ def _link(machine: Machine, number: int, *, refresh: bool) -> Link:
         source=f"whet limits --links on this machine{on}: {what}",
         bytes_per_s=links.bytes_per_s,
         latency_s=links.latency_s,
+        gather_bytes_per_s=links.gather_bytes_per_s,
+        is_measured=True,
     )

@@ -10,6 +10,7 @@ from whet.planner.cluster import Cluster
 from whet.planner.layout import Layout, Work
 
 _AGAIN = {"selective": "parts of attention", "operators": "operators"}
+_OTHER = ("adamw_8bit", "adafactor", "muon")  # optimisers that are techniques of a recipe
 _DIVIDED = ("llama", "mistral", "qwen2", "qwen3")  # the decoders whose matrices and layers whet divides
 
 
@@ -17,7 +18,7 @@ class TrainSection(BaseModel):
     """Hold what `whet train` takes to run a layout.
 
     Attributes:
-        toml: The tables [batch] and [parallel].
+        toml: The tables [batch] and [parallel], and [optimizer] where it is not AdamW.
         recipe: The techniques that the recipe needs.
         differs: What whet does otherwise than the layout.
         missing: Why whet cannot run the layout; empty where it can.
@@ -53,6 +54,25 @@ def missing_in_whet(layout: Layout, model_type: str) -> tuple[str, ...]:
         found.append("fp8 in a pipeline: whet's pipelines take no technique of a recipe")
     if layout.offload and layout.tensor * layout.pipeline > 1:
         found.append("offload with divided matrices or layers")
+    return (*found, *_missing_optimizer(layout))
+
+
+def _missing_optimizer(layout: Layout) -> tuple[str, ...]:
+    """Return why `whet train` cannot update the parameters so; nothing where it can."""
+    name = layout.optimizer
+    if name == "lion":
+        return ("whet has no Lion",)
+    if name not in _OTHER:
+        return ()
+    found = []
+    if layout.pipeline > 1:
+        found.append(f"{name} in a pipeline: whet's pipelines take no technique of a recipe")
+    if layout.tensor > 1 and name != "adamw_8bit":
+        found.append(f"{name} with divided matrices")
+    if layout.zero_stage == 1 and layout.tensor == 1:
+        found.append(f"{name} with zero_stage 1, which divides AdamW alone")
+    if layout.zero_stage >= 2 and name == "adamw_8bit":
+        found.append("adamw_8bit with zero_stage 2 or 3, whose checkpoints do not divide its state")
     return tuple(found)
 
 
@@ -64,6 +84,7 @@ def train_section(layout: Layout, work: Work, cluster: Cluster, model_type: str)
     batch = {"global_batch_size": work.global_batch_size}
     if layout.pipeline == 1:
         batch["micro_batch_size"] = layout.micro_batch_size
+    optimizer = {"optimizer": {"name": "sgd"}} if layout.optimizer == "sgd" else {}
     missing = missing_in_whet(layout, model_type)
     if not missing:
         try:
@@ -73,7 +94,7 @@ def train_section(layout: Layout, work: Work, cluster: Cluster, model_type: str)
     if layout.context > 1:
         keys["context_parallel_degree"] = layout.context
     return TrainSection(
-        toml=tomli_w.dumps({"batch": batch, "parallel": keys}).strip(),
+        toml=tomli_w.dumps({"batch": batch, "parallel": keys} | optimizer).strip(),
         recipe=recipe,
         differs=differs,
         missing=missing,
@@ -125,6 +146,10 @@ def plan_keys(layout: Layout) -> tuple[dict[str, Any], tuple[str, ...], tuple[st
         recipe.append("autocast")
     if layout.precision == "fp8":
         recipe.append("fp8")
+    if layout.optimizer in _OTHER:
+        recipe.append(layout.optimizer)
     if layout.compiled and layout.pipeline == 1:
         recipe.append("compile")
+    elif layout.compiled:
+        differs.append("the stages of a pipeline are not compiled, so that a step takes longer")
     return keys, tuple(recipe), tuple(differs)

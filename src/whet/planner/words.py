@@ -43,14 +43,12 @@ def interval_words(one: Interval, words: Callable[[float], str]) -> str:
 
 def memory_words(memory: MemoryParts) -> str:
     """Return what a chip's memory is made of."""
-    parts = {name: float(getattr(memory, name)) for name in PART_NAMES}
-    return ", ".join(f"{num_bytes(size)} {PART_NAMES[name]}" for name, size in parts.items() if size > 0)
+    return ", ".join(f"{num_bytes(size)} {PART_NAMES[name]}" for name, size in memory.by_name.items() if size > 0)
 
 
 def step_words(step: StepParts) -> str:
     """Return what the time of a step goes to."""
-    parts = {name: float(getattr(step, name)) for name in STEP_NAMES}
-    return ", ".join(f"{duration(value)} {STEP_NAMES[name]}" for name, value in parts.items() if value > 0)
+    return ", ".join(f"{duration(value)} {STEP_NAMES[name]}" for name, value in step.by_name.items() if value > 0)
 
 
 def count_words(number: float) -> str:
