@@ -103,7 +103,8 @@ def optimizer_named(name: str) -> OptimizerName:
     Raises:
         OptionError: There is none of this name.
     """
-    return found_by_name({one: one for one in OPTIMIZERS}, name.replace("-", "_"), "optimizer", "--optimizer: ")
+    known: dict[str, OptimizerName] = {one: one for one in OPTIMIZERS}
+    return found_by_name(known, name.replace("-", "_"), "optimizer", "--optimizer: ")
 
 
 def check_numbers(whole: dict[str, int | None], others: dict[str, float | None]) -> None:

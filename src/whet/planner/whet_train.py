@@ -84,7 +84,9 @@ def train_section(layout: Layout, work: Work, cluster: Cluster, model_type: str)
     batch = {"global_batch_size": work.global_batch_size}
     if layout.pipeline == 1:
         batch["micro_batch_size"] = layout.micro_batch_size
-    optimizer = {"optimizer": {"name": "sgd"}} if layout.optimizer == "sgd" else {}
+    tables: dict[str, Any] = {"batch": batch, "parallel": keys}
+    if layout.optimizer == "sgd":
+        tables["optimizer"] = {"name": "sgd"}
     missing = missing_in_whet(layout, model_type)
     if not missing:
         try:
@@ -94,7 +96,7 @@ def train_section(layout: Layout, work: Work, cluster: Cluster, model_type: str)
     if layout.context > 1:
         keys["context_parallel_degree"] = layout.context
     return TrainSection(
-        toml=tomli_w.dumps({"batch": batch, "parallel": keys} | optimizer).strip(),
+        toml=tomli_w.dumps(tables).strip(),
         recipe=recipe,
         differs=differs,
         missing=missing,
