@@ -97,8 +97,8 @@ def _show_trace(console: Console, trace: MemoryTrace) -> None:
         cells = num_bytes(one.traced), num_bytes(one.formula), percent(one.difference)
         table.add_row(PART_NAMES[one.name], num_bytes(one.best), one.source, *cells)
     whole = num_bytes(None if trace.why_not else trace.total)
-    cells = num_bytes(trace.total), "", whole, num_bytes(trace.formula_total), percent(trace.difference)
-    table.add_row("all", *cells, style="bold")
+    sums = num_bytes(trace.total), "", whole, num_bytes(trace.formula_total), percent(trace.difference)
+    table.add_row("all", *sums, style="bold")
     console.print(table)
     console.print(trace_words(trace), highlight=False)
     for line in trace.differs:
