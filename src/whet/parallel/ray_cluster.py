@@ -44,9 +44,23 @@ def joined(address: str, purpose: str) -> Iterator[Any]:
     except Exception as error:  # Ray raises RuntimeError, ConnectionError, ValueError and errors of its own
         raise OptionError(_words(found, error)) from error
     try:
-        yield ray
+        with _without_reports():
+            yield ray
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _without_reports() -> Iterator[None]:
+    """Keep Ray from printing a page on stdout for each node that ends; who asked the node says so in a line."""
+    from ray._private import worker
+
+    printed = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printed
 
 
 def _address(address: str) -> str:

@@ -113,7 +113,7 @@ class NodeWorker:
         from whet.errors import WhetError
         from whet.tuner.preparation import WORK
 
-        recipe = Recipe(steps=TypeAdapter(list[Step]).validate_json(steps))
+        recipe = Recipe(steps=TypeAdapter(tuple[Step, ...]).validate_json(steps))
         deadline = time.monotonic() + left_s
         try:
             with self._turn.taken():
