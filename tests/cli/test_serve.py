@@ -83,6 +83,8 @@ def test_a_model_that_cannot_be_served(
         (["--max-model-len", "513"], "512"),
         (["--max-model-len", "0"], "max_model_len"),
         (["--max-num-seqs", "0"], "max_num_seqs"),
+        (["--tensor-parallel-size", "0"], "tensor_parallel_size=0: it is a whole number of at least 1"),
+        (["--tensor-parallel-size", "3"], "num_attention_heads is 8, which is not a multiple of 3"),
         (["--max-num-batched-tokens", "8"], "max_batch_tokens=8 is below max_num_seqs=64"),
         (["--draft", "nowhere"], "nowhere"),
         (["--api-key", ""], "--api-key"),

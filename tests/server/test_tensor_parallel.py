@@ -71,14 +71,15 @@ def saved(directory: Path, family: str, **changes: Any) -> Path:
 
 @contextmanager
 def divided(directory: Path, num_ranks: int, bounds: StepBounds = BOUNDS, **options: Any) -> Iterator[DividedModel]:
-    cores = os.sched_getaffinity(0)
+    cores, num_threads = os.sched_getaffinity(0), torch.get_num_threads()
     model = DividedModel(directory, ServingOptions(**options), num_ranks, bounds)
     try:
         model.allocate(Allocation(num_blocks=NUM_BLOCKS))
         yield model
     finally:
-        model.close()
         os.sched_setaffinity(0, cores)  # a step binds the thread that calls it
+        torch.set_num_threads(num_threads)
+        model.close()
 
 
 def step(model: ServedModel, parts: Sequence[tuple[int, int, int]]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import OptionError, RanksError
-from whet.kernels.build import library
+from whet.kernels.build import follow_torch, library
 from whet.measure.cores import allowed_cores
 from whet.models.decoder.share import Share
 from whet.models.families import check_divisible, open_model, open_share
@@ -56,7 +56,7 @@ class DividedModel(WithoutStates):
             os.close(memory)
         library().set_threads(given[0].num_threads)
         self._timeout_s = bounds.timeout_s
-        self._cores, self._is_bound = given[0].cores, False
+        self._first, self._is_bound = given[0], False
         self.num_ranks = num_ranks
         self.vocab_size, self.max_model_len = self._mine.vocab_size, self._mine.max_model_len
         self.block_size, self.bytes_per_block = self._mine.block_size, num_ranks * self._mine.bytes_per_block
@@ -87,8 +87,9 @@ class DividedModel(WithoutStates):
         self._processes.watch(self._ended)
 
     def step(self, batch: StepBatch) -> Tensor:
-        if not self._is_bound:  # the engine's thread, and those of the kernels that it starts
-            bind_thread(self._cores)
+        if not self._is_bound:  # the engine's thread, and those that the kernels and torch start from it
+            bind_thread(self._first.cores)
+            torch.set_num_threads(self._first.num_threads)
             self._is_bound = True
         try:
             return self._mine.step(batch)
@@ -98,9 +99,10 @@ class DividedModel(WithoutStates):
             raise RanksError(self.failure or "") from None
 
     def close(self) -> None:
-        """End the other processes. No step may run any more."""
+        """End the other processes. No step may run any more. The kernels have as many threads as torch again."""
         self._group.end()
         self._end()
+        follow_torch()
 
     def _ended(self, rank: int) -> None:
         self._group.fail(rank)
