@@ -8,7 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,23 @@ def test_what_a_memory_is_of_is_known_without_reading_weights(tmp_path: Path, sh
     for _ in range(2):
         found: Any = open_model(directory, shared_weights=shared)
         assert found.digest == alone.digest
+
+
+def test_of_several_at_once_one_packs(tmp_path: Path, shared: Path, packed: list[int]) -> None:
+    directory = write_model(tmp_path / "model", "llama")
+    alone = logits(directory)
+    of_model = len(packed)
+    barrier = threading.Barrier(4)
+
+    def opened(_: int) -> Tensor:
+        barrier.wait()
+        return logits(directory, shared_weights=shared)
+
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(opened, range(4)):
+            assert torch.equal(found, alone)
+    assert len(packed) == 2 * of_model
+    assert len(files(shared)) == 1
 
 
 def test_a_changed_model_is_packed_anew(tmp_path: Path, shared: Path, packed: list[int]) -> None:
@@ -268,6 +287,7 @@ class Child:
         assert self.process.returncode == 0
 
 
+@pytest.mark.thorough
 def test_two_processes_hold_one_copy(tmp_path: Path, shared: Path) -> None:
     """Both start at once, so that they also race for who packs."""
     directory = write_model(tmp_path / "model", "llama", **LARGE)
