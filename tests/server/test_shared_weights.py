@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from whet.kernels.linear.packed import PackedWeights
 from whet.models.families import open_model, outline_of
 from whet.models.options import ServingOptions
 from whet.models.shared_weights import identity
+from whet.models.step import ServedModel
 from whet.server.engine import Engine
 from whet.server.footprint import footprint
 from whet.server.options import EngineOptions
@@ -127,13 +129,14 @@ def test_of_several_at_once_one_packs(tmp_path: Path, shared: Path, packed: list
     of_model = len(packed)
     barrier = threading.Barrier(4)
 
-    def opened(_: int) -> Tensor:
+    def opened(_: int) -> ServedModel:
         barrier.wait()
-        return logits(directory, shared_weights=shared)
+        return open_model(directory, shared_weights=shared)
 
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(opened, range(4)):
-            assert torch.equal(found, alone)
+        models = list(pool.map(opened, range(4)))
+    for model in models:
+        assert torch.equal(logits_after(partial(lambda model: model, model))(IDS), alone)
     assert len(packed) == 2 * of_model
     assert len(files(shared)) == 1
 
