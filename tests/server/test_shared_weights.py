@@ -8,8 +8,11 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from whet.kernels.linear.packed import PackedWeights
 from whet.models.families import open_model, outline_of
 from whet.models.options import ServingOptions
 from whet.models.shared_weights import identity
+from whet.models.step import ServedModel
 from whet.server.engine import Engine
 from whet.server.footprint import footprint
 from whet.server.options import EngineOptions
@@ -117,6 +121,24 @@ def test_what_a_memory_is_of_is_known_without_reading_weights(tmp_path: Path, sh
     for _ in range(2):
         found: Any = open_model(directory, shared_weights=shared)
         assert found.digest == alone.digest
+
+
+def test_of_several_at_once_one_packs(tmp_path: Path, shared: Path, packed: list[int]) -> None:
+    directory = write_model(tmp_path / "model", "llama")
+    alone = logits(directory)
+    of_model = len(packed)
+    barrier = threading.Barrier(4)
+
+    def opened(_: int) -> ServedModel:
+        barrier.wait()
+        return open_model(directory, shared_weights=shared)
+
+    with ThreadPoolExecutor(4) as pool:
+        models = list(pool.map(opened, range(4)))
+    for model in models:
+        assert torch.equal(logits_after(partial(lambda model: model, model))(IDS), alone)
+    assert len(packed) == 2 * of_model
+    assert len(files(shared)) == 1
 
 
 def test_a_changed_model_is_packed_anew(tmp_path: Path, shared: Path, packed: list[int]) -> None:
@@ -268,6 +290,7 @@ class Child:
         assert self.process.returncode == 0
 
 
+@pytest.mark.thorough
 def test_two_processes_hold_one_copy(tmp_path: Path, shared: Path) -> None:
     """Both start at once, so that they also race for who packs."""
     directory = write_model(tmp_path / "model", "llama", **LARGE)

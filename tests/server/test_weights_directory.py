@@ -63,7 +63,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) 
     foreign = tmp_path / "whet-weights-of-somebody"
     foreign.mkdir()
     killed.send_signal(signal.SIGKILL)
-    killed.wait(60)
+    killed.communicate()
     assert left.exists()
     with weights_directory(1000, tmp_path) as own:
         assert not left.exists()

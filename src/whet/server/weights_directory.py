@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from whet.errors import OutputError
-from whet.measure.machine.cache import cache_dir
 
 _IN_MEMORY = Path("/dev/shm")  # tmpfs: pages there can be large, and nothing is written to a disk
 _PREFIX = "whet-weights-"
@@ -28,7 +27,7 @@ def weights_directory(num_bytes: int, in_memory: Path = _IN_MEMORY) -> Iterator[
     Raises:
         OutputError: It cannot be made in either place.
     """
-    place = in_memory if _has_room(in_memory, num_bytes) else cache_dir() / "weights"
+    place = in_memory if _has_room(in_memory, num_bytes) else _in_cache()
     lock: int | None = None
     try:
         try:
@@ -47,6 +46,12 @@ def weights_directory(num_bytes: int, in_memory: Path = _IN_MEMORY) -> Iterator[
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _in_cache() -> Path:
+    from whet.measure.machine.cache import cache_dir  # with torch, which the caller may do without
+
+    return cache_dir() / "weights"
 
 
 def _has_room(place: Path, num_bytes: int) -> bool:

@@ -118,7 +118,7 @@ class PackedWeights(PackedMatrix):
             return
         data.fill_(PADDING[kind])
         scale.fill_(1.0)
-        if bias is not None:
+        if bias is not None and bias_N is not None:
             bias.zero_()[:N] = bias_N
         for first in range(0, N, _ROWS_AT_ONCE):
             self._pack(library, first, weight_NK[first : first + _ROWS_AT_ONCE])
