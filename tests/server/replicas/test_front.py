@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from asking import Answer, ask
 from fake_engine import TOKENIZER, WORD_IDS
 from prometheus_client.parser import text_string_to_metric_families
 from replicated import Replicated, replicated
+
+from whet.ui.network import bind_file
 
 PATH = "/v1/completions"
 BODY = {"prompt": "Once", "max_tokens": 10}
@@ -189,6 +192,29 @@ def test_a_request_that_ends_its_replicas_is_answered_after_the_second_one(other
             engine.let_go()
         assert [one.result(30).status for one in innocent] == [200] * 12
         assert proxy.fleet.counts.given_up == 1
+
+
+def test_what_changes_a_state_is_not_sent_twice(tmp_path: Path) -> None:
+    with replicated(2) as proxy, bind_file(str(tmp_path / "dying")) as bound:
+        bound.listen()
+        for number in (0, 1):
+            proxy.put(number, str(tmp_path / "dying"))
+        seen = []
+
+        def die() -> None:
+            client, _ = bound.accept()
+            seen.append(client.recv(2**16))
+            for one in proxy.upstreams[2:]:
+                proxy.do(one.ended.set)
+            client.close()
+
+        dying = threading.Thread(target=die)
+        dying.start()
+        answer = asking(proxy, "/v1/states/notes", {"prompt": "x"})
+        dying.join()
+        assert (answer.status, answer.error["code"]) == (503, DIED)
+        assert len(seen) == 1 and seen[0].startswith(b"POST /v1/states/notes HTTP/1.1")
+        assert proxy.fleet.counts.sent_again == 0
 
 
 def test_a_client_that_leaves_ends_its_work() -> None:
