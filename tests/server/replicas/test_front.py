@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,20 +147,40 @@ def text_of(answer: Answer, streams: bool) -> str:
     return "".join(event["choices"][0]["text"] for event in answer.events)
 
 
+@contextmanager
+def begun(proxy: Replicated, others: ThreadPoolExecutor, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    """A stream of which three tokens have arrived, and which is held then."""
+    connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=30)
+    before = sum(len(engine.running) for engine in proxy.engines)
+    connection.request("POST", PATH, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+    waiting = others.submit(connection.getresponse)
+    wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == before + 1)
+    for engine in proxy.engines:
+        engine.step(3)
+    response = waiting.result(30)
+    text, wanted = "", TOKENIZER.decode(WORD_IDS[:3])
+    while text != wanted:
+        line = response.readline()
+        if line.startswith(b"data: "):
+            text += json.loads(line.removeprefix(b"data: "))["choices"][0]["text"]
+    yield response
+    response.close()
+    connection.close()
+
+
+def last_event(response: http.client.HTTPResponse) -> Any:
+    lines = [line for line in response.read().split(b"\n") if line.startswith(b"data: ")]
+    assert lines[-1] == b"data: [DONE]"
+    return json.loads(lines[-2].removeprefix(b"data: "))
+
+
 def test_a_stream_whose_replica_dies_ends_with_an_error(others: ThreadPoolExecutor) -> None:
     with replicated() as proxy:
         number = own(proxy)
         held(proxy)
-        waiting = others.submit(asking, proxy, PATH, {**BODY, "stream": True})
-        engine = proxy.engines[number]
-        engine.wait_running(1)
-        engine.step(3)
-        wait_for(lambda: proxy.upstreams[number].num_open == 1 and engine.num_generated >= 13)
-        time.sleep(0.2)  # until the first event has gone through
-        proxy.kill(number)
-        *chunks, last = waiting.result(20).events
-        assert last["error"]["code"] == DIED
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TOKENIZER.decode(WORD_IDS[:3])
+        with begun(proxy, others, BODY) as response:
+            proxy.kill(number)
+            assert last_event(response)["error"]["code"] == DIED
         assert (proxy.fleet.counts.broken_streams, proxy.fleet.counts.sent_again) == (1, 0)
 
 
@@ -331,19 +352,28 @@ def test_a_large_body_goes_through() -> None:
         assert proxy.engines[0].asked[-1].prompt_ids == ids
 
 
-def test_the_end_waits_for_what_runs_and_cuts_what_takes_too_long(others: ThreadPoolExecutor) -> None:
+def test_the_end_cuts_what_takes_too_long(others: ThreadPoolExecutor) -> None:
     with replicated(shutdown_timeout_s=0.5) as proxy:
         held(proxy)
+        with begun(proxy, others, BODY) as response:
+            whole = others.submit(asking, proxy, PATH, {**BODY, "prompt": "Twice"})
+            wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 2)
+            proxy.begin_end()
+            answer = whole.result(20)
+            assert (answer.status, answer.error["code"]) == (503, "unavailable")
+            assert last_event(response)["error"]["code"] == "unavailable"
+
+
+def test_the_end_waits_for_what_runs(others: ThreadPoolExecutor) -> None:
+    with replicated(shutdown_timeout_s=60) as proxy:
+        held(proxy)
         whole = others.submit(asking, proxy, PATH, BODY)
-        stream = others.submit(asking, proxy, PATH, {**BODY, "prompt": "Twice", "stream": True})
-        wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 2)
-        for engine in proxy.engines:
-            engine.step()
-        time.sleep(0.2)
+        wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 1)
         proxy.begin_end()
-        answer = whole.result(20)
-        assert (answer.status, answer.error["code"]) == (503, "unavailable")
-        assert stream.result(20).events[-1]["error"]["code"] == "unavailable"
+        wait_for(lambda: proxy._lifecycle.phase == "draining")
+        for engine in proxy.engines:
+            engine.let_go()
+        assert whole.result(30).json["choices"][0]["text"] == TEXT
 
 
 def test_an_engine_that_fails_is_no_replica_that_dies() -> None:
