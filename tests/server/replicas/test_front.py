@@ -49,7 +49,7 @@ def held(proxy: Replicated) -> None:
         engine.held = True
 
 
-def wait_for(condition: Any, limit_s: float = 10.0) -> None:
+def wait_for(condition: Any, limit_s: float = 30.0) -> None:
     ends_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < ends_s, "waited in vain"
@@ -253,14 +253,15 @@ def test_a_client_that_leaves_ends_its_work() -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_its_work_with_it() -> None:
-    with replicated(write_timeout_s=0.3) as proxy:
-        connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=20)
-        body = {"prompt": "x", "max_tokens": 500, "n": 64, "stream": True, "logprobs": 20}
-        connection.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
-        wait_for(lambda: sum(len(engine.asked) for engine in proxy.engines) == 64)
-        wait_for(lambda: not any(engine.running for engine in proxy.engines), 20)
-        wait_for(lambda: not any(one.num_open for one in proxy.upstreams), 20)
-        connection.close()
+    with replicated(write_timeout_s=0.3) as proxy, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((proxy.host, proxy.port))
+        body = json.dumps({"prompt": "x", "max_tokens": 500, "n": 64, "stream": True})
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        wait_for(lambda: sum(len(engine.asked) for engine in proxy.engines) == 64, 60)
+        wait_for(lambda: not any(engine.running for engine in proxy.engines), 60)
+        wait_for(lambda: not any(one.num_open for one in proxy.upstreams), 60)
 
 
 def test_while_none_runs_requests_wait_and_then_are_refused(others: ThreadPoolExecutor) -> None:
