@@ -72,9 +72,13 @@ class Replicated(WebServer):
         """Put another replica in the place of one that died."""
         self.engines[number].reset()
         self.servers.append(self.replica(number))
+        self.put(number, self.servers[-1].host)
+
+    def put(self, number: int, path: str) -> None:
+        """Let what listens on a Unix socket take requests."""
 
         async def put() -> None:
-            self.upstreams.append(Upstream(number, self.servers[-1].host))
+            self.upstreams.append(Upstream(number, path))
             await self.fleet.put(self.upstreams[-1])
 
         assert self._loop is not None

@@ -12,6 +12,7 @@ import torch
 
 from whet.core.recipe import Recipe, Step
 from whet.errors import OptionError, TargetError
+from whet.server.asked import Asked
 from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
@@ -58,6 +59,27 @@ def test_a_recipe_is_followed_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch)
     assert (asked["dtype"], asked["weights"]) == ("bf16", "as-is")
     assert "the engine can follow no step of the recipe" in notes[-1]
     assert torch.get_num_threads() == before
+
+
+def test_replicas_get_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Asked, int, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        "whet.server.replicas.serving.serve_replicas", lambda asked, number, **more: seen.append((asked, number, more))
+    )
+    settings = Settings(served_names=("tiny",), api_keys=("key",))
+    options = EngineOptions(max_model_len=64)
+    serve(Path("docs-gpt"), options, replicas=3, host="0.0.0.0", port=0, settings=settings, weights="int8")
+    serve(models={"other": "docs-gpt"}, replicas=2)
+    [(first, number, more), (second, _, _)] = seen
+    assert (first.model, first.names, first.options, first.weights, number) == (
+        "docs-gpt",
+        ("tiny",),
+        options,
+        "int8",
+        3,
+    )
+    assert (first.settings.api_keys, first.settings.is_local, more["host"]) == (("key",), False, "0.0.0.0")
+    assert (second.model, second.models, second.names) == (None, {"other": "docs-gpt"}, ())
 
 
 def test_what_is_wrong_is_raised() -> None:

@@ -13,7 +13,6 @@ from whet.server.http.hardened import WebServer
 from whet.server.http.settings import Settings
 from whet.server.one_process import serve_here
 from whet.server.options import DEFAULT_PORT, EngineOptions
-from whet.server.replicas.serving import serve_replicas
 from whet.ui.network import LOOPBACK, bind, is_loopback
 
 
@@ -84,6 +83,8 @@ def serve(
         max_waiting=max_waiting,
     )
     if replicas != 1:
+        from whet.server.replicas.serving import serve_replicas  # and aiohttp, which one process does not need
+
         serve_replicas(asked, replicas, host=host, port=port, note=note, ready=lambda front: ready(front, None))
         return
     serve_here(

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from asking import Answer, ask
 from fake_engine import TOKENIZER, WORD_IDS
 from prometheus_client.parser import text_string_to_metric_families
 from replicated import Replicated, replicated
+
+from whet.ui.network import bind_file
 
 PATH = "/v1/completions"
 BODY = {"prompt": "Once", "max_tokens": 10}
@@ -45,7 +49,7 @@ def held(proxy: Replicated) -> None:
         engine.held = True
 
 
-def wait_for(condition: Any, limit_s: float = 10.0) -> None:
+def wait_for(condition: Any, limit_s: float = 30.0) -> None:
     ends_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < ends_s, "waited in vain"
@@ -143,20 +147,40 @@ def text_of(answer: Answer, streams: bool) -> str:
     return "".join(event["choices"][0]["text"] for event in answer.events)
 
 
+@contextmanager
+def begun(proxy: Replicated, others: ThreadPoolExecutor, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    """A stream of which three tokens have arrived, and which is held then."""
+    connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=30)
+    before = sum(len(engine.running) for engine in proxy.engines)
+    connection.request("POST", PATH, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+    waiting = others.submit(connection.getresponse)
+    wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == before + 1)
+    for engine in proxy.engines:
+        engine.step(3)
+    response = waiting.result(30)
+    text, wanted = "", TOKENIZER.decode(WORD_IDS[:3])
+    while text != wanted:
+        line = response.readline()
+        if line.startswith(b"data: "):
+            text += json.loads(line.removeprefix(b"data: "))["choices"][0]["text"]
+    yield response
+    response.close()
+    connection.close()
+
+
+def last_event(response: http.client.HTTPResponse) -> Any:
+    lines = [line for line in response.read().split(b"\n") if line.startswith(b"data: ")]
+    assert lines[-1] == b"data: [DONE]"
+    return json.loads(lines[-2].removeprefix(b"data: "))
+
+
 def test_a_stream_whose_replica_dies_ends_with_an_error(others: ThreadPoolExecutor) -> None:
     with replicated() as proxy:
         number = own(proxy)
         held(proxy)
-        waiting = others.submit(asking, proxy, PATH, {**BODY, "stream": True})
-        engine = proxy.engines[number]
-        engine.wait_running(1)
-        engine.step(3)
-        wait_for(lambda: proxy.upstreams[number].num_open == 1 and engine.num_generated >= 13)
-        time.sleep(0.2)  # until the first event has gone through
-        proxy.kill(number)
-        *chunks, last = waiting.result(20).events
-        assert last["error"]["code"] == DIED
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TOKENIZER.decode(WORD_IDS[:3])
+        with begun(proxy, others, BODY) as response:
+            proxy.kill(number)
+            assert last_event(response)["error"]["code"] == DIED
         assert (proxy.fleet.counts.broken_streams, proxy.fleet.counts.sent_again) == (1, 0)
 
 
@@ -191,6 +215,29 @@ def test_a_request_that_ends_its_replicas_is_answered_after_the_second_one(other
         assert proxy.fleet.counts.given_up == 1
 
 
+def test_what_changes_a_state_is_not_sent_twice(tmp_path: Path) -> None:
+    with replicated(2) as proxy, bind_file(str(tmp_path / "dying")) as bound:
+        bound.listen()
+        for number in (0, 1):
+            proxy.put(number, str(tmp_path / "dying"))
+        seen = []
+
+        def die() -> None:
+            client, _ = bound.accept()
+            seen.append(client.recv(2**16))
+            for one in proxy.upstreams[2:]:
+                proxy.do(one.ended.set)
+            client.close()
+
+        dying = threading.Thread(target=die)
+        dying.start()
+        answer = asking(proxy, "/v1/states/notes", {"prompt": "x"})
+        dying.join()
+        assert (answer.status, answer.error["code"]) == (503, DIED)
+        assert len(seen) == 1 and seen[0].startswith(b"POST /v1/states/notes HTTP/1.1")
+        assert proxy.fleet.counts.sent_again == 0
+
+
 def test_a_client_that_leaves_ends_its_work() -> None:
     with replicated() as proxy:
         held(proxy)
@@ -206,14 +253,15 @@ def test_a_client_that_leaves_ends_its_work() -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_its_work_with_it() -> None:
-    with replicated(write_timeout_s=0.3) as proxy:
-        connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=20)
-        body = {"prompt": "x", "max_tokens": 500, "n": 64, "stream": True, "logprobs": 20}
-        connection.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
-        wait_for(lambda: sum(len(engine.asked) for engine in proxy.engines) == 64)
-        wait_for(lambda: not any(engine.running for engine in proxy.engines), 20)
-        wait_for(lambda: not any(one.num_open for one in proxy.upstreams), 20)
-        connection.close()
+    with replicated(write_timeout_s=0.3) as proxy, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((proxy.host, proxy.port))
+        body = json.dumps({"prompt": "x", "max_tokens": 500, "n": 64, "stream": True})
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        wait_for(lambda: sum(len(engine.asked) for engine in proxy.engines) == 64, 60)
+        wait_for(lambda: not any(engine.running for engine in proxy.engines), 60)
+        wait_for(lambda: not any(one.num_open for one in proxy.upstreams), 60)
 
 
 def test_while_none_runs_requests_wait_and_then_are_refused(others: ThreadPoolExecutor) -> None:
@@ -305,19 +353,28 @@ def test_a_large_body_goes_through() -> None:
         assert proxy.engines[0].asked[-1].prompt_ids == ids
 
 
-def test_the_end_waits_for_what_runs_and_cuts_what_takes_too_long(others: ThreadPoolExecutor) -> None:
+def test_the_end_cuts_what_takes_too_long(others: ThreadPoolExecutor) -> None:
     with replicated(shutdown_timeout_s=0.5) as proxy:
         held(proxy)
+        with begun(proxy, others, BODY) as response:
+            whole = others.submit(asking, proxy, PATH, {**BODY, "prompt": "Twice"})
+            wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 2)
+            proxy.begin_end()
+            answer = whole.result(20)
+            assert (answer.status, answer.error["code"]) == (503, "unavailable")
+            assert last_event(response)["error"]["code"] == "unavailable"
+
+
+def test_the_end_waits_for_what_runs(others: ThreadPoolExecutor) -> None:
+    with replicated(shutdown_timeout_s=60) as proxy:
+        held(proxy)
         whole = others.submit(asking, proxy, PATH, BODY)
-        stream = others.submit(asking, proxy, PATH, {**BODY, "prompt": "Twice", "stream": True})
-        wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 2)
-        for engine in proxy.engines:
-            engine.step()
-        time.sleep(0.2)
+        wait_for(lambda: sum(len(engine.running) for engine in proxy.engines) == 1)
         proxy.begin_end()
-        answer = whole.result(20)
-        assert (answer.status, answer.error["code"]) == (503, "unavailable")
-        assert stream.result(20).events[-1]["error"]["code"] == "unavailable"
+        wait_for(lambda: proxy._lifecycle.phase == "draining")
+        for engine in proxy.engines:
+            engine.let_go()
+        assert whole.result(30).json["choices"][0]["text"] == TEXT
 
 
 def test_an_engine_that_fails_is_no_replica_that_dies() -> None:

@@ -116,6 +116,20 @@ def test_tuned_models_are_served_by_replicas_too(tmp_path: Path) -> None:
         assert server.ask("/v2/health/ready") == {"ready": True}
 
 
+@pytest.mark.slow
+def test_a_thousand_requests_with_a_kill_and_an_update() -> None:
+    with served("docs-gpt", "--replicas", "2", *OPTIONS) as server:
+        events = [
+            (1 / 3, lambda: kill(server.pids[0])),
+            (2 / 3, lambda: server.process.send_signal(signal.SIGHUP)),
+        ]
+        ended = Load(server, 1000, 10).run(events)
+        broken = ended.pop("broken stream: replica_died", 0)
+        assert ended == {"answered": 1000 - broken}
+        assert broken <= 16  # no more than ran at once on the replica that was killed
+        server.wait_said("is replaced", 2)
+
+
 def is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -16,7 +16,7 @@ from whet.ui.figures import num_bytes
 from whet.workloads.model_directory import model_directory
 
 _PROCESS = 350 * 2**20  # bytes that a replica takes beside its weights: an interpreter with torch
-_BYTES = {"as-is": {"bf16": 2.0, "fp32": 4.0}, "int8": 1.0, "int4": 0.5}  # at least, of one weight
+_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 0.5}  # at least, of one weight
 _LONGEST_HEADER = 100 * 2**20
 
 
@@ -78,10 +78,8 @@ def _least_bytes(asked: Asked, directory: Path) -> float:
         return 0.0 if files else float(sum(path.stat().st_size for path in directory.rglob("*.pt2")))
     says_more = asked.recipe is not None or (directory / RECIPE).is_file()
     weights = asked.weights or ("int4" if says_more else asked.options.weights)
-    of_weight = _BYTES[weights]
-    if isinstance(of_weight, dict):
-        of_weight = of_weight[asked.dtype or asked.options.dtype]
-    return sum(map(_num_weights, files)) * of_weight
+    kind = weights if weights != "as-is" else asked.dtype or asked.options.dtype
+    return sum(map(_num_weights, files)) * _BYTES[kind]
 
 
 def _num_weights(path: Path) -> int:

@@ -1,6 +1,7 @@
 """Serve by several replicas on this machine until the process is asked to end."""
 
 import asyncio
+import os
 import shutil
 import socket
 import tempfile
@@ -10,6 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from whet.errors import OptionError
 from whet.server.asked import Asked
 from whet.server.http.hardened import BACKLOG, WebServer
 from whet.server.http.lifecycle import Lifecycle
@@ -21,6 +23,7 @@ from whet.server.replicas.supervisor import Supervisor
 from whet.ui.network import bind, listen
 
 _INNER_SHUTDOWN_S = 1.0  # the proxy waits for requests; a replica that is told to end has none, or is late
+_LONGEST_PATH = 80  # bytes; the address of a Unix socket has 108, and some systems have fewer
 _PATIENCE = 2  # a replica waits this much longer for a slow reader than the proxy does for its client
 
 
@@ -50,6 +53,8 @@ def serve_replicas(
     with bind(host, port) as bound:
         directory = Path(tempfile.mkdtemp(prefix="whet-"))  # which nobody else may read
         try:
+            if len(os.fsencode(directory)) > _LONGEST_PATH:
+                raise OptionError(f"{directory} is too long a path for sockets: set TMPDIR to a shorter directory")
             FrontServer(asked, shares, directory, bound, note).run_to_end(ready)
         finally:
             shutil.rmtree(directory, ignore_errors=True)

@@ -64,7 +64,6 @@ def _serve(order: Order, said: IO[str]) -> None:
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)
     logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[warnings])
-    os.umask(0o077)
     serve_here(
         Asked.from_json(order.asked),
         lambda: bind_file(order.path),
