@@ -36,7 +36,7 @@ SUBJECTS = (
         ("train_peers", "loss_kernel", "packed_attention", "loader", "prepare_overhead", "checkpointing", "train_loop",
          "tinyshakespeare", "foreign_scripts", "latentwire", "tokenising", "compression", "parallel"),
     ),
-    Subject("serving", "Results: Serving", ("serve_peers", "guided", "serve_artefacts")),
+    Subject("serving", "Results: Serving", ("serve_peers", "guided", "serve_artefacts", "serve_ray")),
     Subject(
         "state-space-models", "Results: State-space models and long texts",
         ("selective_", "families_", "long_context", "recall", "memory_table", "million_tokens"),

@@ -1,4 +1,4 @@
-"""Deploy replicas on Ray Serve: start them, replace them one after the other, and end them."""
+"""Start replicas on Ray Serve, replace them while they answer, and end them."""
 
 import contextlib
 import time
@@ -96,7 +96,11 @@ class Deployed:
         self._wait()
 
     def _wait(self) -> None:
-        """Wait until all replicas run. Raises TargetError if they do not."""
+        """Wait until all replicas run.
+
+        Raises:
+            TargetError: They do not.
+        """
         until_s = time.monotonic() + _START_S
         unplaced_s: float | None = None
         while time.monotonic() < until_s:
