@@ -54,7 +54,7 @@ class Deployed:
         serve.start(proxy_location="Disabled")  # requests come through whet's own server; Ray opens no port for them
         self.is_update = name in serve.status().applications
         try:
-            self._run(asked, spare=free_cores() // scale.cpus - (0 if self.is_update else scale.replicas.most))
+            self._run(asked, self._spare())
         except BaseException:
             if not self.is_update:
                 self.end()
@@ -71,12 +71,11 @@ class Deployed:
             TargetError: The new ones fail.
         """
         before, self._asked = self._asked, replace(self._asked, generation=generation)
-        spare = free_cores() // self._scale.cpus
         try:
-            self._run(self._asked, spare=spare)
+            self._run(self._asked, self._spare())
         except TargetError:
             self._asked = before
-            self._run(before, spare=spare)
+            self._run(before, spare=0)
             raise
 
     def end(self) -> None:
@@ -90,7 +89,14 @@ class Deployed:
         if not serve.status().applications:
             serve.shutdown()
 
-    def _run(self, asked: Asked, *, spare: int) -> None:
+    def _spare(self) -> int:
+        """Return how many more replicas than the most the cluster has free cores for."""
+        found = serve.status().applications.get(self.name)
+        deployed = None if found is None else found.deployments.get(DEPLOYMENT)
+        running = 0 if deployed is None else deployed.replica_states.get("RUNNING", 0)
+        return free_cores() // self._scale.cpus - max(0, self._scale.replicas.most - running)
+
+    def _run(self, asked: Asked, spare: int) -> None:
         target = serve.RunTarget(target=_application(asked, self._scale, spare), name=self.name, route_prefix=None)
         serve.run_many([target], wait_for_applications_running=False)
         self._wait()
