@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from whet.errors import TargetError
@@ -80,14 +82,20 @@ class Deployed:
 
     def end(self) -> None:
         """Let the replicas finish their requests and end them, unless another process has deployed others since."""
-        with contextlib.suppress(Exception):  # whatever is wrong with the replicas, they are to end
+        with contextlib.suppress(RayError, RayServeException):  # another process has ended Ray Serve, or the cluster
+            if not self._is_another():
+                serve.delete(self.name)
+            if not serve.status().applications:
+                serve.shutdown()
+
+    def _is_another(self) -> bool:
+        """Return whether another process has deployed the replicas that run now."""
+        try:
             found = self.handle.broadcast("generation").results(timeout_s=_ASK_S, return_exceptions=True)
-            words = {one for one in found if isinstance(one, str)}
-            if words and self._asked.generation not in words:
-                return
-        serve.delete(self.name)
-        if not serve.status().applications:
-            serve.shutdown()
+        except (TimeoutError, RayError, RayServeException):  # none answers
+            return False
+        words = {one for one in found if isinstance(one, str)}
+        return bool(words) and self._asked.generation not in words
 
     def _spare(self) -> int:
         """Return how many more replicas than the most the cluster has free cores for."""
