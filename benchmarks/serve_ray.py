@@ -108,7 +108,7 @@ def overheads(address: str, calls: int) -> dict[str, Any]:
     """The costs of each way to serve one model with one thread."""
     one = ["--replicas", "1", "--ray-cpus", "1", "--dtype", "fp32"]
     found: dict[str, Any] = {}
-    with serving("--dtype", "fp32", program=("-m", "whet")) as (url, _):
+    with serving("--dtype", "fp32", threads=1) as (url, _):
         found["whet serve"] = asyncio.run(costs(url, calls))
     with serving("--ray", address, *one) as (url, _):
         found["whet serve --ray"] = asyncio.run(costs(url, calls))
