@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -70,10 +70,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def serving(*options: str, program: Sequence[str] = ("-m", "whet")) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(*options: str, threads: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """whet serve with docs-gpt in a process of its own: its address and the process."""
-    command = [sys.executable, *program, "serve", MODEL, "--port", "0", "--json", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "whet", "serve", MODEL, "--port", "0", "--json", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None and process.stderr is not None
     try:
         line = process.stdout.readline()
@@ -90,8 +91,12 @@ def serving(*options: str, program: Sequence[str] = ("-m", "whet")) -> Iterator[
 def replicas_of(node: Any) -> list[psutil.Process]:
     """The processes of the replicas on a node, the oldest first."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    found = [one for one in raylet.children(recursive=True) if "ServeReplica" in " ".join(one.cmdline())]
-    return sorted(found, key=lambda process: process.create_time())
+    found = []
+    for one in raylet.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if "ServeReplica" in " ".join(one.cmdline()):
+                found.append((one.create_time(), one.pid, one))
+    return [process for *_, process in sorted(found)]
 
 
 def all_replicas(cluster: Cluster) -> list[psutil.Process]:

@@ -17,6 +17,7 @@ from families_tables import family_summary
 from gpu_table import gpu_lines
 from measuring_tables import MEASURING
 from operator_tables import operator_lines
+from ray_tables import ray_lines
 from replica_tables import replica_lines
 from result_pages import write_pages
 from serving_peers.section import serving_lines
@@ -51,6 +52,7 @@ def main() -> None:
         "serve_replicas": _serve_replicas,
         "shared_weights": _shared_weights,
         **{name: partial(_section, name) for name in MEASURING},
+        "serve_ray": _serve_ray,
         "limits": _limits,
         "operators": _operators,
         **{name: partial(_section, name) for name in SECTIONS},
@@ -288,6 +290,10 @@ def _limits(report: dict[str, Any]) -> str:
     lines.append(f"| read bandwidth | {report['read_bandwidth'] / 1e9:.1f} GB/s |")
     lines += [f"| GEMM {dtype} | {rate / 1e9:,.0f} GOP/s |" for dtype, rate in report["gemm"].items()]
     return "\n".join([*lines, ""])
+
+
+def _serve_ray(report: dict[str, Any]) -> str:
+    return "\n".join(["## Replicas on Ray Serve", "", *_where(report), "", *ray_lines(report), ""])
 
 
 def _operators(report: dict[str, Any]) -> str:

@@ -22,11 +22,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-import ray
 from circumstances import circumstances
 from quietly import quiet_machine
 from ray_scenario import MODEL, all_replicas, bodies, expected_texts, replicas_of, serving, steady, tallied, two_nodes
@@ -81,6 +81,7 @@ async def costs(url: str, calls: int) -> dict[str, Any]:
 @contextmanager
 def behind_rays_proxy(address: str) -> Iterator[str]:
     """The same replica behind Ray's own HTTP proxy; its address."""
+    import ray
     from ray import serve
 
     from whet.server.http.settings import Settings
@@ -107,7 +108,7 @@ def overheads(address: str, calls: int) -> dict[str, Any]:
     """The costs of each way to serve one model with one thread."""
     one = ["--replicas", "1", "--ray-cpus", "1", "--dtype", "fp32"]
     found: dict[str, Any] = {}
-    with serving("--dtype", "fp32", program=("-m", "whet")) as (url, _):
+    with serving("--dtype", "fp32", threads=1) as (url, _):
         found["whet serve"] = asyncio.run(costs(url, calls))
     with serving("--ray", address, *one) as (url, _):
         found["whet serve --ray"] = asyncio.run(costs(url, calls))
@@ -153,7 +154,7 @@ def main() -> None:
         measured = {"costs": overheads(cluster.address, given.calls)}
         measured["lost"] = scenario(cluster, given.requests, given.rate, given.tokens)
     command = "python benchmarks/serve_ray.py"
-    report = {**circumstances(command, {"ray": ray.__version__}), **measured}
+    report = {**circumstances(command, {"ray": version("ray")}), **measured}
     print(json.dumps(measured, indent=1))
     if not given.is_trial:
         write_whole(RESULT, json.dumps(report, indent=1) + "\n")

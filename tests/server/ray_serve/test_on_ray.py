@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -67,14 +68,31 @@ def test_the_server_tells_of_all_replicas(server: tuple[str, object], texts: dic
     with httpx.Client(base_url=server[0], timeout=60, trust_env=False) as client:
         assert client.get("/health").json() == {"status": "ok", "replicas": 2}
         assert client.get("/v1/models").json()["data"][0]["id"] == "docs-gpt"
-        names = {
-            line.split('replica="')[1].split('"')[0]
-            for line in client.get("/metrics").text.splitlines()
-            if "replica=" in line
-        }
-        assert len(names) == 2
+        assert len(answered_by_each(client)) == 2
         refused = client.post("/v1/completions", json={"model": "other", "prompt": "x"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def answered_by_each(client: httpx.Client) -> Counter[str]:
+    """How many requests each replica has answered, by its metrics."""
+    found: Counter[str] = Counter()
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith("whet:request_success_total{"):
+            found[line.split('replica="')[1].split('"')[0]] += int(float(line.split()[-1]))
+    return found
+
+
+def test_what_begins_alike_goes_to_one_replica(server: tuple[str, object], texts: dict[str, str]) -> None:
+    with httpx.Client(base_url=server[0], timeout=60, trust_env=False) as client:
+
+        def answered(prompts: list[str]) -> list[int]:
+            before = answered_by_each(client)
+            for prompt in prompts:
+                assert client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1}).status_code == 200
+            return sorted((answered_by_each(client) - before).values())
+
+        assert answered([f"{'A river that was straightened. ' * 20}{number}" for number in range(10)]) == [10]
+        assert len(answered([f"{number} is the beginning. " * 20 for number in range(30)])) == 2
 
 
 def test_no_request_is_lost(cluster: Any, server: tuple[str, "subprocess.Popen[str]"], texts: dict[str, str]) -> None:

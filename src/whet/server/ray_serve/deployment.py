@@ -1,4 +1,4 @@
-"""Deploy replicas on Ray Serve: start them, replace them one after the other, and end them."""
+"""Start replicas on Ray Serve, replace them while they answer, and end them."""
 
 import contextlib
 import time
@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from whet.errors import TargetError
@@ -54,7 +56,7 @@ class Deployed:
         serve.start(proxy_location="Disabled")  # requests come through whet's own server; Ray opens no port for them
         self.is_update = name in serve.status().applications
         try:
-            self._run(asked, spare=free_cores() // scale.cpus - (0 if self.is_update else scale.replicas.most))
+            self._run(asked, self._spare())
         except BaseException:
             if not self.is_update:
                 self.end()
@@ -71,32 +73,48 @@ class Deployed:
             TargetError: The new ones fail.
         """
         before, self._asked = self._asked, replace(self._asked, generation=generation)
-        spare = free_cores() // self._scale.cpus
         try:
-            self._run(self._asked, spare=spare)
+            self._run(self._asked, self._spare())
         except TargetError:
             self._asked = before
-            self._run(before, spare=spare)
+            self._run(before, spare=0)
             raise
 
     def end(self) -> None:
         """Let the replicas finish their requests and end them, unless another process has deployed others since."""
-        with contextlib.suppress(Exception):  # whatever is wrong with the replicas, they are to end
-            found = self.handle.broadcast("generation").results(timeout_s=_ASK_S, return_exceptions=True)
-            words = {one for one in found if isinstance(one, str)}
-            if words and self._asked.generation not in words:
-                return
-        serve.delete(self.name)
-        if not serve.status().applications:
-            serve.shutdown()
+        with contextlib.suppress(RayError, RayServeException):  # another process has ended Ray Serve, or the cluster
+            if not self._is_another():
+                serve.delete(self.name)
+            if not serve.status().applications:
+                serve.shutdown()
 
-    def _run(self, asked: Asked, *, spare: int) -> None:
+    def _is_another(self) -> bool:
+        """Return whether another process has deployed the replicas that run now."""
+        try:
+            found = self.handle.broadcast("generation").results(timeout_s=_ASK_S, return_exceptions=True)
+        except (TimeoutError, RayError, RayServeException):  # none answers
+            return False
+        words = {one for one in found if isinstance(one, str)}
+        return bool(words) and self._asked.generation not in words
+
+    def _spare(self) -> int:
+        """Return how many more replicas than the most the cluster has free cores for."""
+        found = serve.status().applications.get(self.name)
+        deployed = None if found is None else found.deployments.get(DEPLOYMENT)
+        running = 0 if deployed is None else deployed.replica_states.get("RUNNING", 0)
+        return free_cores() // self._scale.cpus - max(0, self._scale.replicas.most - running)
+
+    def _run(self, asked: Asked, spare: int) -> None:
         target = serve.RunTarget(target=_application(asked, self._scale, spare), name=self.name, route_prefix=None)
         serve.run_many([target], wait_for_applications_running=False)
         self._wait()
 
     def _wait(self) -> None:
-        """Wait until all replicas run. Raises TargetError if they do not."""
+        """Wait until all replicas run.
+
+        Raises:
+            TargetError: They do not.
+        """
         until_s = time.monotonic() + _START_S
         unplaced_s: float | None = None
         while time.monotonic() < until_s:
