@@ -38,7 +38,8 @@ SUBJECTS = (
     ),
     Subject(
         "serving", "Results: Serving",
-        ("serve_peers", "guided", "serve_artefacts", "serve_replicas", "shared_weights", "serve_tensor_parallel", "serve_ray"),
+        ("serve_peers", "guided", "serve_artefacts", "serve_replicas", "shared_weights", "serve_tensor_parallel",
+         "serve_ray"),
     ),
     Subject(
         "state-space-models", "Results: State-space models and long texts",

@@ -43,7 +43,11 @@ class Given:
 
 
 def given_of(asked: Asked, settings: Settings) -> Given:
-    """Return what was asked for beside the directories. Raises TargetError if there is no draft model of that name."""
+    """Return what was asked for beside the directories.
+
+    Raises:
+        TargetError: There is no draft model of that name.
+    """
     return Given(
         asked.options,
         asked.recipe,

@@ -79,7 +79,7 @@ def serve(
         dtype=dtype,
         weights=weights,
         draft=None if draft is None else os.fspath(draft),
-        libraries=tuple(map(os.fspath, libraries)),
+        libraries=tuple(os.fspath(library) for library in libraries),
         max_waiting=max_waiting,
     )
     if replicas != 1:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from whet.errors import WhetError, reason
@@ -67,7 +68,7 @@ def _serve(order: Order, said: IO[str]) -> None:
     serve_here(
         Asked.from_json(order.asked),
         lambda: bind_file(order.path),
-        note=lambda line: sys.stderr.write(f"{line}\n") and None,
+        note=partial(print, file=sys.stderr),
         ready=lambda _, served: _say(said, {"models": _models(served)}),
     )
 
