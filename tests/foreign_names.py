@@ -150,7 +150,7 @@ PRIVATE: dict[str, str] = {
     "torch.distributed.distributed_c10d._set_pg_timeout": "parallel/division.py: the time-out of a mesh's groups",
     "torch.library.Library._destroy": "kernels/register.py: takes back an operator that is not its reference",
     "torch.nn.Module._call_impl": "mechanisms/compiled.py: compiled where a forward is PyTorch's own",
-    "torch.ops._c10d_functional.reduce_scatter_tensor.default": "tracing/traced_decoder.py: messages are not sent again",
+    "torch.ops._c10d_functional.reduce_scatter_tensor.default": "tracing/traced_decoder.py: kept in backward",
     "torch.ops._c10d_functional.wait_tensor.default": "planner/tracing/live_bytes.py: it makes no tensor",
     "torch.ops.aten._assert_tensor_metadata.default": "core/artefact/inductor.py: dropped from graphs",
     "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "quantisation/quantised_linear.py: packed int4 weights",
