@@ -138,6 +138,7 @@ PRIVATE: dict[str, str] = {
     "torch._scaled_mm": "measure/machine/gemm.py: products of 8-bit floats",
     "torch._softmax_backward_data": "packing/unfused_attention.py: the gradient of a softmax, in one pass",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "artefact/program.py: the values of tensors decide",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": "planner/tracing/trace.py: numbers decide on shapes",
     "torch._subclasses.fake_tensor.FakeTensor": "planner/tracing/live_bytes.py: the device that it stands for",
     "torch._subclasses.fake_tensor.FakeTensorMode": "planner/tracing/one_rank.py: tensors without numbers",
     "torch.autograd.Variable._execution_engine.queue_callback": "step/communication.py: the end of computing gradients",

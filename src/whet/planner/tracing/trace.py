@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.optim import AdamW
 
 from whet.errors import OptionError
@@ -67,6 +68,9 @@ def trace_memory(
         peak = _peak(shape, traced, work, num, device)
     except OptionError as error:
         return _of_formulas(shape, layout, work, num, fragmentation, str(error))
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        why_not = f"torch reads numbers for this layout ({error}), and a trace has none"
+        return _of_formulas(shape, layout, work, num, fragmentation, why_not)
     found = _parts_of(peak.by_kind)
     found["fragmentation"] = fragmentation * (found["activations"] + found["buffers"])
     said = predict_memory(shape, traced.layout, work, num, fragmentation)
