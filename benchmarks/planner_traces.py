@@ -37,7 +37,6 @@ def row_of(point: Point, trace: MemoryTrace) -> dict[str, Any]:
         "parts": {name: [None if one is None else one / GIB for one in both] for name, both in parts.items()},
         "why_not": trace.why_not,
         "differs": list(trace.differs),
-        "stage": trace.stage,
         "phase": trace.phase,
         "seconds": trace.seconds,
     }

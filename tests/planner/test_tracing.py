@@ -53,11 +53,9 @@ def test_a_trace_finds_what_the_allocator_gives() -> None:
         (2, [{"shard": 2, "zero_stage": 3}, {"shard": 2, "zero_stage": 2, "precision": "float32"}]),
         (2, [{"shard": 2, "zero_stage": 1, "precision": "float32"}, {"replicate": 2}]),
         (2, [{"tensor": 2, "precision": "float32"}]),
-        (2, [{"pipeline": 2, "precision": "float32"}]),
         (4, [{"shard": 4, "zero_stage": 3, "recompute": "full"}]),
-        (4, [{"shard": 2, "tensor": 2, "zero_stage": 3}]),
     ],
-    ids=["zero 3 and 2", "zero 1 and copies", "tensor", "pipeline", "zero 3 of 4", "tensor with zero 3"],
+    ids=["zero 3 and 2", "zero 1 and copies", "tensor", "zero 3 of 4"],
 )
 def test_a_trace_finds_what_lives_in_real_processes(number: int, layouts: list[dict[str, Any]]) -> None:
     """Tensors with numbers, messages of gloo, and DTensor's own copies, in steps of whet's own trainer."""
@@ -83,11 +81,11 @@ def test_state_is_what_the_sizes_say() -> None:
 
 def test_however_many_ranks_there_are() -> None:
     few = parts(traced(SMALL, Layout(shard=8, zero_stage=3)))
-    work = Work(global_batch_size=4096, sequence_length=128)
-    many = traced(SMALL, Layout(replicate=512, shard=8, tensor=2, zero_stage=3), work)
+    work = Work(global_batch_size=16384, sequence_length=128)
+    many = traced(SMALL, Layout(replicate=1024, shard=8, zero_stage=3), work)
     assert many.ranks == 8192
-    assert parts(many)["parameters"] == pytest.approx(few["parameters"] / 2, rel=0.05)
-    assert parts(many)["activations"] < few["activations"]
+    assert parts(many)["parameters"] == pytest.approx(few["parameters"], rel=0.05)
+    assert parts(many)["activations"] == pytest.approx(few["activations"], rel=0.05)
 
 
 @pytest.mark.thorough
@@ -107,17 +105,8 @@ def test_few_layers_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, many = Layout(shard=2, zero_stage=3, precision="float32"), SMALL.model_copy(update={"num_layers": 9})
     found = traced(many, layout)
     assert found.num_layers == 6
-    monkeypatch.setattr(trace, "fewer_layers", lambda shape, layout: None)
+    monkeypatch.setattr(trace, "fewer_layers", lambda shape: None)
     assert parts(traced(many, layout)) == parts(found)
-
-
-@pytest.mark.thorough
-def test_pipelines_grow_by_the_same_bytes_with_each_round() -> None:
-    layout = Layout(pipeline=2, zero_stage=0, precision="float32")
-    by_round = [
-        traced(SMALL, layout, Work(global_batch_size=number, sequence_length=64)).total for number in (4, 6, 14)
-    ]
-    assert by_round[2] == pytest.approx(by_round[1] + 4 * (by_round[1] - by_round[0]), rel=1e-6)
 
 
 @pytest.mark.thorough
@@ -134,6 +123,7 @@ def test_models_that_whet_has_not_are_traced_as_plain_decoders(shape: ModelShape
     [
         (MIXTRAL, {"tensor": 2}, "decoders like Llama's alone"),
         (SMALL, {"offload": True}, "the host's"),
+        (SMALL, {"pipeline": 2}, "schedules of pipelines"),
         (SMALL, {"tensor": 8}, "does not divide"),
     ],
 )

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from whet.core.workload import TrainingWorkload
-from whet.parallel.division import Division, division_of
-from whet.parallel.pipeline.pipeline_trainer import PipelineTrainer
-from whet.parallel.pipeline.stages import DecoderStage, stages_of
+from whet.parallel.division import division_of
 from whet.parallel.plan import ParallelPlan
 from whet.parallel.rank_trainer import RankTrainer
 from whet.parallel.ranks import Ranks
@@ -19,7 +17,7 @@ from whet.planner.layout import Layout, Work
 from whet.planner.model_shape import ModelShape
 from whet.planner.tracing.live_bytes import LiveBytes
 from whet.planner.tracing.trace import as_traced
-from whet.planner.tracing.traced_decoder import loss_of, model_of, summed_loss, wrap_layers
+from whet.planner.tracing.traced_decoder import loss_of, model_of, wrap_layers
 
 STEADY = "the step that is judged"
 
@@ -57,12 +55,10 @@ def _made(ranks: Ranks, shape: Sizes, layout: Sizes, work: Sizes) -> Callable[[]
     made, at = Layout.model_validate(layout), Work.model_validate(work)
     traced = as_traced(made)
     num = at.global_batch_size // (made.data * made.micro_batch_size)
-    keys = {**traced.keys, **({"pipeline_micro_batches": num} if made.pipeline > 1 else {})}
-    division = division_of(ParallelPlan.model_validate(keys), ranks, torch.device("cpu"))
+    division = division_of(ParallelPlan.model_validate(traced.keys), ranks, torch.device("cpu"))
     model = model_of(ModelShape.model_validate(shape))
     wrap_layers(model, made.recompute)
-    stages = stages_of(model, division) if made.pipeline > 1 else []
-    division.share(model, stages)
+    division.share(model)
     ids = torch.zeros(made.micro_batch_size * num, at.sequence_length, dtype=torch.int64)
     batch = {"ids": ids, "targets": ids}
     workload = TrainingWorkload(
@@ -72,24 +68,7 @@ def _made(ranks: Ranks, shape: Sizes, layout: Sizes, work: Sizes) -> Callable[[]
         batches=[batch],
         clip_norm=1.0,
     )
-    return partial(_trainer(workload, division, stages, len(ids), num).step_on, [batch])
-
-
-def _trainer(
-    workload: TrainingWorkload, division: Division, stages: list[DecoderStage], rows: int, num: int
-) -> RankTrainer:
-    if not stages:
-        return RankTrainer(workload, division, _count, num_parts=num)
-    return PipelineTrainer(
-        workload,
-        division,
-        _count,
-        stages=stages,
-        arguments=lambda batch: (batch["ids"], {}),
-        loss=lambda logits_BTV, targets_BT: summed_loss(logits_BTV, targets_BT, 1.0),
-        ignored=-100,
-        rows=rows,
-    )
+    return partial(RankTrainer(workload, division, _count, num_parts=num).step_on, [batch])
 
 
 def _count(batch: dict[str, Tensor]) -> int:

@@ -29,11 +29,6 @@ class Shards:
     experts: float
 
 
-def number_bytes(layout: Layout) -> int:
-    """Return the bytes of a number that chips compute with."""
-    return WHOLE if layout.precision == "float32" else HALF
-
-
 def shards(layout: Layout) -> Shards:
     group = layout.shard * layout.context
     return Shards(group, max(1.0, group / layout.expert))
@@ -54,7 +49,7 @@ def state_bytes(count: Count, layout: Layout) -> tuple[float, float, float]:
 
 def _mlp_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> tuple[float, float]:
     """Return the bytes a token that the MLP keeps: undivided or by sequence parallelism, and divided by matrices."""
-    hidden, inner, experts, each = shape.hidden_size, shape.intermediate_size, shape.experts, number_bytes(layout)
+    hidden, inner, experts, each = shape.hidden_size, shape.intermediate_size, shape.experts, layout.number_bytes
     # Gate, up and their product; or what goes into the activation function, and what comes out of it.
     kept = 3 if shape.is_gated else 2
     if shape.is_gated and not layout.compiled and layout.software.startswith("torch"):
@@ -82,7 +77,7 @@ def layer_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: bool =
     With GELU, dropout and 16-bit numbers that is sbh(34 + 5as/h) bytes without any parallelism, sbh(10 + 24/t + 5as/ht)
     with tensor parallelism, and 34sbh/t with sequence parallelism and selective recomputation.
     """
-    hidden, tensor, each = shape.hidden_size, layout.tensor, number_bytes(layout)
+    hidden, tensor, each = shape.hidden_size, layout.tensor, layout.number_bytes
     tokens = layout.micro_batch_tokens(work)
     spread = tensor if layout.sequence_parallel else 1
     if layout.recompute == "full":
@@ -115,7 +110,7 @@ def _operators_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> floa
     # A compiled layer sees that the output of its last matrix is only added to.
     if len(products) % 2 == 0 and not layout.compiled:
         kept.append((last.outputs, last.lies))
-    return sum(number_bytes(layout) * width / shares[lies] for width, lies in kept) + 4 * shape.num_heads / tensor
+    return sum(layout.number_bytes * width / shares[lies] for width, lies in kept) + 4 * shape.num_heads / tensor
 
 
 def in_flight(layout: Layout, num_micro_batches: int, stage: int) -> float:
@@ -158,7 +153,7 @@ def _working_bytes(shape: ModelShape, layout: Layout, work: Work, is_sparse: boo
         plain = layout.model_copy(update={"recompute": "none"})
         again = layer_bytes(shape, plain, work, is_sparse) - layer_bytes(shape, layout, work, is_sparse)
     tokens = layout.micro_batch_tokens(work)
-    each = number_bytes(layout)
+    each = layout.number_bytes
     inner = each * (3 if shape.is_gated else 2) * seen_width(shape, is_sparse) / layout.tensor
     # Sequence-parallel chips gather the tokens before a matrix and keep one gathered tensor at a time.
     gathered = each * shape.hidden_size * (2 if layout.tensor > 1 else 1)
@@ -172,7 +167,7 @@ def buffer_bytes(shape: ModelShape, layout: Layout, stage: int = 0) -> float:
     """
     if layout.zero_stage < 2 or shards(layout).dense == 1:
         return 0.0
-    each = number_bytes(layout)
+    each = layout.number_bytes
     if layout.pipeline > 1:
         whole = sum(stage_counts(shape, layout.pipeline)[stage].held(layout))
         return whole * (layout.bytes.gradient + (each if layout.zero_stage == 3 else 0))
@@ -190,7 +185,7 @@ def received_bytes(shape: ModelShape, layout: Layout, work: Work, num_micro_batc
     # A stream from the stage before, and its gradient from the next; each chip of an interleaved pipeline has several.
     ends = (stage == 0) + (stage == layout.pipeline - 1)
     held = layout.micro_batch_tokens(work) / (layout.tensor if layout.sequence_parallel else 1)
-    each = number_bytes(layout) * shape.hidden_size * held
+    each = layout.number_bytes * shape.hidden_size * held
     return each * num_micro_batches * (2 * layout.virtual_stages - ends)
 
 

@@ -47,8 +47,7 @@ class MemoryTrace(BaseModel):
         parts: The parts of its memory.
         differs: What of the plan the trace does otherwise, or leaves to the formulas.
         why_not: Why nothing was traced; "" where something was.
-        phase: What the rank does when it holds most: "forward", "backward", "update" or "pipeline".
-        stage: The stage of the pipeline that holds most, counted from 0.
+        phase: What the rank does when it holds most: "forward", "backward" or "update".
         ranks: How many ranks the traced one is one of.
         num_layers: The layers that were traced; fewer than the model's where the rest follow in proportion.
         seconds: How long the trace took.
@@ -61,7 +60,6 @@ class MemoryTrace(BaseModel):
     differs: tuple[str, ...] = ()
     why_not: str = ""
     phase: str = ""
-    stage: int = 0
     ranks: int = 1
     num_layers: int = 0
     seconds: float = 0.0

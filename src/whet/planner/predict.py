@@ -6,7 +6,7 @@ from whet.errors import OptionError
 from whet.planner.cluster import Cluster
 from whet.planner.curves import Fitted, fitted
 from whet.planner.layout import Layout, Work
-from whet.planner.memory import logits_bytes, predict_memory
+from whet.planner.memory import predict_memory
 from whet.planner.model_shape import ModelShape
 from whet.planner.operations import model_operations, step_operations
 from whet.planner.optimizers import OPTIMIZERS
@@ -121,30 +121,10 @@ def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> 
     return predict_with(fitted(cluster, layout), shape, cluster, layout, work)
 
 
-def memory_of(
-    shape: ModelShape, layout: Layout, work: Work, num_micro_batches: int, fragmentation: float
-) -> MemoryParts:
-    """Return the memory of the chip that needs most, by part.
-
-    The formulas count activations in 16 bits. In float32 all of them take twice as much, but the logits, of which four
-    float32 forms are kept at a time either way.
-    """
-    found = predict_memory(shape, layout, work, num_micro_batches, fragmentation)
-    if layout.precision != "float32":
-        return found
-    logits = logits_bytes(shape, layout, work)
-    half, single = found.activations, layout.number_bytes
-    in_float32 = (
-        max(2 * (half - logits), 0.0) + 4 * single * layout.micro_batch_tokens(work) * shape.vocab_size / layout.tensor
-    )
-    kept = {"activations": in_float32, "buffers": 2 * found.buffers}
-    return found.model_copy(update=kept | {"fragmentation": fragmentation * sum(kept.values())})
-
-
 def predict_with(own: Fitted, shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> Prediction:
     """Predict with given constants, as the fit itself does."""
     num = work.global_batch_size // (layout.data * layout.micro_batch_size)
-    memory = memory_of(shape, layout, work, num, own.constants.fragmentation)
+    memory = predict_memory(shape, layout, work, num, own.constants.fragmentation)
     step = StepModel(shape, cluster, layout, work, own.constants, num).run()
     outside = _outside(own, shape, cluster, layout, work)
     wider = WIDER_OUTSIDE if outside else 1.0

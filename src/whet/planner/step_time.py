@@ -7,7 +7,7 @@ from whet.planner.cluster import Cluster
 from whet.planner.curves import Constants
 from whet.planner.layer_time import Speeds, accumulation_s, extra_time, head_time, layer_time, speeds
 from whet.planner.layout import Layout, Work
-from whet.planner.memory import HALF, state_bytes
+from whet.planner.memory import state_bytes
 from whet.planner.messages import Groups, groups, layer_messages, stage_message, state_messages
 from whet.planner.model_shape import ModelShape
 from whet.planner.network import Wires, all_gather_s, wires
@@ -172,7 +172,7 @@ class StepModel:
         if not operations:
             return 0.0
         groups = [self.group.tensor, *([self.group.shard] if layout.zero_stage else [])]
-        sent = sum(2 * all_gather_s(HALF * number, group, self.wire) for group in groups)
+        sent = sum(2 * all_gather_s(layout.number_bytes * number, group, self.wire) for group in groups)
         return number * operations / self.speed.matrix + sent
 
     def _sends(self) -> tuple[float, float]:

@@ -90,10 +90,9 @@ def trace_words(trace: MemoryTrace) -> str:
     """Return what was traced, and when the rank holds most."""
     if trace.why_not:
         return "Nothing was traced."
-    stage = f" of stage {trace.stage} of {trace.layout.pipeline}" if trace.layout.pipeline > 1 else ""
-    when = {"update": "in the update", "pipeline": "in the pipeline"}.get(trace.phase, f"in {trace.phase}")
+    when = "in the update" if trace.phase == "update" else f"in {trace.phase}"
     return (
-        f"Traced in {duration(trace.seconds)}: one GPU{stage}, of {trace.ranks:,}, with {words_of(trace.layout)}. It "
+        f"Traced in {duration(trace.seconds)}: one GPU, of {trace.ranks:,}, with {words_of(trace.layout)}. It "
         f"holds most {when}."
     )
 

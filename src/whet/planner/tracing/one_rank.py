@@ -88,8 +88,8 @@ def check_alone() -> None:
 
 
 @contextlib.contextmanager
-def one_rank(plan: ParallelPlan, world_size: int, stage: int = 0) -> Iterator[OneRank]:
-    """Make this process stand for the first rank of a pipeline's stage, of so many ranks, for the block.
+def one_rank(plan: ParallelPlan, world_size: int) -> Iterator[OneRank]:
+    """Make this process stand for the first of so many ranks for the block.
 
     The first rank of those that share a tensor holds most of it, where it does not divide evenly.
 
@@ -97,7 +97,7 @@ def one_rank(plan: ParallelPlan, world_size: int, stage: int = 0) -> Iterator[On
         OptionError: The plan does not divide the ranks.
     """
     degrees = degrees_of(plan, world_size)
-    rank = stage * (world_size // degrees.pipeline)
+    rank = 0
     distributed.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         division = OneRank(plan, Ranks(rank, world_size), degrees)

@@ -2,17 +2,15 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.optim import AdamW
 
 from whet.errors import OptionError
-from whet.models.decoder.reference import Decoder
 from whet.parallel.division import inner_optimizer
-from whet.parallel.pipeline.stages import stages_of
 from whet.parallel.plan import ParallelPlan
 from whet.planner.layout import Bytes, Layout, Work
 from whet.planner.memory import predict_memory
@@ -20,7 +18,6 @@ from whet.planner.memory_trace import MemoryTrace, TracedPart
 from whet.planner.model_shape import ModelShape
 from whet.planner.tracing.live_bytes import LiveBytes
 from whet.planner.tracing.one_rank import OneRank, check_alone, one_rank, without_numbers
-from whet.planner.tracing.pipeline_step import StageStep
 from whet.planner.tracing.step import Peak, Peaks, RankStep, locals_of, mark_layers, peaks_of
 from whet.planner.tracing.traced_decoder import is_whets, model_of, normalise_as_gpus, wrap_layers
 from whet.planner.whet_train import plan_keys
@@ -32,7 +29,7 @@ _PARTS = {
     "parameters": ("parameters", "copies"),
     "gradients": ("gradients",),
     "optimizer": ("optimizer",),
-    "activations": ("setup", "forward", "backward", "update", "pipeline"),
+    "activations": ("setup", "forward", "backward", "update"),
     "buffers": ("message",),
 }
 """The kinds of LiveBytes that each part of memory is made of."""
@@ -68,11 +65,12 @@ def trace_memory(
         return _of_formulas(shape, layout, work, num, fragmentation, why_not)
     traced = as_traced(layout)
     try:
-        of_stages = {stage: _peak(shape, traced, work, num, stage, device) for stage in _stages(layout)}
+        peak = _peak(shape, traced, work, num, device)
     except OptionError as error:
         return _of_formulas(shape, layout, work, num, fragmentation, str(error))
-    stage = max(of_stages, key=lambda one: of_stages[one].total)
-    peak = of_stages[stage]
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        why_not = f"torch reads numbers for this layout ({error}), and a trace has none"
+        return _of_formulas(shape, layout, work, num, fragmentation, why_not)
     found = _parts_of(peak.by_kind)
     found["fragmentation"] = fragmentation * (found["activations"] + found["buffers"])
     said = predict_memory(shape, traced.layout, work, num, fragmentation)
@@ -86,9 +84,8 @@ def trace_memory(
         ),
         differs=tuple(differs),
         phase=peak.phase,
-        stage=stage,
         ranks=layout.chips,
-        num_layers=(fewer_layers(shape, layout) or (shape.num_layers,))[-1],
+        num_layers=(fewer_layers(shape) or (shape.num_layers,))[-1],
         seconds=time.perf_counter() - began,
     )
 
@@ -110,17 +107,12 @@ def _why_not(shape: ModelShape, layout: Layout) -> str:
     is_divided = layout.tensor * layout.pipeline > 1
     reasons = (
         (is_divided and not is_whets(shape), "whet divides the matrices and layers of decoders like Llama's alone"),
+        (layout.pipeline > 1, "torch's schedules of pipelines read numbers as they start, and a trace has none"),
         (layout.expert > 1, "whet shares no experts among processes"),
         (shape.num_extra_layers > 0, "the decoder that is traced predicts one token, and this predicts later ones too"),
         (layout.offload, "the trace sees one kind of memory, and the plan keeps the state in the host's"),
     )
     return next((reason for holds, reason in reasons if holds), "")
-
-
-def _stages(layout: Layout) -> list[int]:
-    """Return the stages that may need most: the first, which keeps most micro-batches, its next, and the last."""
-    last = layout.pipeline - 1
-    return sorted({0, min(1, last), last})
 
 
 def as_traced(layout: Layout) -> Traced:
@@ -173,43 +165,39 @@ def _sharded_as_whet(layout: Layout) -> tuple[Layout, list[str]]:
     return layout.model_copy(update={"zero_stage": 2, "shard": layout.data, "replicate": 1}), [said]
 
 
-def fewer_layers(shape: ModelShape, layout: Layout) -> tuple[int, int] | None:
+def fewer_layers(shape: ModelShape) -> tuple[int, int] | None:
     """Return the two smaller numbers of layers with which a model is traced; None where all are.
 
     All layers but the first ones are alike, so that each segment of a step grows by the same bytes with each of them.
-    The stages of pipelines have few.
     """
     fewest = _dense_layers(shape) + 4
-    return None if layout.pipeline > 1 or shape.num_layers <= fewest + 4 else (fewest, fewest + 2)
+    return None if shape.num_layers <= fewest + 4 else (fewest, fewest + 2)
 
 
 def _dense_layers(shape: ModelShape) -> int:
     return 0 if shape.experts is None else shape.experts.num_dense_layers
 
 
-def _peak(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, device: Device) -> Peak:
-    """Return what the first rank of a stage holds at its peak.
+def _peak(shape: ModelShape, traced: Traced, work: Work, num: int, device: Device) -> Peak:
+    """Return what the first rank holds at its peak.
 
     Raises:
         OptionError: whet cannot divide the model so.
     """
 
-    def peaks(layers: int, parts: int) -> Peaks:
-        return _peaks_of_all(shape.model_copy(update={"num_layers": layers}), traced, work, parts, stage, device)
+    def peaks(layers: int) -> Peaks:
+        return _peaks_of_all(shape.model_copy(update={"num_layers": layers}), traced, work, num, device)
 
-    size, number, layers = traced.layout.pipeline, shape.num_layers, fewer_layers(shape, traced.layout)
+    number, layers = shape.num_layers, fewer_layers(shape)
     if layers is not None:
         few, many = layers
-        found = _grown(peaks(few, num), peaks(many, num), few, many, number)
+        found = _grown(peaks(few), peaks(many), few, many, number)
         if traced.layout.zero_stage == 1 and traced.layout.data > 1:
             state = _whole_tensors_state(shape, traced, ALLOCATED[device])
             for one in found.values():
                 one.by_kind["optimizer"] = state
-    elif size > 1 and num > 3 * size:
-        # Each micro-batch has buffers of its own for messages, and at most two rounds of them are in flight.
-        found = _grown(peaks(number, 2 * size), peaks(number, 3 * size), 2 * size, 3 * size, num)
     else:
-        found = peaks(number, num)
+        found = peaks(number)
     return max(found.values(), key=lambda one: one.total)
 
 
@@ -236,17 +224,14 @@ def _grown(fewer: Peaks, more: Peaks, few: int, many: int, number: int) -> Peaks
     return found
 
 
-def _peaks_of_all(shape: ModelShape, traced: Traced, work: Work, num: int, stage: int, device: Device) -> Peaks:
-    """Return what the first rank of a stage holds at its peaks, with all layers and micro-batches traced.
+def _peaks_of_all(shape: ModelShape, traced: Traced, work: Work, num: int, device: Device) -> Peaks:
+    """Return what the first rank holds at its peaks, with all layers and micro-batches traced.
 
     Raises:
         OptionError: whet cannot divide the model so.
     """
     layout = traced.layout
-    keys = dict(traced.keys)
-    if layout.pipeline > 1:
-        keys["pipeline_micro_batches"] = num
-    with one_rank(ParallelPlan.model_validate(keys), layout.chips, stage) as division, without_numbers():
+    with one_rank(ParallelPlan.model_validate(traced.keys), layout.chips) as division, without_numbers():
         length = work.sequence_length // layout.context
         return _peaks_of_rank(
             shape, layout, division, autocasts=traced.autocasts, length=length, num=num, device=device
@@ -266,18 +251,14 @@ def _peaks_of_rank(
     if device == "cuda":
         normalise_as_gpus(model)
     wrap_layers(model, layout.recompute)
-    stages = stages_of(model, division) if layout.pipeline > 1 else []
-    division.share(model, stages)
+    division.share(model)
     optimizer = division.optimizer(_fused_adamw)(model.parameters())
     with LiveBytes(rounded_to=ALLOCATED[device]) as live:
         live.add(locals_of(model.parameters()), locals_of(model.buffers()))
         rows = torch.zeros(layout.micro_batch_size, length, dtype=torch.int64)
-        if stages and isinstance(model, Decoder):
-            step: Callable[[], None] = StageStep(division, model, optimizer, stages, rows, num, live=live)
-        else:
-            parts = [rows] * min(num, 2)  # a third one holds what the second holds
-            step = RankStep(division, model, optimizer, parts, autocasts=autocasts, live=live)
-            mark_layers(list(model.layers), _dense_layers(shape) + 2, live)
+        parts = [rows] * min(num, 2)  # a third one holds what the second holds
+        step = RankStep(division, model, optimizer, parts, autocasts=autocasts, live=live)
+        mark_layers(list(model.layers), _dense_layers(shape) + 2, live)
         return peaks_of(step, model, optimizer, live)
 
 

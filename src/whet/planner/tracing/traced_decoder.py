@@ -106,8 +106,3 @@ def loss_of(model: Callable[[Tensor], Tensor], ids_BT: Tensor) -> Tensor:
     """Return the loss of a micro-batch as whet train computes it."""
     logits_BTV = model(ids_BT)
     return F.cross_entropy(logits_BTV.float().flatten(0, 1), ids_BT.flatten())
-
-
-def summed_loss(logits_BTV: Tensor, targets_BT: Tensor, factor: float) -> Tensor:
-    """Return the loss of a micro-batch of a pipeline as whet train computes it."""
-    return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum") * factor
