@@ -11,7 +11,7 @@ from whet.planner.model_shape import ModelShape
 from whet.planner.operations import model_operations, step_operations
 from whet.planner.optimizers import OPTIMIZERS
 from whet.planner.parameters import model_count
-from whet.planner.prediction import Interval, MemoryParts, Prediction
+from whet.planner.prediction import Interval, Prediction
 from whet.planner.step_time import StepModel
 
 # An interval is so many times as wide where anything lies outside of the fitted range.
