@@ -1,6 +1,7 @@
 """Cores and memory for several replicas, and what each one is told, checked before anything is loaded."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
 from whet.server.replicas.fit import fitted, shares_of_cores, shares_weights
 from whet.server.replicas.needs import Needs, needs_of
+from whet.server.replicas.serving import _sharing
 from whet.workloads import WEIGHTS
 
 GIB = 2**30
@@ -107,6 +109,29 @@ def test_memory_is_divided_or_refused() -> None:
         fitted(both, 3, needs, 13 * GIB)
     with pytest.raises(OptionError, match="not even one"):
         fitted(both, 2, needs, GIB)
+
+
+def test_without_a_place_for_shared_weights_each_has_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    needs = Needs(weights_bytes=2**60, private_bytes=1, num_engines=1, cache=str(tmp_path / "file" / "weights"))
+    asked, said = Asked(model="docs-gpt"), list[str]()
+    with ExitStack() as stack:
+        assert _sharing(asked, needs, said.append, stack) is asked
+        [line] = said
+        assert line.startswith("each replica has weights of its own: cannot make a directory for shared weights in")
+        there = replace(needs, cache=str(tmp_path / "weights"))
+        shared = _sharing(asked, there, said.append, stack).options.shared_weights
+        assert shared is not None and Path(shared).parent == tmp_path / "weights" and Path(shared).is_dir()
+        own = Asked(options=EngineOptions(shared_weights="own"))
+        assert _sharing(own, there, said.append, stack) is own
+    assert not Path(shared).exists() and len(said) == 1
+
+
+def test_ranks_share_no_weights() -> None:
+    with pytest.raises(
+        OptionError, match=r"shared_weights='there' with tensor_parallel_size=2: .*leave shared_weights"
+    ):
+        EngineOptions(shared_weights="there", tensor_parallel_size=2)
 
 
 def test_what_a_replica_is_told_comes_back_from_json() -> None:

@@ -281,7 +281,7 @@ CHUNKED = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encodi
 STATED = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 3000000\r\n\r\n{"a": '
 
 
-@pytest.mark.parametrize("answer", [CHUNKED, STATED])
+@pytest.mark.parametrize("answer", [CHUNKED, STATED], ids=["chunked", "stated"])
 @pytest.mark.parametrize("dies", [False, True])
 def test_an_answer_that_is_no_stream_is_broken_off_and_never_ended(tmp_path: Path, answer: bytes, dies: bool) -> None:
     with replicated(1) as proxy, breaking(proxy, tmp_path / "breaking", answer, dies=dies) as seen:

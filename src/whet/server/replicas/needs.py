@@ -4,7 +4,6 @@ The process that asks does without PyTorch, which reads the outlines of models.
 """
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def needs_of(asked: Asked) -> Needs:
     return Needs(**outcome.value)
 
 
-def needs_in_child(**asked: Any) -> Mapping[str, Any]:
+def needs_in_child(**asked: Any) -> dict[str, Any]:
     """Return the fields of Needs for what `Asked.as_json` returned."""
     from whet.measure.machine.cache import cache_dir
     from whet.server.artefacts.directories import EngineSource
