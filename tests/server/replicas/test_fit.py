@@ -17,7 +17,7 @@ from whet.server.footprint import PROGRAM_BYTES
 from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
 from whet.server.replicas.fit import fitted, shares_of_cores, shares_weights
-from whet.server.replicas.needs import Needs, needs_of
+from whet.server.replicas.needs import Needs, needs_in_child, needs_of
 from whet.server.replicas.serving import _sharing
 from whet.workloads import WEIGHTS
 
@@ -82,12 +82,16 @@ def test_what_replicas_need_is_known_without_torch() -> None:
     assert 2 * numbers <= whole.weights_bytes < 1.5 * (2 * numbers) + HUGE_PAGE
     assert PROGRAM_BYTES < whole.private_bytes < PROGRAM_BYTES + 64 * 2**20
     assert (whole.num_engines, Path(whole.cache).name) == (1, "weights")
-    small = needs_of(replace(asked, weights="int4"))
+    small = here(replace(asked, weights="int4"))
     assert small.weights_bytes < whole.weights_bytes and small.private_bytes == whole.private_bytes
-    two = needs_of(replace(asked, models={"other": "docs-gpt"}))
+    two = here(replace(asked, models={"other": "docs-gpt"}))
     assert (two.weights_bytes, two.num_engines) == (2 * whole.weights_bytes, 2)
     with pytest.raises(TargetError, match="nowhere is no directory"):
-        needs_of(Asked(model="nowhere"))
+        here(Asked(model="nowhere"))
+
+
+def here(asked: Asked) -> Needs:
+    return Needs(**needs_in_child(**asked.as_json()))
 
 
 def test_memory_is_divided_or_refused() -> None:
