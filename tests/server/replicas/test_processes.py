@@ -160,7 +160,7 @@ def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     cores = len(allowed_cores())
     said = refusal(capsys, "docs-gpt", "--replicas", str(cores + 1))
     assert f"--replicas {cores + 1}: each replica needs a core of its own" in said
-    assert "--replicas 0: at least 1" in refusal(capsys, "docs-gpt", "--replicas", "0")
+    assert "--replicas '0': write a number from 1 on" in refusal(capsys, "docs-gpt", "--replicas", "0")
     said = refusal(capsys, "docs-gpt", "--replicas", "2", "--memory", "900GiB")
     assert "--replicas 2: each needs at least" in said
     (tmp_path / "config.json").write_text("{")
