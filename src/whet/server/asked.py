@@ -1,5 +1,6 @@
 """Hold what a server is asked to serve, also as JSON for a process that does it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
@@ -38,10 +39,11 @@ class Asked:
         settings.pop("_secret")  # each process makes its own
         recipe = self.recipe.model_dump(mode="json") if isinstance(self.recipe, Recipe) else self.recipe
         rest = {one.name: getattr(self, one.name) for one in fields(self)}
+        shared = self.options.shared_weights
         return {
             **rest,
             "models": dict(self.models),
-            "options": asdict(self.options),
+            "options": {**asdict(self.options), "shared_weights": None if shared is None else os.fspath(shared)},
             "settings": settings,
             "recipe": recipe,
         }

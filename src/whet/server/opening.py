@@ -110,7 +110,7 @@ def opened(sources: Mapping[Names, Source], given: Given, note: Callable[[str], 
                     note(f"{names[0]} runs one request at a time: {artefact.why_alone}")
         loaded = {}
         for names, source in engines.items():
-            options = _options(source, given, note)
+            options = options_of(source, given, note)
             engine = Engine(source.directory, options, tokenizer=tokenizers[names], draft=given.draft)
             loaded[names] = stack.enter_context(engine)
         yield Models(loaded, artefacts, encoders)
@@ -137,7 +137,8 @@ def _note_threads(sources: Mapping[Names, Source], note: Callable[[str], None]) 
         note(f"models were tuned with different numbers of threads ({told}): the last one's holds for all")
 
 
-def _options(source: EngineSource, given: Given, note: Callable[[str], None]) -> EngineOptions:
+def options_of(source: EngineSource, given: Given, note: Callable[[str], None]) -> EngineOptions:
+    """Return the options of a model's engine, with what a recipe states, and note the steps that are not followed."""
     recipe = source.recipe if given.recipe is None else given.recipe
     found = RecipeOptions() if recipe is None else _followed(recipe, note)
     options = given.options

@@ -29,7 +29,8 @@ class EngineOptions(ServingOptions):
         kv: The format of keys and values: "as-is" or "int8".
         max_model_len: The most tokens of a prompt and its output together. By default, the model's own limit.
         shared_weights: A directory that only this user can use. Processes that load the same model with it share the
-            memory of its weights: the first packs them into a file there, and the others map that file.
+            memory of its weights: the first packs them into a file there, and the others map that file. Not for a
+            tensor_parallel_size above 1, where each process has a share of its own.
         speculation: "auto" drafts with the draft model, or without one from the text itself, as long as that is
             faster. States of fixed size need memory for drafts; without a draft model, "auto" does not draft if there
             is too little. "ngram" drafts from the text, and "off" never drafts.
@@ -66,6 +67,11 @@ class EngineOptions(ServingOptions):
             raise OptionError(f"num_draft_tokens={self.num_draft_tokens}: it is at most {MOST_DRAFTS}")
         if self.tensor_parallel_size > MOST_RANKS:
             raise OptionError(f"tensor_parallel_size={self.tensor_parallel_size}: it is at most {MOST_RANKS}")
+        if self.shared_weights is not None and self.tensor_parallel_size > 1:
+            raise OptionError(
+                f"shared_weights={str(self.shared_weights)!r} with tensor_parallel_size={self.tensor_parallel_size}: "
+                "each process has a share of the weights of its own, so leave shared_weights out"
+            )
         if self.max_batch_tokens < self.max_num_seqs:
             raise OptionError(
                 f"max_batch_tokens={self.max_batch_tokens} is below max_num_seqs={self.max_num_seqs}: "

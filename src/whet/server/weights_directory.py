@@ -16,18 +16,19 @@ _LOCK = ".lock"
 
 
 @contextlib.contextmanager
-def weights_directory(num_bytes: int, in_memory: Path = _IN_MEMORY) -> Iterator[Path]:
+def weights_directory(num_bytes: int, in_memory: Path = _IN_MEMORY, on_disk: Path | None = None) -> Iterator[Path]:
     """Make a directory that only this user can use, for the time of the block: in memory, or else in whet's cache.
 
     It is removed at the end. If this process is killed before that, the next call removes it.
 
     Args:
         num_bytes: The bytes that it has to hold. They decide where it lies.
+        on_disk: What is taken instead of whet's cache. Only to find the cache is PyTorch loaded.
 
     Raises:
         OutputError: It cannot be made in either place.
     """
-    place = in_memory if _has_room(in_memory, num_bytes) else _in_cache()
+    place = in_memory if _has_room(in_memory, num_bytes) else on_disk or _in_cache()
     lock: int | None = None
     try:
         try:
@@ -49,7 +50,7 @@ def weights_directory(num_bytes: int, in_memory: Path = _IN_MEMORY) -> Iterator[
 
 
 def _in_cache() -> Path:
-    from whet.measure.machine.cache import cache_dir  # with torch, which the caller may do without
+    from whet.measure.machine.cache import cache_dir  # with torch
 
     return cache_dir() / "weights"
 

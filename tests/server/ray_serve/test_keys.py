@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.server.ray_serve.keys import Keys
-from whet.server.ray_serve.ranking import BOUND, ranked
+from whet.server.ray_serve.ranking import ranked
 
 SYSTEM = {"role": "system", "content": "You answer questions on the history of rivers. " * 10}
 
@@ -72,7 +72,7 @@ def test_all_replicas_are_asked_once_and_none_that_has_too_much_first(
     order = ranked(key, names, loads.__getitem__)
     assert sorted(order) == sorted(names)
     mean = (sum(loads.values()) + 1) / len(names)
-    assert loads[order[0]] < BOUND * mean + 1
+    assert loads[order[0]] < 1.25 * mean + 1
 
 
 @given(NAMES, st.text(min_size=1, max_size=20))

@@ -1,18 +1,24 @@
 """Cores and memory for several replicas, and what each one is told, checked before anything is loaded."""
 
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
 from whet.core.recipe import Recipe, Step
-from whet.errors import OptionError
+from whet.errors import OptionError, TargetError
+from whet.kernels.linear.places import HUGE_PAGE
 from whet.measure.cores import allowed_cores, core_numbers, core_shares
 from whet.server.asked import Asked
+from whet.server.footprint import PROGRAM_BYTES
 from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
-from whet.server.replicas.fit import fitted, shares_of_cores
+from whet.server.replicas.fit import fitted, shares_of_cores, shares_weights
+from whet.server.replicas.needs import Needs, needs_in_child, needs_of
+from whet.server.replicas.serving import _sharing
 from whet.workloads import WEIGHTS
 
 GIB = 2**30
@@ -68,19 +74,68 @@ def test_the_number_of_replicas_is_checked() -> None:
         shares_of_cores(0)
 
 
-def test_memory_is_shared_or_refused() -> None:
+def test_what_replicas_need_is_known_without_torch() -> None:
     with safe_open(WEIGHTS / "docs-gpt" / "model.safetensors", "pt") as file:
-        weights = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+        numbers = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    asked = Asked(model="docs-gpt", settings=Settings(served_names=("model",), api_keys=("secret",)))
+    whole = needs_of(asked)
+    assert 2 * numbers <= whole.weights_bytes < 1.5 * (2 * numbers) + HUGE_PAGE
+    assert PROGRAM_BYTES < whole.private_bytes < PROGRAM_BYTES + 64 * 2**20
+    assert (whole.num_engines, Path(whole.cache).name) == (1, "weights")
+    small = here(replace(asked, weights="int4"))
+    assert small.weights_bytes < whole.weights_bytes and small.private_bytes == whole.private_bytes
+    two = here(replace(asked, models={"other": "docs-gpt"}))
+    assert (two.weights_bytes, two.num_engines) == (2 * whole.weights_bytes, 2)
+    with pytest.raises(TargetError, match="nowhere is no directory"):
+        here(Asked(model="nowhere"))
+
+
+def here(asked: Asked) -> Needs:
+    return Needs(**needs_in_child(**asked.as_json()))
+
+
+def test_memory_is_divided_or_refused() -> None:
+    needs = Needs(weights_bytes=2 * GIB, private_bytes=GIB, num_engines=1, cache="")
     asked = Asked(model="docs-gpt")
-    found = fitted(asked, 4, 100 * GIB)
-    left = 100 * GIB - 4 * (350 * 2**20 + 2 * weights)
-    assert found.options.memory == left // 4 // 4
+    assert shares_weights(asked, needs) and not shares_weights(asked, replace(needs, num_engines=0))
+    assert not shares_weights(Asked(options=EngineOptions(tensor_parallel_size=2)), needs)
+    shared = EngineOptions(shared_weights="somewhere")
+    assert fitted(asked, 4, needs, 100 * GIB).options.memory == (100 - 4 * 3) * GIB // 16
+    assert fitted(Asked(options=shared), 4, needs, 100 * GIB).options.memory == (100 - 2 - 4) * GIB // 16
     stated = Asked(model="docs-gpt", options=EngineOptions(memory=3 * GIB))
-    assert fitted(stated, 3, 12 * GIB) is stated
-    with pytest.raises(OptionError, match=r"--replicas 4: each needs at least 3\.60 GB of memory.*take 3 at most"):
-        fitted(stated, 4, 12 * GIB)
+    assert fitted(stated, 3, needs, 18 * GIB) is stated
+    with pytest.raises(OptionError, match=r"--replicas 3: each needs at least 6\.44 GB of memory\..*take 2 at most"):
+        fitted(stated, 3, needs, 17 * GIB)
+    both = Asked(options=replace(shared, memory=3 * GIB))
+    assert fitted(both, 3, needs, 14 * GIB) is both
+    said = r"each needs at least 4\.29 GB of memory, and 2\.15 GB for the weights that they share\..*take 2 at most"
+    with pytest.raises(OptionError, match=said):
+        fitted(both, 3, needs, 13 * GIB)
     with pytest.raises(OptionError, match="not even one"):
-        fitted(stated, 2, GIB)
+        fitted(both, 2, needs, GIB)
+
+
+def test_without_a_place_for_shared_weights_each_has_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    needs = Needs(weights_bytes=2**60, private_bytes=1, num_engines=1, cache=str(tmp_path / "file" / "weights"))
+    asked, said = Asked(model="docs-gpt"), list[str]()
+    with ExitStack() as stack:
+        assert _sharing(asked, needs, said.append, stack) is asked
+        [line] = said
+        assert line.startswith("each replica has weights of its own: cannot make a directory for shared weights in")
+        there = replace(needs, cache=str(tmp_path / "weights"))
+        shared = _sharing(asked, there, said.append, stack).options.shared_weights
+        assert shared is not None and Path(shared).parent == tmp_path / "weights" and Path(shared).is_dir()
+        own = Asked(options=EngineOptions(shared_weights="own"))
+        assert _sharing(own, there, said.append, stack) is own
+    assert not Path(shared).exists() and len(said) == 1
+
+
+def test_ranks_share_no_weights() -> None:
+    with pytest.raises(
+        OptionError, match=r"shared_weights='there' with tensor_parallel_size=2: .*leave shared_weights"
+    ):
+        EngineOptions(shared_weights="there", tensor_parallel_size=2)
 
 
 def test_what_a_replica_is_told_comes_back_from_json() -> None:
@@ -89,7 +144,7 @@ def test_what_a_replica_is_told_comes_back_from_json() -> None:
         model="docs-gpt",
         models={"other": "elsewhere"},
         names=("a", "b"),
-        options=EngineOptions(weights="int8", memory=5),
+        options=EngineOptions(weights="int8", memory=5, shared_weights=Path("there")),
         settings=settings,
         recipe=Recipe(steps=[Step(technique="threads", options={"num_threads": 1})]),
         libraries=("ops.py",),
@@ -98,6 +153,7 @@ def test_what_a_replica_is_told_comes_back_from_json() -> None:
     back = Asked.from_json(json.loads(json.dumps(asked.as_json())))
     assert back.as_json() == asked.as_json()
     assert back.recipe == asked.recipe
+    assert back.options.shared_weights == "there"
     assert back.settings.api_keys == ("key",)
     inner = back.inner(shutdown_timeout_s=1.0, write_timeout_s=9.0).settings
     assert (inner.cors_origins, inner.api_keys, inner.shutdown_timeout_s) == ((), ("key",), 1.0)

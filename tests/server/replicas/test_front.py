@@ -238,6 +238,62 @@ def test_what_changes_a_state_is_not_sent_twice(tmp_path: Path) -> None:
         assert proxy.fleet.counts.sent_again == 0
 
 
+@contextmanager
+def breaking(proxy: Replicated, path: Path, answer: bytes, *, dies: bool) -> Iterator[list[bytes]]:
+    """Replace all replicas by what sends so much of an answer and breaks off, each time. Yield its requests."""
+    seen: list[bytes] = []
+    with bind_file(str(path)) as bound:
+        bound.listen()
+        for number in range(len(proxy.engines)):
+            proxy.put(number, str(path))
+        ones = proxy.upstreams[-len(proxy.engines) :]
+
+        def serve() -> None:
+            while True:
+                client, _ = bound.accept()
+                with client:
+                    seen.append(client.recv(2**16))
+                    if not seen[-1]:
+                        return
+                    client.sendall(answer)
+                    if dies:
+                        for one in ones:
+                            proxy.do(one.ended.set)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield seen
+        with socket.socket(socket.AF_UNIX) as last:
+            last.connect(str(path))
+        serving.join(30)
+        seen.pop()
+
+
+def test_a_living_replica_that_breaks_off_is_asked_twice_at_most(tmp_path: Path) -> None:
+    with replicated(2) as proxy, breaking(proxy, tmp_path / "breaking", b"", dies=False) as seen:
+        answer = asking(proxy, PATH, BODY)
+        assert (answer.status, answer.error["code"]) == (500, "connection_broken")
+        assert len(seen) == 2
+        assert (proxy.fleet.counts.given_up, proxy.fleet.counts.sent_again) == (1, 1)
+
+
+CHUNKED = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n6\r\n{"a": \r\n'
+STATED = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 3000000\r\n\r\n{"a": '
+
+
+@pytest.mark.parametrize("answer", [CHUNKED, STATED], ids=["chunked", "stated"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_answer_that_is_no_stream_is_broken_off_and_never_ended(tmp_path: Path, answer: bytes, dies: bool) -> None:
+    with replicated(1) as proxy, breaking(proxy, tmp_path / "breaking", answer, dies=dies) as seen:
+        connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=30)
+        connection.request("POST", PATH, json.dumps(BODY), {"Content-Type": "application/json"})
+        with connection.getresponse() as response, pytest.raises(http.client.IncompleteRead) as broken:
+            response.read()
+        connection.close()
+        assert broken.value.partial == b'{"a": '
+        assert len(seen) == 1
+
+
 def test_a_client_that_leaves_ends_its_work() -> None:
     with replicated() as proxy:
         held(proxy)

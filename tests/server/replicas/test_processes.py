@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -48,6 +49,22 @@ def test_the_proxy_has_no_torch(server: Served) -> None:
     assert "libtorch" in Path(f"/proc/{server.told['replicas'][0]}/maps").read_text()
 
 
+def test_weights_exist_once(server: Served) -> None:
+    mappings = [weights_mapping(pid) for pid in server.told["replicas"]]
+    [path] = {mapping["path"] for mapping in mappings}
+    size = Path(path).stat().st_blocks * 512
+    assert all(mapping["rss"] > 0 for mapping in mappings)
+    assert 0 < sum(mapping["pss"] for mapping in mappings) <= size
+    assert sum(mapping["rss"] for mapping in mappings) > 1.5 * size
+    assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+
+
+def weights_mapping(pid: int) -> dict[str, Any]:
+    """Return the path of the file of shared weights that a process has mapped, and its rss and pss in bytes."""
+    [found] = [one for one in psutil.Process(pid).memory_maps(grouped=True) if one.path.endswith(".weights")]
+    return {"path": found.path, "rss": found.rss, "pss": found.pss}
+
+
 def test_only_this_user_reaches_a_replica(server: Served) -> None:
     for pid in server.pids:
         assert psutil.Process(pid).net_connections("tcp") == []
@@ -80,6 +97,7 @@ def test_all_replicas_are_replaced_under_load(server: Served) -> None:
 
 def test_it_ends_when_it_is_told_to(server: Served) -> None:
     pids = server.pids
+    weights = Path(weights_mapping(pids[0])["path"])
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(Load(server, 1, 1, max_tokens=300).one(0)))
     asking.start()
@@ -89,6 +107,7 @@ def test_it_ends_when_it_is_told_to(server: Served) -> None:
     asking.join(30)
     assert answers == ["answered"]
     assert not any(map(psutil.pid_exists, pids))
+    assert not weights.parent.exists()
     assert server.said[-1] == "whet serve: ended"
     assert not any("Traceback" in line for line in server.said)
 
@@ -141,7 +160,7 @@ def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     cores = len(allowed_cores())
     said = refusal(capsys, "docs-gpt", "--replicas", str(cores + 1))
     assert f"--replicas {cores + 1}: each replica needs a core of its own" in said
-    assert "--replicas 0: at least 1" in refusal(capsys, "docs-gpt", "--replicas", "0")
+    assert "--replicas '0': write a number from 1 on" in refusal(capsys, "docs-gpt", "--replicas", "0")
     said = refusal(capsys, "docs-gpt", "--replicas", "2", "--memory", "900GiB")
     assert "--replicas 2: each needs at least" in said
     (tmp_path / "config.json").write_text("{")

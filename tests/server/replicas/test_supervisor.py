@@ -89,7 +89,7 @@ def run(test: Callable[[House], Coroutine[Any, Any, None]], num_replicas: int = 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "_FIRST_S", 0.01)
-    monkeypatch.setattr(supervisor_module, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(supervisor_module, "free_memory", lambda: 1000)
 
 
 def test_one_that_dies_is_started_again_until_it_runs() -> None:
@@ -158,7 +158,7 @@ def test_a_new_one_that_does_not_start_leaves_the_old_ones() -> None:
 
 
 def test_without_memory_for_one_more_the_old_one_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "_free_memory", lambda: 50)
+    monkeypatch.setattr(supervisor_module, "free_memory", lambda: 50)
 
     async def test(house: House) -> None:
         await house.supervisor.start()

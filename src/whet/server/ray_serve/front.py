@@ -23,7 +23,7 @@ from whet.server.http.request_checks import KEY, RequestChecks
 from whet.server.http.settings import Settings
 from whet.server.ray_serve.exchange import head_of
 from whet.server.ray_serve.keys import Keys
-from whet.server.ray_serve.replica_metrics import with_replica
+from whet.server.replicas.metrics import joined, registry_of
 
 _TRIES = 3  # a request that ended so many replicas is the reason for it, and gets no more of them
 _SESSION = "x-session-id"  # a client may choose itself which of its requests belong together
@@ -145,7 +145,7 @@ class Front:
 
     async def _metrics(self) -> tuple[bytes, str]:
         texts = await self._replicas.metrics()
-        return generate_latest(self._registry) + with_replica(texts), _METRICS
+        return generate_latest(self._registry) + generate_latest(registry_of(joined(texts))), _METRICS
 
 
 def front_app(replicas: Replicas, settings: Settings, lifecycle: Lifecycle) -> FastAPI:

@@ -33,9 +33,7 @@ def bounds(text: str) -> Bounds:
     first, dash, second = text.strip().partition("-")
     numbers = [first, second] if dash else [first, first]
     if not all(one.isascii() and one.isdigit() and 1 <= int(one) <= _MOST for one in numbers):
-        raise OptionError(
-            f"--replicas {text!r}: with --ray, write a number from 1 on, or the bounds of scaling, as 2-8"
-        )
+        raise OptionError(f"--replicas {text!r}: write a number from 1 on, or with --ray the bounds of scaling, as 2-8")
     found = Bounds(int(numbers[0]), int(numbers[1]))
     if found.most < found.least:
         raise OptionError(f"--replicas {text!r}: the second number is the most, and is not below the first")

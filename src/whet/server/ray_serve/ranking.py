@@ -4,11 +4,9 @@ Source: consistent hashing with bounded loads, arXiv:1608.01350; rendezvous hash
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 
-BOUND = 1.25
-"""A replica takes a request by its key unless it has more than this multiple of the mean number of requests."""
+from whet.server.replicas.ring import most_load
 
 
 def ranked(key: str, names: Sequence[str], load: Callable[[str], int]) -> list[str]:
@@ -24,7 +22,7 @@ def ranked(key: str, names: Sequence[str], load: Callable[[str], int]) -> list[s
     loads = {name: load(name) for name in names}
     if not key:
         return sorted(names, key=lambda name: loads[name])
-    most = math.ceil(BOUND * (sum(loads.values()) + 1) / max(len(names), 1))
+    most = most_load(loads.values()) if loads else 0
     order = sorted(names, key=lambda name: hashlib.blake2b(f"{key}\0{name}".encode(), digest_size=8).digest())
     free = [name for name in order if loads[name] < most]
     return free + sorted((name for name in order if loads[name] >= most), key=lambda name: loads[name])

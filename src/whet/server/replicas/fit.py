@@ -1,23 +1,15 @@
 """Check before anything is loaded that cores and memory are enough for several replicas, and divide them."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 
-from whet.core.recipe_file import FILE as RECIPE
 from whet.errors import OptionError
 from whet.measure.cgroup import memory_limit
 from whet.measure.cores import allowed_cores, core_shares
 from whet.server.asked import Asked
+from whet.server.replicas.needs import Needs
 from whet.ui.figures import num_bytes
-from whet.workloads.model_directory import model_directory
-
-_PROCESS = 350 * 2**20  # bytes that a replica takes beside its weights: an interpreter with torch
-_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 0.5}  # at least, of one weight
-_LONGEST_HEADER = 100 * 2**20
 
 
 def shares_of_cores(number: int) -> list[tuple[int, ...]]:
@@ -35,66 +27,44 @@ def shares_of_cores(number: int) -> list[tuple[int, ...]]:
     return core_shares(number, cores)
 
 
-def fitted(asked: Asked, number: int, available: int | None = None) -> Asked:
+def shares_weights(asked: Asked, needs: Needs) -> bool:
+    """Return whether replicas share weights: those of language models that one process computes alone."""
+    return needs.num_engines > 0 and asked.options.tensor_parallel_size == 1
+
+
+def fitted(asked: Asked, number: int, needs: Needs, available: int | None = None) -> Asked:
     """Return what each of so many replicas is asked to serve: a share of the memory where none is stated.
 
     Args:
+        needs: What they take. Weights count once where `asked` names a directory to share them.
         available: The bytes that are free; those that are free now where it is not given.
 
     Raises:
         OptionError: The memory does not hold so many.
-        TargetError: A directory is missing.
     """
     if available is None:
-        free: int = psutil.virtual_memory().available
-        limit = memory_limit()
-        available = free if limit is None else min(free, limit)
+        available = free_memory()
     stated = asked.options.memory or 0
-    each = _PROCESS + int(sum(_least_bytes(asked, one) for one in _directories(asked))) + stated
-    if number * each > available:
-        most = available // each
-        what = "not even one" if not most else f"{most} at most"
+    once, each = needs.weights_bytes, needs.private_bytes + needs.num_engines * stated
+    if asked.options.shared_weights is None:
+        once, each = 0, each + once
+    if once + number * each > available:
+        most = max(0, available - once) // each
+        what = f"{most} at most" if most else "not even one"
+        weights = f", and {num_bytes(once)} for the weights that they share" if once else ""
         raise OptionError(
-            f"--replicas {number}: each needs at least {num_bytes(each)} of memory, and {num_bytes(available)} are "
-            f"free: take {what}, fewer bits (--weights int8 or int4), or less --memory"
+            f"--replicas {number}: each needs at least {num_bytes(each)} of memory{weights}. {num_bytes(available)} "
+            f"are free: take {what}, fewer bits (--weights int8 or int4), or less --memory"
         )
-    if stated:
+    if stated or not needs.num_engines:
         return asked
     # As one server takes a quarter of what is free, all replicas together take a quarter of what is left.
-    return replace(asked, options=replace(asked.options, memory=max(1, (available - number * each) // 4 // number)))
+    left = available - once - number * each
+    return replace(asked, options=replace(asked.options, memory=max(1, left // 4 // number // needs.num_engines)))
 
 
-def _directories(asked: Asked) -> Iterator[Path]:
-    for named in ((asked.model,) if asked.model is not None else ()) + tuple(asked.models.values()):
-        yield model_directory(named)
-    if asked.draft is not None:
-        yield model_directory(asked.draft)
-
-
-def _least_bytes(asked: Asked, directory: Path) -> float:
-    """Return how many bytes the weights in a directory take at least, once they are loaded."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files or not (directory / "config.json").is_file():
-        return 0.0 if files else float(sum(path.stat().st_size for path in directory.rglob("*.pt2")))
-    says_more = asked.recipe is not None or (directory / RECIPE).is_file()
-    weights = asked.weights or ("int4" if says_more else asked.options.weights)
-    kind = weights if weights != "as-is" else asked.dtype or asked.options.dtype
-    return sum(map(_num_weights, files)) * _BYTES[kind]
-
-
-def _num_weights(path: Path) -> int:
-    """Return how many numbers a safetensors file holds; 0 where it is damaged, which its reader says better."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length < _LONGEST_HEADER else {}
-        total = 0
-        for name, one in header.items():
-            if name != "__metadata__":
-                size = 1
-                for extent in one["shape"]:
-                    size *= extent
-                total += size
-        return total
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return 0
+def free_memory() -> int:
+    """Return the bytes that are free for other processes, within this process's memory limit."""
+    available: int = psutil.virtual_memory().available
+    limit = memory_limit()
+    return available if limit is None else min(available, limit)

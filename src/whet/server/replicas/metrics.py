@@ -5,7 +5,7 @@ the whole.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,13 +33,11 @@ class FleetMetrics:
         replicas = self._fleet.all
         pages = await asyncio.gather(*(one.get("/metrics", timeout_s=_SCRAPE_S) for one in replicas))
         found = {one.number: page.decode() for one, page in zip(replicas, pages, strict=True) if page is not None}
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Families([*joined(found), *self._own()]))
         try:
             encode, content_type = choose_encoder(accept)
         except Exception:  # noqa: BLE001 - it raises errors of many kinds on a header that it cannot read
             encode, content_type = choose_encoder("")
-        return encode(registry), content_type
+        return encode(registry_of([*joined(found), *self._own()])), content_type
 
     def _own(self) -> Iterator[Metric]:
         counts = self._fleet.counts
@@ -76,13 +74,20 @@ class _Families:
         return self._families
 
 
-def joined(pages: dict[int, str]) -> list[Metric]:
-    """Return the metrics of several pages in Prometheus's text format, each sample with the number of its page."""
+def registry_of(families: Iterable[Metric]) -> CollectorRegistry:
+    """Return a registry that prometheus-client can write as a page."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    return registry
+
+
+def joined(pages: Mapping[int, str] | Mapping[str, str]) -> list[Metric]:
+    """Return the metrics of several pages in Prometheus's text format, each sample with the replica of its page."""
     found: dict[str, Metric] = {}
-    for number, page in pages.items():
+    for replica, page in pages.items():
         for family in text_string_to_metric_families(page):
             into = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
-                labels = {**sample.labels, _LABEL: str(number)}
+                labels = {**sample.labels, _LABEL: str(replica)}
                 into.samples.append(Sample(sample.name, labels, sample.value, sample.timestamp, sample.exemplar))
     return list(found.values())

@@ -16,7 +16,7 @@ from whet.server.replicas.upstream import BROKEN, NOT_SENT, Headers, Upstream, a
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
 
-_MOST_DEATHS = 2  # of replicas that worked on the same request
+_MOST_BREAKS = 2  # of connections to replicas that worked on the same request
 _MOST_TRIES = 8
 _NOTICE_S = 1.0  # how soon the end of a process is known after its connections break
 _ALONE_S = 1.0  # how long a request that may have ended a replica begins alone on another
@@ -48,6 +48,7 @@ class Passing:
     has_begun: bool = False
     _is_stream: bool = False
     _deaths: int = 0
+    _breaks: int = 0  # deaths, and connections that replicas broke off which go on
     _refused: set[int] = field(default_factory=set)
     _holds: Upstream | None = None  # whose lock for suspects this request has
     _timer: asyncio.TimerHandle | None = None
@@ -56,12 +57,13 @@ class Passing:
         """Send the request until it is answered.
 
         Raises:
-            ApiError: 500 if two replicas died of it, 503 if none takes requests, or if it must not be sent twice.
+            ApiError: 500 if two replicas died of it or broke it off, 503 if none takes requests, or if it must not be
+                sent twice.
         """
         for _ in range(_MOST_TRIES):
             replica = await self.fleet.choose(self.spot, self._refused)
             with replica.working():
-                if self._deaths and not await self._is_its_turn(replica):
+                if self._breaks and not await self._is_its_turn(replica):
                     continue
                 try:
                     is_over = await self._try(replica)
@@ -78,7 +80,10 @@ class Passing:
         raise ApiError(503, "no replica could answer this request; send it again later", code="unavailable")
 
     async def fail(self, error: ApiError) -> None:
-        """End an answer that has begun with an error."""
+        """End a stream that has begun with an error event.
+
+        Another answer is left unfinished: the server then breaks the connection off, and the client learns of it.
+        """
         if self._is_stream:
             await self._piece(b"data: " + json.dumps(error.content()).encode() + _EVENT_END + _DONE)
             await self._piece(b"", is_last=True)
@@ -145,13 +150,18 @@ class Passing:
             message = "the replica that worked on this request has ended; look whether it was done, and send it again"
             raise ApiError(503, message, code="replica_died")
         self._deaths += has_died
-        if self._deaths >= _MOST_DEATHS:
-            self.fleet.counts.given_up += 1
-            message = f"{_MOST_DEATHS} replicas ended while they worked on this request; it is not sent to another one"
+        self._breaks += 1
+        if self._breaks < _MOST_BREAKS:
+            return
+        self.fleet.counts.given_up += 1
+        if self._deaths == _MOST_BREAKS:
+            message = f"{_MOST_BREAKS} replicas ended while they worked on this request; it is not sent to another one"
             raise ApiError(500, message, code="replica_died")
+        message = f"the connection to a replica broke {_MOST_BREAKS} times on this request; it is not sent again"
+        raise ApiError(500, message, code="connection_broken")
 
     async def _is_its_turn(self, replica: Upstream) -> bool:
-        """Wait until no other request that was on a dead replica begins on this one. Return whether it still runs.
+        """Wait until no other request whose replica died or broke off begins on this one. Return whether it still runs.
 
         If one request ends each replica that gets it, the others are so not taken for it.
         """

@@ -60,9 +60,9 @@ class Replica:
 
     @property
     def memory(self) -> int:
-        """Return the resident bytes of the process; 0 where it has ended."""
+        """Return the bytes that the process has for itself, without shared weights; 0 where it has ended."""
         with suppress(psutil.Error):
-            return int(psutil.Process(self.pid).memory_info().rss)
+            return int(psutil.Process(self.pid).memory_full_info().uss)
         return 0
 
     async def start(self) -> None:

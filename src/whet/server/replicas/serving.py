@@ -6,20 +6,24 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whet.errors import OptionError
+from whet.errors import OptionError, OutputError
 from whet.server.asked import Asked
 from whet.server.http.hardened import BACKLOG, WebServer
 from whet.server.http.lifecycle import Lifecycle
-from whet.server.replicas.fit import fitted, shares_of_cores
+from whet.server.replicas.fit import fitted, shares_of_cores, shares_weights
 from whet.server.replicas.fleet import Fleet
 from whet.server.replicas.front import make_front
+from whet.server.replicas.needs import Needs, needs_of
 from whet.server.replicas.replica import Replica
 from whet.server.replicas.supervisor import Supervisor
+from whet.server.weights_directory import weights_directory
 from whet.ui.network import bind, listen
 
 _INNER_SHUTDOWN_S = 1.0  # the proxy waits for requests; a replica that is told to end has none, or is late
@@ -49,8 +53,10 @@ def serve_replicas(
         WhetError: What else `whet.serve` raises, as the first replica does.
     """
     shares = shares_of_cores(number)
-    asked = fitted(asked, number)
-    with bind(host, port) as bound:
+    needs = needs_of(asked)
+    with ExitStack() as stack:
+        asked = fitted(_sharing(asked, needs, note, stack), number, needs)
+        bound = stack.enter_context(bind(host, port))
         directory = Path(tempfile.mkdtemp(prefix="whet-"))  # which nobody else may read
         try:
             if len(os.fsencode(directory)) > _LONGEST_PATH:
@@ -58,6 +64,18 @@ def serve_replicas(
             FrontServer(asked, shares, directory, bound, note).run_to_end(ready)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sharing(asked: Asked, needs: Needs, note: Callable[[str], None], stack: ExitStack) -> Asked:
+    """Return the same with a directory in which replicas share their weights, as long as the stack is open."""
+    if asked.options.shared_weights is not None or not shares_weights(asked, needs):
+        return asked
+    try:
+        directory = stack.enter_context(weights_directory(needs.weights_bytes, on_disk=Path(needs.cache)))
+    except OutputError as error:
+        note(f"each replica has weights of its own: {error}")
+        return asked
+    return replace(asked, options=replace(asked.options, shared_weights=str(directory)))
 
 
 class FrontServer(WebServer):

@@ -5,10 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import psutil
-
 from whet.errors import WhetError
-from whet.measure.cgroup import memory_limit
+from whet.server.replicas.fit import free_memory
 from whet.server.replicas.fleet import Fleet
 from whet.server.replicas.replica import Replica
 
@@ -78,7 +76,7 @@ class Supervisor:
         for number in range(self._fleet.num_replicas):
             async with self._locks[number]:
                 old = self._replicas[number]
-                has_room = _free_memory() > old.memory
+                has_room = free_memory() > old.memory
                 try:
                     if not has_room:
                         self._say(f"memory does not hold one more replica: replica {number} ends first")
@@ -156,10 +154,3 @@ class Supervisor:
                     continue
             self._say(f"replica {number} takes requests again")
             return wait_s
-
-
-def _free_memory() -> int:
-    """Return the bytes that are free for another process, within the process's memory limit."""
-    available: int = psutil.virtual_memory().available
-    limit = memory_limit()
-    return available if limit is None else min(available, limit)
