@@ -54,8 +54,9 @@ def test_a_trace_finds_what_the_allocator_gives() -> None:
         (2, [{"shard": 2, "zero_stage": 1, "precision": "float32"}, {"replicate": 2}]),
         (2, [{"tensor": 2, "precision": "float32"}]),
         (4, [{"shard": 4, "zero_stage": 3, "recompute": "full"}]),
+        (4, [{"shard": 2, "tensor": 2, "zero_stage": 3, "precision": "float32"}]),
     ],
-    ids=["zero 3 and 2", "zero 1 and copies", "tensor", "zero 3 of 4"],
+    ids=["zero 3 and 2", "zero 1 and copies", "tensor", "zero 3 of 4", "tensor and zero 3"],
 )
 def test_a_trace_finds_what_lives_in_real_processes(number: int, layouts: list[dict[str, Any]]) -> None:
     """Tensors with numbers, messages of gloo, and DTensor's own copies, in steps of whet's own trainer."""
@@ -77,6 +78,22 @@ def test_state_is_what_the_sizes_say() -> None:
     found = parts(traced(SMALL, Layout(shard=8, zero_stage=3)))
     for name, size in (("parameters", 4), ("gradients", 4), ("optimizer", 8)):
         assert found[name] == pytest.approx(size * number / 8, rel=0.02)  # blocks of 512 bytes are rounded up
+
+
+def test_the_state_of_another_optimizer_is_the_formulas() -> None:
+    """Sutskever et al., 2013: SGD with momentum keeps one float32 number a parameter, half of what AdamW keeps."""
+    found = traced(SMALL, Layout(shard=8, zero_stage=3, optimizer="sgd"))
+    assert {one.name for one in found.parts if one.source == "formula"} == {"optimizer"}
+    assert parts(found)["optimizer"] == pytest.approx(4 * model_count(SMALL).total / 8, rel=0.02)
+    assert "AdamW ran in the place of sgd" in found.differs[-1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("degrees", [{"shard": 4, "zero_stage": 3}, {"replicate": 4}, {"replicate": 2, "shard": 2}])
+def test_matrices_are_divided_beside_the_data(degrees: dict[str, Any]) -> None:
+    layout = Layout(tensor=2, precision="float32", **({"zero_stage": 2} | degrees))
+    found, sharers = parts(traced(SMALL, layout)), layout.shard * layout.tensor
+    assert found["optimizer"] == pytest.approx(8 * model_count(SMALL).total / sharers, rel=0.02)
 
 
 def test_however_many_ranks_there_are() -> None:
