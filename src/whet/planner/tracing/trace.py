@@ -81,8 +81,8 @@ def trace_memory(
     if layout.optimizer != "adamw":
         del found["optimizer"]
         differs.append(
-            f"the state is the formula's: AdamW ran in the place of {layout.optimizer}, and what else that one makes in "
-            "an update is left out"
+            f"the state is the formula's: AdamW ran in the place of {layout.optimizer}, and what else that one makes "
+            "in an update is left out"
         )
     return MemoryTrace(
         layout=traced.layout,
