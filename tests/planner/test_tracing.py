@@ -17,12 +17,13 @@ from traced_jobs import allocated_peak, counted_peaks
 from whet.cli import main
 from whet.errors import OptionError
 from whet.planner.layout import Layout, Work
-from whet.planner.memory_trace import MemoryTrace
+from whet.planner.memory_trace import MemoryTrace, TracedPart
 from whet.planner.model_shape import ModelShape
 from whet.planner.parameters import model_count
 from whet.planner.tracing import trace
 from whet.planner.tracing.live_bytes import LiveBytes
 from whet.planner.tracing.trace import trace_memory
+from whet.planner.words import trace_words
 
 SMALL = llama(4, 256, 704, 8, 4, vocab=2048)
 WORK = Work(global_batch_size=16, sequence_length=128)
@@ -158,6 +159,14 @@ def test_a_process_that_trains_with_others_traces_nothing() -> None:
             traced(SMALL, Layout(shard=8, zero_stage=3))
     finally:
         distributed.destroy_process_group()
+
+
+def test_what_does_not_fit_as_traced_is_said() -> None:
+    found = MemoryTrace(
+        layout=Layout(), parts=(TracedPart(name="parameters", formula=1e9, traced=3e9),), phase="forward"
+    )
+    assert "needs 1.00 GB too much" in trace_words(found, 2e9)
+    assert "fit" not in trace_words(found, 4e9)
 
 
 def test_the_command_says_what_is_traced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
