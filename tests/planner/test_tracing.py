@@ -17,12 +17,13 @@ from traced_jobs import allocated_peak, counted_peaks
 from whet.cli import main
 from whet.errors import OptionError
 from whet.planner.layout import Layout, Work
-from whet.planner.memory_trace import MemoryTrace
+from whet.planner.memory_trace import MemoryTrace, TracedPart
 from whet.planner.model_shape import ModelShape
 from whet.planner.parameters import model_count
 from whet.planner.tracing import trace
 from whet.planner.tracing.live_bytes import LiveBytes
 from whet.planner.tracing.trace import trace_memory
+from whet.planner.words import trace_words
 
 SMALL = llama(4, 256, 704, 8, 4, vocab=2048)
 WORK = Work(global_batch_size=16, sequence_length=128)
@@ -54,8 +55,9 @@ def test_a_trace_finds_what_the_allocator_gives() -> None:
         (2, [{"shard": 2, "zero_stage": 1, "precision": "float32"}, {"replicate": 2}]),
         (2, [{"tensor": 2, "precision": "float32"}]),
         (4, [{"shard": 4, "zero_stage": 3, "recompute": "full"}]),
+        (4, [{"shard": 2, "tensor": 2, "zero_stage": 3, "precision": "float32"}]),
     ],
-    ids=["zero 3 and 2", "zero 1 and copies", "tensor", "zero 3 of 4"],
+    ids=["zero 3 and 2", "zero 1 and copies", "tensor", "zero 3 of 4", "tensor and zero 3"],
 )
 def test_a_trace_finds_what_lives_in_real_processes(number: int, layouts: list[dict[str, Any]]) -> None:
     """Tensors with numbers, messages of gloo, and DTensor's own copies, in steps of whet's own trainer."""
@@ -77,6 +79,22 @@ def test_state_is_what_the_sizes_say() -> None:
     found = parts(traced(SMALL, Layout(shard=8, zero_stage=3)))
     for name, size in (("parameters", 4), ("gradients", 4), ("optimizer", 8)):
         assert found[name] == pytest.approx(size * number / 8, rel=0.02)  # blocks of 512 bytes are rounded up
+
+
+def test_the_state_of_another_optimizer_is_the_formulas() -> None:
+    """Sutskever et al., 2013: SGD with momentum keeps one float32 number a parameter, half of what AdamW keeps."""
+    found = traced(SMALL, Layout(shard=8, zero_stage=3, optimizer="sgd"))
+    assert {one.name for one in found.parts if one.source == "formula"} == {"optimizer"}
+    assert parts(found)["optimizer"] == pytest.approx(4 * model_count(SMALL).total / 8, rel=0.02)
+    assert "AdamW ran in the place of sgd" in found.differs[-1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("degrees", [{"shard": 4, "zero_stage": 3}, {"replicate": 4}, {"replicate": 2, "shard": 2}])
+def test_matrices_are_divided_beside_the_data(degrees: dict[str, Any]) -> None:
+    layout = Layout(tensor=2, precision="float32", **({"zero_stage": 2} | degrees))
+    found, sharers = parts(traced(SMALL, layout)), layout.shard * layout.tensor
+    assert found["optimizer"] == pytest.approx(8 * model_count(SMALL).total / sharers, rel=0.02)
 
 
 def test_however_many_ranks_there_are() -> None:
@@ -141,6 +159,14 @@ def test_a_process_that_trains_with_others_traces_nothing() -> None:
             traced(SMALL, Layout(shard=8, zero_stage=3))
     finally:
         distributed.destroy_process_group()
+
+
+def test_what_does_not_fit_as_traced_is_said() -> None:
+    found = MemoryTrace(
+        layout=Layout(), parts=(TracedPart(name="parameters", formula=1e9, traced=3e9),), phase="forward"
+    )
+    assert "needs 1.00 GB too much" in trace_words(found, 2e9)
+    assert "fit" not in trace_words(found, 4e9)
 
 
 def test_the_command_says_what_is_traced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -52,11 +52,11 @@ def allocated_peak(ranks: Ranks, shape: Sizes, layout: Sizes, work: Sizes) -> in
 
 def _made(ranks: Ranks, shape: Sizes, layout: Sizes, work: Sizes) -> Callable[[], object]:
     """Return what makes a step of whet's own trainer."""
-    made, at = Layout.model_validate(layout), Work.model_validate(work)
-    traced = as_traced(made)
+    made, at, sizes = Layout.model_validate(layout), Work.model_validate(work), ModelShape.model_validate(shape)
+    traced = as_traced(sizes, made)
     num = at.global_batch_size // (made.data * made.micro_batch_size)
     division = division_of(ParallelPlan.model_validate(traced.keys), ranks, torch.device("cpu"))
-    model = model_of(ModelShape.model_validate(shape))
+    model = model_of(sizes)
     wrap_layers(model, made.recompute)
     division.share(model)
     ids = torch.zeros(made.micro_batch_size * num, at.sequence_length, dtype=torch.int64)

@@ -40,7 +40,7 @@ def show_plan(console: Console, answer: PlanAnswer) -> None:
     console.print()
     _show_best(console, answer, best)
     if answer.trace is not None:
-        _show_trace(console, answer.trace)
+        _show_trace(console, answer.trace, answer.usable_bytes)
     _show_others(console, answer)
     if answer.scaling is not None and len(answer.scaling.fixed) > 1:
         console.print()
@@ -87,7 +87,7 @@ def _show_best(console: Console, answer: PlanAnswer, best: RankedPlan) -> None:
     console.print(_facts("the best plan", rows))
 
 
-def _show_trace(console: Console, trace: MemoryTrace) -> None:
+def _show_trace(console: Console, trace: MemoryTrace, usable_bytes: float) -> None:
     console.print()
     console.print(Text("memory of the best plan by a trace of one GPU", "bold"))
     if trace.why_not:
@@ -100,7 +100,7 @@ def _show_trace(console: Console, trace: MemoryTrace) -> None:
     sums = num_bytes(trace.total), "", whole, num_bytes(trace.formula_total), percent(trace.difference)
     table.add_row("all", *sums, style="bold")
     console.print(table)
-    console.print(trace_words(trace), highlight=False)
+    console.print(trace_words(trace, usable_bytes), highlight=False)
     for line in trace.differs:
         _dim(console, f"- {line}")
 

@@ -86,14 +86,16 @@ def cost_words(one: RankedPlan) -> str:
     return f"{energy} a token, {interval_words(price, dollars)} a million tokens"
 
 
-def trace_words(trace: MemoryTrace) -> str:
-    """Return what was traced, and when the rank holds most."""
+def trace_words(trace: MemoryTrace, usable_bytes: float) -> str:
+    """Return what was traced, when the rank holds most, and what it lacks of the memory that may be used."""
     if trace.why_not:
         return "Nothing was traced."
     when = "in the update" if trace.phase == "update" else f"in {trace.phase}"
+    lacks = trace.total - usable_bytes
+    fits = f" As traced it does not fit: it needs {num_bytes(lacks)} too much." if lacks > 0 else ""
     return (
         f"Traced in {duration(trace.seconds)}: one GPU, of {trace.ranks:,}, with {words_of(trace.layout)}. It "
-        f"holds most {when}."
+        f"holds most {when}.{fits}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -114,10 +114,14 @@ def without_numbers() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()  # what is freed when must be the same in each step
+    joined = DeviceMesh._concatenate
+    # FSDP joins the mesh of its groups with that of divided matrices, and a mesh looks for its rank in numbers.
+    DeviceMesh._concatenate = staticmethod(unset_fake_temporarily()(joined))  # type: ignore[method-assign]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
+        DeviceMesh._concatenate = staticmethod(joined)  # type: ignore[method-assign]
         if was_enabled:
             gc.enable()
         gc.collect()

@@ -12,10 +12,11 @@ from torch.optim import AdamW
 from whet.errors import OptionError
 from whet.parallel.division import inner_optimizer
 from whet.parallel.plan import ParallelPlan
-from whet.planner.layout import Bytes, Layout, Work
+from whet.planner.layout import Layout, Work
 from whet.planner.memory import predict_memory
 from whet.planner.memory_trace import MemoryTrace, TracedPart
 from whet.planner.model_shape import ModelShape
+from whet.planner.optimizers import bytes_of
 from whet.planner.tracing.live_bytes import LiveBytes
 from whet.planner.tracing.one_rank import OneRank, check_alone, one_rank, without_numbers
 from whet.planner.tracing.step import Peak, Peaks, RankStep, locals_of, mark_layers, peaks_of
@@ -63,7 +64,7 @@ def trace_memory(
     num = work.global_batch_size // (layout.data * layout.micro_batch_size)
     if why_not := _why_not(shape, layout):
         return _of_formulas(shape, layout, work, num, fragmentation, why_not)
-    traced = as_traced(layout)
+    traced = as_traced(shape, layout)
     try:
         peak = _peak(shape, traced, work, num, device)
     except OptionError as error:
@@ -77,10 +78,17 @@ def trace_memory(
     differs = [*traced.differs, "fragmentation: the formulas' share of what was traced of activations and buffers"]
     if not is_whets(shape):
         differs.insert(0, "traced as a plain decoder of the model's sizes, which whet has not")
+    if layout.optimizer != "adamw":
+        del found["optimizer"]
+        differs.append(
+            f"the state is the formula's: AdamW ran in the place of {layout.optimizer}, and what else that one makes "
+            "in an update is left out"
+        )
     return MemoryTrace(
         layout=traced.layout,
         parts=tuple(
-            TracedPart(name=name, formula=getattr(said, name), traced=found[name]) for name in type(said).model_fields
+            TracedPart(name=name, formula=getattr(said, name), traced=found.get(name))
+            for name in type(said).model_fields
         ),
         differs=tuple(differs),
         phase=peak.phase,
@@ -115,7 +123,7 @@ def _why_not(shape: ModelShape, layout: Layout) -> str:
     return next((reason for holds, reason in reasons if holds), "")
 
 
-def as_traced(layout: Layout) -> Traced:
+def as_traced(shape: ModelShape, layout: Layout) -> Traced:
     """Return the layout that stands for a plan in a trace: what whet train would run, without what needs a GPU."""
     differs, changes = list[str](), dict[str, Any]()
     for name, value, why in (
@@ -142,7 +150,7 @@ def as_traced(layout: Layout) -> Traced:
     keys, recipe, _ = plan_keys(whole)
     keys.pop("checkpointing", None)  # layers are wrapped before they are divided
     autocasts = "autocast" in recipe
-    own = Bytes(parameter=6 if autocasts else 4, gradient=4, state=8)
+    own = bytes_of(shape, "float32", layout.optimizer).model_copy(update={"parameter": 6 if autocasts else 4})
     if layout.bytes != own:
         given, size = layout.bytes, own
         differs.append(
