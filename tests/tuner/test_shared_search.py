@@ -319,7 +319,7 @@ def test_without_ray_its_extra_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     out = tmp_path / "out"
     said = said_by(capsys, "digits-cnn", "--workers", "ray", "--out", str(out))
-    assert "whet tune --workers ray needs ray, which is not installed: pip install" in said
+    assert "whet tune --workers ray needs ray[serve], which is not installed: pip install" in said
     assert not out.exists()
 
 
