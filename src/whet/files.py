@@ -1,14 +1,18 @@
-"""Write files so that they appear whole or not at all, and read objects from JSON files."""
+"""Write files so that they appear whole or not at all, make directories that do not stay, and read JSON objects."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from whet.errors import OutputError, TargetError, reason
+
+_LOCK = ".lock"  # what a private directory's lock is called after it
 
 
 def names_in(directory: Path) -> list[str]:
@@ -153,6 +157,77 @@ def replace_directory(partial: Path, directory: Path) -> None:
             f"cannot write {directory}: {error.strerror or error}; free some space, or name another place"
         ) from error
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def private_directory(place: Path, prefix: str) -> Iterator[Path]:
+    """Make a directory that only this user can use, and remove it at the end of the block.
+
+    If this process is killed before that, the next call with the same place and prefix removes it.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    _remove_abandoned(place, prefix)
+    lock, directory = _new_private(place, prefix)
+    try:
+        yield directory
+    finally:
+        _remove_private(directory)
+        os.close(lock)
+
+
+def _new_private(place: Path, prefix: str) -> tuple[int, Path]:
+    """Make a directory, and return it with the open lock that says that it is used.
+
+    The lock comes first, so that a directory without a process is always one that was left behind.
+    """
+    while True:
+        directory = place / f"{prefix}{os.geteuid()}-{secrets.token_hex(8)}"
+        lock = os.open(_lock_of(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            if _is_taken(lock, directory):
+                directory.mkdir(mode=0o700)
+                return lock, directory
+        except OSError:
+            _remove_private(directory)
+            os.close(lock)
+            raise
+        os.close(lock)  # another process took it for one that was left behind
+
+
+def _remove_abandoned(place: Path, prefix: str) -> None:
+    """Remove this user's directories whose processes have ended without removing them."""
+    for path in place.glob(f"{prefix}{os.geteuid()}-*{_LOCK}"):
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            directory = path.with_name(path.name.removesuffix(_LOCK))
+            if _is_taken(lock, directory):
+                _remove_private(directory)
+        finally:
+            os.close(lock)
+
+
+def _is_taken(lock: int, directory: Path) -> bool:
+    """Lock a directory that no process uses, and return whether that worked and its lock is still in its place."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(lock).st_ino == _lock_of(directory).stat().st_ino
+    except OSError:
+        return False
+
+
+def _lock_of(directory: Path) -> Path:
+    return directory.with_name(directory.name + _LOCK)
+
+
+def _remove_private(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _lock_of(directory).unlink()
 
 
 def read_object(path: Path, *, required: bool = True) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -245,6 +246,9 @@ def test_nodes_of_ray_make_the_trials_and_one_that_is_killed_loses_its_trial_onl
     request: pytest.FixtureRequest,
 ) -> None:
     more = ["--workers", f"ray={cluster.address}"]
+    left = Path(tempfile.gettempdir()) / f"whet-worker-{os.geteuid()}-of-one-that-was-killed"
+    left.mkdir()
+    left.with_name(f"{left.name}.lock").touch()
     if shared:
         more += ["--storage", request.getfixturevalue("watched")("nodes").url]
     process = search(tmp_path / "out", *more)
@@ -259,6 +263,7 @@ def test_nodes_of_ray_make_the_trials_and_one_that_is_killed_loses_its_trial_onl
     assert all(trial.ran_on.startswith("node ") for trial in result.trials)
     assert result.left_out == [] and result.finals_on == ""
     assert f"--workers ray={cluster.address}" in result.command
+    assert not left.exists() and not left.with_name(f"{left.name}.lock").exists()
 
 
 @pytest.mark.slow
@@ -314,7 +319,7 @@ def test_without_ray_its_extra_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     out = tmp_path / "out"
     said = said_by(capsys, "digits-cnn", "--workers", "ray", "--out", str(out))
-    assert "whet tune --workers ray needs ray, which is not installed: pip install" in said
+    assert "whet tune --workers ray needs ray[serve], which is not installed: pip install" in said
     assert not out.exists()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 THREADS = "OMP_NUM_THREADS"
+_PREFIX = "whet-worker-"
 
 
 class NodeWorker:
@@ -58,6 +59,7 @@ class NodeWorker:
 
     def _begin(self, text: str) -> None:
         from whet.errors import TargetError
+        from whet.files import private_directory
         from whet.measure.host import HostTurn
         from whet.measure.quiet import QuietWait
         from whet.tuner.asked import Asked
@@ -89,7 +91,9 @@ class NodeWorker:
         )
         kind = kind_of(request.kind, asked, prepared(request.target), nproc=request.nproc)
         kind.check()
-        self._directory = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="whet-worker-")))
+        self._directory = self._open.enter_context(private_directory(Path(tempfile.gettempdir()), _PREFIX))
+        self._open.callback(setattr, tempfile, "tempdir", tempfile.gettempdir())
+        tempfile.tempdir = str(self._directory)  # so that all that this process makes is found if it is killed
         self._open.enter_context(kind.at_work(Work(budget, TimeAccount(budget.clock), patience, Listener())))
         with self._turn.taken():
             found = kind.examine()

@@ -13,7 +13,7 @@ from whet.core.recipe import Recipe
 from whet.errors import StudyError, named_reason, reason
 from whet.measure.machine import Machine, describe
 from whet.measure.quiet import QuietWait
-from whet.parallel.ray_cluster import joined
+from whet.parallel import ray_cluster
 from whet.tuner.crew import WorkerLost
 from whet.tuner.facts import KnownFacts
 from whet.tuner.kind import Kind
@@ -123,7 +123,8 @@ def ray_nodes(workers: str) -> Iterator[RayNodes]:
     """
     from whet import __version__
 
-    with joined(ray_address(workers), "whet tune --workers ray") as ray:
+    ray_cluster.check_installed("whet tune --workers ray")
+    with ray_cluster.joined(ray_address(workers), f"--workers {workers}") as ray:
         here = describe()
         found = RayNodes([], [])
         started = [RayWorker(ray, node) for node in ray.nodes() if node["Alive"]]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from whet.errors import OptionError
+from whet.parallel.ray_cluster import host_and_port
 
 LOCAL = "local"
 AUTO = "auto"
@@ -60,28 +61,12 @@ class RayOptions:
     dashboard: bool = False
 
     def __post_init__(self) -> None:
-        host_and_port(self.address)
+        if self.address not in (AUTO, LOCAL):
+            try:
+                host_and_port(self.address, ADDRESSES)
+            except OptionError as error:
+                raise OptionError(f"--ray {self.address}: {error}") from error
         if self.cpus is not None and self.cpus < 1:
             raise OptionError(f"--ray-cpus {self.cpus}: a replica needs at least 1 core")
         if self.dashboard and self.address != LOCAL:
             raise OptionError(f"--ray-dashboard is for --ray {LOCAL}: who starts the cluster decides on its dashboard")
-
-
-def host_and_port(address: str) -> tuple[str, int] | None:
-    """Return the host and the port of an address; None for "auto" and "local".
-
-    Raises:
-        OptionError: It is none of these.
-    """
-    if address in (AUTO, LOCAL):
-        return None
-    if address.startswith("ray://"):
-        raise OptionError(
-            f"--ray {address}: Ray's client port runs whatever it is sent, and whet does not use it; start whet "
-            "serve on a machine of the cluster, with --ray auto"
-        )
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536) or "/" in host:
-        raise OptionError(f"--ray {address}: write {ADDRESSES}")
-    return host, int(port)

@@ -77,14 +77,10 @@ def serve_on_ray(
     if asked.options.tensor_parallel_size > 1:
         raise OptionError("--tensor-parallel-size: with --ray, a replica is one process; leave one of them out")
     plan = Plan(asked.model, asked.models, sources, given_of(asked, settings), ray, settings, note)
-    with bind(host, port) as bound:
-        cluster.join(ray)
+    with bind(host, port) as bound, cluster.connected(ray):
+        deployed = plan.deploy()
         try:
-            deployed = plan.deploy()
-            try:
-                server = RayServer(RayReplicas(deployed.handle), settings, bound, partial(plan.renew, deployed))
-                server.run(lambda: ready(server))
-            finally:
-                deployed.end()
+            server = RayServer(RayReplicas(deployed.handle), settings, bound, partial(plan.renew, deployed))
+            server.run(lambda: ready(server))
         finally:
-            cluster.leave()
+            deployed.end()
