@@ -17,6 +17,7 @@ from traced_jobs import allocated_peak, counted_peaks
 from whet.cli import main
 from whet.errors import OptionError
 from whet.planner.layout import Layout, Work
+from whet.planner.memory import layer_bytes
 from whet.planner.memory_trace import MemoryTrace, TracedPart
 from whet.planner.model_shape import ModelShape
 from whet.planner.parameters import model_count
@@ -115,6 +116,17 @@ def test_what_is_computed_again_is_not_kept() -> None:
     ]
     assert kept[0]["activations"] > kept[1]["activations"] > kept[2]["activations"]
     assert kept[0]["parameters"] == kept[2]["parameters"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("recompute", ["none", "operators", "full"])
+def test_a_layer_keeps_what_the_formula_says_where_matrices_are_divided(recompute: Any) -> None:
+    """Kept are also what messages made, which the trace counts among buffers: gathered inputs, and sums."""
+    layout = Layout(tensor=2, shard=4, zero_stage=3, recompute=recompute)
+    work = Work(global_batch_size=4, sequence_length=8192)
+    few, more = (parts(traced(LLAMA_8B.model_copy(update={"num_layers": number}), layout, work)) for number in (6, 8))
+    kept = sum(more[name] - few[name] for name in ("activations", "buffers")) / 2
+    assert kept == pytest.approx(layer_bytes(LLAMA_8B, layout, work), rel=0.01)
 
 
 @pytest.mark.thorough

@@ -103,13 +103,16 @@ def _operators_bytes(shape: ModelShape, layout: Layout, is_sparse: bool) -> floa
     """Return the bytes a token that a layer keeps when all but attention and every second matrix is computed again."""
     hidden, tensor = shape.hidden_size, layout.tensor
     spread = tensor if layout.sequence_parallel else 1
-    shares = {"divided": tensor, "whole": 1, "stream": spread}
+    # What a chip multiplies for the stream is of all tokens until the chips' sum divides it, and that sum is kept too.
+    shares = {"divided": tensor, "whole": 1, "stream": 1, "sum": spread}
     *products, last = layer_products(shape, is_sparse)
-    kept = [(hidden, "stream"), (value_size(shape), "divided")]
+    kept = [(hidden, "sum"), (value_size(shape), "divided")]
     kept += [(one.outputs, one.lies) for one in products[::2]]
-    # A compiled layer sees that the output of its last matrix is only added to.
+    # A compiled layer sees that what its last matrix adds is not needed again.
     if len(products) % 2 == 0 and not layout.compiled:
         kept.append((last.outputs, last.lies))
+    if spread > 1:
+        kept += [(hidden, "sum")] * (1 if layout.compiled else 2)
     return sum(layout.number_bytes * width / shares[lies] for width, lies in kept) + 4 * shape.num_heads / tensor
 
 
