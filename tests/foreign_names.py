@@ -141,6 +141,7 @@ PRIVATE: dict[str, str] = {
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": "planner/tracing/trace.py: numbers decide on shapes",
     "torch._subclasses.fake_tensor.FakeTensor": "planner/tracing/live_bytes.py: the device that it stands for",
     "torch._subclasses.fake_tensor.FakeTensorMode": "planner/tracing/one_rank.py: tensors without numbers",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily": "planner/tracing/one_rank.py: a mesh has numbers",
     "torch.autograd.Variable._execution_engine.queue_callback": "step/communication.py: the end of computing gradients",
     "torch.autograd._get_sequence_nr": "costs/layer_profile.py: which operators of forward a module called",
     "torch.cuda.memory._dump_snapshot": "profiling/model/session.py: PyTorch's documented memory snapshot",

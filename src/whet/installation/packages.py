@@ -37,6 +37,7 @@ EXTRAS = {
     "nvidia": "an NVIDIA GPU's load, clocks and energy",
     "monitor": "the page and the metrics of whet monitor",
     "serve": "whet serve, and whet bench-serve with a model",
+    "ray": "whet serve --ray and whet tune --workers ray",
     "train": "whet train: tokenizers, TensorBoard, and the live page",
     "stream": "whet stream: videos, cameras, diffusers directories, the page",
     "compress": "the technique prune_channels",

@@ -164,7 +164,7 @@ def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     said = refusal(capsys, "docs-gpt", "--replicas", "2", "--memory", "900GiB")
     assert "--replicas 2: each needs at least" in said
     (tmp_path / "config.json").write_text("{")
-    assert "has no tokenizer.json" in refusal(capsys, str(tmp_path), "--replicas", "2")
+    assert "config.json is not valid JSON" in refusal(capsys, str(tmp_path), "--replicas", "2")
 
 
 def test_a_replica_that_is_not_started_by_its_parent_ends() -> None:
