@@ -83,5 +83,6 @@ def test_saving_never_costs_memory(drawn: tuple[Layout, Work]) -> None:
     assert total(recompute="full") <= total(recompute="none") * (1 + 1e-9)
     assert total(offload=True) <= total(offload=False)
     assert total(zero_stage=1) <= total(zero_stage=0)
-    assert total(sequence_parallel=True) <= total(sequence_parallel=False)
+    if layout.recompute != "operators":  # which keeps sums that are divided, and makes whole ones again
+        assert total(sequence_parallel=True) <= total(sequence_parallel=False)
     assert total(fused_loss=True) <= total(fused_loss=False)
