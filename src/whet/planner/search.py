@@ -155,6 +155,12 @@ class Search:
                 found = looked
             if found is not None and found.fits and (found.layout.recompute == "none" or sharding != usual):
                 break
+        if found is not None and found.fits and found.layout.zero_stage == 3:  # more rows wait for gathered layers less
+            rows = space.micro_batch_sizes(degrees)
+            own = _choices_of(found.layout) | {"micro_batch_size": rows[min(2, len(rows) - 1)]}
+            looked = self._least_recomputed(degrees, own, found.layout.recompute)
+            if looked is not None and looked.key < found.key:
+                found = looked
         return found
 
     def _descend(self, degrees: Degrees, start: Candidate) -> Candidate:
