@@ -1,10 +1,13 @@
 """Limits of containers, in both versions of control groups, at the root and in a group below it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from whet.measure.cgroup import cpu_quota, cpu_stat_files, memory_limit, throttled_s
+from whet.measure import cgroup
+from whet.measure.cgroup import cpu_quota, cpu_stat_files, free_memory, memory_limit, throttled_s
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -79,3 +82,10 @@ def test_only_files_that_count_throttling_are_read(tmp_path: Path) -> None:
     (tmp_path / "cpu" / "cpu.stat").write_text("nr_throttled 0\nthrottled_time 0\n")
     (tmp_path / "self").write_text("")
     assert cpu_stat_files(tmp_path, tmp_path / "self") == [tmp_path / "cpu" / "cpu.stat"]
+
+
+@pytest.mark.parametrize(("limit", "free"), [(None, 1000), (400, 400), (4000, 1000)])
+def test_free_memory_is_within_the_limit(monkeypatch: pytest.MonkeyPatch, limit: int | None, free: int) -> None:
+    monkeypatch.setattr(cgroup, "memory_limit", lambda: limit)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    assert free_memory() == free

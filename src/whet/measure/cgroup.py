@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 _ROOT = Path("/sys/fs/cgroup")
 _SELF = Path("/proc/self/cgroup")
 
@@ -31,6 +33,13 @@ def memory_limit(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
         if text.isdecimal() and int(text) < 2**60:
             limits.append(int(text))
     return min(limits, default=None)
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that are free, within this process's limit."""
+    available: int = psutil.virtual_memory().available
+    limit = memory_limit()
+    return available if limit is None else min(available, limit)
 
 
 def cpu_stat_files(root: Path = _ROOT, self_file: Path = _SELF) -> list[Path]:

@@ -5,10 +5,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-import psutil
-
 from whet.errors import OptionError, TargetError, reason
-from whet.measure.cgroup import memory_limit
+from whet.measure.cgroup import free_memory
 from whet.models.step import Allocation, ServedModel
 from whet.ui.figures import num_bytes
 
@@ -102,6 +100,4 @@ def _allocation(model: ServedModel, num_tokens: int, max_num_seqs: int, num_draf
 
 def default_memory() -> int:
     """Return a quarter of the free memory in bytes, within the process's memory limit."""
-    available: int = psutil.virtual_memory().available
-    limit = memory_limit()
-    return min(available, limit if limit is not None else available) // 4
+    return free_memory() // 4

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from whet import __version__
 from whet.errors import OptionError
-from whet.measure.cgroup import memory_limit
+from whet.measure.cgroup import free_memory
 from whet.ui.figures import num_bytes
 
 
@@ -37,10 +35,8 @@ class Node(NamedTuple):
 
 def survey(directories: Sequence[str]) -> Survey:
     """Return what this machine has of some model directories."""
-    available: int = psutil.virtual_memory().available
-    limit = memory_limit()
-    free = available if limit is None else min(available, limit)
-    return Survey(__version__, platform.python_version(), free, {one: digest(Path(one)) for one in directories})
+    files = {one: digest(Path(one)) for one in directories}
+    return Survey(__version__, platform.python_version(), free_memory(), files)
 
 
 def digest(directory: Path) -> str:

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import psutil
-
 from whet.errors import OptionError
-from whet.measure.cgroup import memory_limit
+from whet.measure.cgroup import free_memory
 from whet.measure.cores import allowed_cores, core_shares
 from whet.server.asked import Asked
 from whet.server.replicas.needs import Needs
@@ -61,10 +59,3 @@ def fitted(asked: Asked, number: int, needs: Needs, available: int | None = None
     # As one server takes a quarter of what is free, all replicas together take a quarter of what is left.
     left = available - once - number * each
     return replace(asked, options=replace(asked.options, memory=max(1, left // 4 // number // needs.num_engines)))
-
-
-def free_memory() -> int:
-    """Return the bytes that are free for other processes, within this process's memory limit."""
-    available: int = psutil.virtual_memory().available
-    limit = memory_limit()
-    return available if limit is None else min(available, limit)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from whet.errors import WhetError
-from whet.server.replicas.fit import free_memory
+from whet.measure.cgroup import free_memory
 from whet.server.replicas.fleet import Fleet
 from whet.server.replicas.replica import Replica
 
