@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from replicated_process import wait_for
 from starlette.types import Message
 
 from whet.server.http.errors import ApiError
@@ -68,15 +71,24 @@ class Played:
 
 
 @contextmanager
-def serving(replicas: Played, **settings: Any) -> Iterator[httpx.Client]:
-    given = Settings(served_names=("m",), shutdown_timeout_s=0.2, **settings)
+def started(replicas: Played, **settings: Any) -> Iterator[RayServer]:
+    given = Settings(**{"served_names": ("m",), "shutdown_timeout_s": 0.2, **settings})
     server = RayServer(replicas, given, bind("127.0.0.1", 0))
     server.start()
     try:
-        with httpx.Client(base_url=server.url, timeout=20, trust_env=False) as client:
-            yield client
+        yield server
     finally:
         server.stop()
+
+
+def client_of(server: RayServer) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=20, trust_env=False)
+
+
+@contextmanager
+def serving(replicas: Played, **settings: Any) -> Iterator[httpx.Client]:
+    with started(replicas, **settings) as server, client_of(server) as client:
+        yield client
 
 
 def test_a_request_reaches_a_replica_and_its_answer_the_client() -> None:
@@ -182,3 +194,38 @@ def test_health_is_that_of_all_replicas() -> None:
         assert client.get("/health").json() == {"status": "ok", "replicas": 2}
         replicas.told = {}
         assert client.get("/health").status_code == 503
+
+
+def test_the_end_cuts_what_takes_too_long() -> None:
+    async def endless(call: Call) -> AsyncGenerator[list[Message], None]:
+        if b"begun" in call.body:
+            yield [HEAD, body(b"data: {}\n\n")]
+        await asyncio.sleep(60)
+
+    replicas = Played(endless)
+    with (
+        started(replicas, shutdown_timeout_s=0.5) as server,
+        ThreadPoolExecutor(1) as other,
+        client_of(server) as client,
+        client.stream("POST", "/v1/completions", content=b"begun") as answer,
+    ):
+        pieces = answer.iter_raw()
+        assert next(pieces) == b"data: {}\n\n"
+        waiting = other.submit(client.post, "/v1/completions", content=b"{}")
+        wait_for(lambda: len(replicas.calls) == 2)
+        server.begin_end()
+        error, done, rest = b"".join(pieces).split(b"\n\n")
+        refused = waiting.result(20)
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "unavailable"
+    assert (done, rest) == (b"data: [DONE]", b"")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+
+
+def test_a_body_that_ends_early_reaches_no_replica() -> None:
+    replicas = Played(whole)
+    with started(replicas) as server:
+        with socket.create_connection((server.host, server.port)) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{}")
+            wait_for(lambda: server._lifecycle._num_open == 1)
+        wait_for(lambda: server._lifecycle._num_open == 0)
+    assert not replicas.calls

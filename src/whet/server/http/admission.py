@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect
 
-from whet.server.http.body import BODY
-from whet.server.http.errors import invalid
+from whet.server.http.body import BODY, content_of
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.request_parsing import SMALL, Prompts, Readers, Served
 from whet.server.http.request_parsing_process import ReadingProcess
@@ -98,18 +96,6 @@ class Intake:
 async def unless_long(size: int, most: int, work: Callable[..., T], *arguments: Any) -> T:
     """Return what `work` returns. It runs on the event loop, or in a thread where its size is more than `most`."""
     return work(*arguments) if size <= most else await asyncio.to_thread(work, *arguments)
-
-
-async def content_of(request: Request) -> bytes:
-    """Return all of a request's body.
-
-    Raises:
-        ApiError: The client leaves, or sends too much or too slowly.
-    """
-    try:
-        return b"".join([part async for part in request.stream()])
-    except ClientDisconnect:
-        raise invalid("the client left before its request had arrived completely") from None
 
 
 def release(request: Request) -> None:

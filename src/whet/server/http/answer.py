@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from whet.server.completion import Delta
 from whet.server.http.errors import ApiError
+from whet.server.http.events import DONE, EVENT_END, EVENTS
 from whet.server.http.generation import Generation
 from whet.server.http.leaving import answered, unless_gone
 from whet.server.http.protocol import Sampling
 
-_DONE = b"data: [DONE]\n\n"
 _TURN_S = 0.002  # how long JSON is written before other tasks on the event loop may run
 _GROUP = 16  # list entries written at once; log-probabilities with 20 alternatives each take half a millisecond
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -118,7 +118,7 @@ class EventStream(Response):
     """Send events as they are generated. An error before the first event is answered with an HTTP error status."""
 
     def __init__(self, generation: Generation, writer: Writer) -> None:
-        super().__init__(media_type="text/event-stream", headers=_STREAM_HEADERS)
+        super().__init__(media_type=EVENTS, headers=_STREAM_HEADERS)
         del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
@@ -155,7 +155,7 @@ class EventStream(Response):
             if not has_started:
                 raise
             await add(_event(error.content()))
-        await add(_DONE)
+        await add(DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -205,7 +205,7 @@ def _pieces(content: object) -> Iterator[bytes]:
 
 
 def _event(content: object) -> bytes:
-    return b"data: " + _json(content) + b"\n\n"
+    return b"data: " + _json(content) + EVENT_END
 
 
 def _json(content: object) -> bytes:

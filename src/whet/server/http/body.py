@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Send
 
 from whet.server.http.errors import ApiError, invalid, unavailable
@@ -180,3 +181,15 @@ class Body:
     def _too_large(self) -> ApiError:
         message = f"the body is larger than the {self._most} bytes that this server reads"
         return ApiError(413, message, code="body_too_large")
+
+
+async def content_of(request: Request) -> bytes:
+    """Return all of a request's body.
+
+    Raises:
+        ApiError: The client leaves, or sends too much or too slowly.
+    """
+    try:
+        return b"".join([part async for part in request.stream()])
+    except ClientDisconnect:
+        raise invalid("the client left before its request had arrived completely") from None

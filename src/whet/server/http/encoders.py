@@ -15,7 +15,8 @@ from torch import Tensor
 
 from whet.server.artefacts.text_encoder import TextEncoder, Tokens
 from whet.server.http import documented
-from whet.server.http.admission import AT_ONCE, content_of, release, unless_long
+from whet.server.http.admission import AT_ONCE, release, unless_long
+from whet.server.http.body import content_of
 from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.inference import model_errors, worked
 from whet.server.http.lifecycle import Lifecycle

@@ -16,8 +16,9 @@ from whet.errors import WhetError
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.tensor_specs import TensorSpec
 from whet.server.http import documented
-from whet.server.http.admission import content_of, release, unless_long
+from whet.server.http.admission import release, unless_long
 from whet.server.http.answer import json_response
+from whet.server.http.body import content_of
 from whet.server.http.errors import HEADER_LENGTH, ApiError, as_api_errors, failed, invalid, unavailable
 from whet.server.http.leaving import answered
 from whet.server.http.lifecycle import Lifecycle

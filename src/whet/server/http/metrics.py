@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.engine import Engine
+from whet.server.http.exposition import encoded
 from whet.server.request import FinishReason
 
 _GAUGES = {
@@ -63,11 +63,7 @@ class Metrics:
 
     def scrape(self, accept: str = "") -> tuple[bytes, str]:
         """Return the metrics and their content type, in the format that an Accept header asks for."""
-        try:
-            encode, content_type = choose_encoder(accept)
-        except Exception:  # noqa: BLE001 - it raises errors of many kinds on a header that it cannot read
-            encode, content_type = choose_encoder("")
-        return encode(self._registry), content_type
+        return encoded(self._registry, accept)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current gauges and counters. prometheus-client calls this at every scrape."""

@@ -1,14 +1,13 @@
 """Pass one request on to a replica and its answer back, to another replica if the first one dies in time."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from starlette.types import Send
-
 from whet.server.http.errors import ApiError
+from whet.server.http.events import EVENT_END, EVENTS
+from whet.server.http.proxy import PassedRequest
 from whet.server.replicas.fleet import Fleet
 from whet.server.replicas.routing import Spot
 from whet.server.replicas.upstream import BROKEN, NOT_SENT, Headers, Upstream, answered_headers
@@ -21,19 +20,15 @@ _MOST_TRIES = 8
 _NOTICE_S = 1.0  # how soon the end of a process is known after its connections break
 _ALONE_S = 1.0  # how long a request that may have ended a replica begins alone on another
 _WHOLE_BYTES = 2**20  # a stated length up to which an answer is read to its end before it is passed on
-_EVENT_END = b"\n\n"
-_DONE = b"data: [DONE]\n\n"
 _SENT_ONCE = "/v1/states/"  # what changes something there cannot be asked for twice
 
 
-@dataclass
-class Passing:
-    """Pass one request on.
+@dataclass(kw_only=True)
+class Passing(PassedRequest):
+    """Pass one request on to a replica of this machine.
 
     Attributes:
-        send: Sends the answer to the client, as ASGI has it.
         release: Called once the body is not needed any more.
-        has_begun: Whether the client has got something of the answer.
     """
 
     fleet: Fleet
@@ -43,10 +38,7 @@ class Passing:
     headers: Headers
     body: bytes
     spot: Spot
-    send: Send
     release: Callable[[], None]
-    has_begun: bool = False
-    _is_stream: bool = False
     _deaths: int = 0
     _breaks: int = 0  # deaths, and connections that replicas broke off which go on
     _refused: set[int] = field(default_factory=set)
@@ -79,22 +71,13 @@ class Passing:
             self.fleet.counts.sent_again += 1
         raise ApiError(503, "no replica could answer this request; send it again later", code="unavailable")
 
-    async def fail(self, error: ApiError) -> None:
-        """End a stream that has begun with an error event.
-
-        Another answer is left unfinished: the server then breaks the connection off, and the client learns of it.
-        """
-        if self._is_stream:
-            await self._piece(b"data: " + json.dumps(error.content()).encode() + _EVENT_END + _DONE)
-            await self._piece(b"", is_last=True)
-
     async def _try(self, replica: Upstream) -> bool:
         """Ask a replica, and pass its answer on. Return False if another one is to be asked, since it refused."""
         async with await replica.ask(self.method, self.target, self.headers, self.body) as answer:
             if answer.status in (429, 503) and self._others(replica):
                 self._refused.add(replica.id)
                 return False
-            self._is_stream = answer.content_type == "text/event-stream"
+            self.is_stream = answer.content_type == EVENTS
             length = answer.content_length
             if length is not None and length <= _WHOLE_BYTES:
                 content = await answer.read()
@@ -111,8 +94,8 @@ class Passing:
         """Pass the pieces of an answer on as they come. Of events, only whole ones are: another may follow a break."""
         held = b""
         while piece:
-            if self._is_stream:
-                whole, end, held = (held + piece).rpartition(_EVENT_END)
+            if self.is_stream:
+                whole, end, held = (held + piece).rpartition(EVENT_END)
                 piece = whole + end
             if piece:
                 await self._piece(piece)
