@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from whet.cli import engine_options as of_engine
+from whet.cli import serve_options as of_server
 from whet.errors import OptionError
 from whet.measure.fast_import import large_imports
 from whet.server.options import DEFAULT_PORT, EngineOptions
-from whet.server.ray_serve.options import Bounds, RayOptions, bounds
-from whet.server.tool_formats import FORMATS, find_format
+from whet.server.ray_serve.options import RayOptions
+from whet.server.replica_bounds import Bounds, bounds
+from whet.server.tool_formats import find_format
 from whet.ui.network import ANY_ORIGIN, LOOPBACK, bind, checked_port, is_loopback
 from whet.ui.units import num_bytes, seconds
 from whet.workloads import model_directory
@@ -35,176 +35,47 @@ if TYPE_CHECKING:
 NAMES = {"model": model_directory.model_directory}
 """What checks a parameter as it was typed; see typed.py."""
 
-_Model = Annotated[
-    str | None,
-    typer.Argument(
-        metavar=model_directory.METAVAR, help=f"{model_directory.HELP}; or what `whet tune` or `whet apply` wrote"
-    ),
-]
-_Models = Annotated[
-    list[str] | None,
-    typer.Option("--model", metavar="NAME=DIR", help="serve a model under this name; may be given several times"),
-]
-_Libraries = Annotated[
-    list[str] | None,
-    typer.Option(metavar="LIBRARY", help="a .so, .py or module that registers a tuned model's custom operators"),
-]
-_Draft = Annotated[
-    str | None,
-    typer.Option(
-        metavar=model_directory.METAVAR,
-        help="a smaller model of the same vocabulary, which drafts tokens for speculative decoding",
-    ),
-]
-_BatchTokensToo = Annotated[int | None, typer.Option("--max-num-batched-tokens", hidden=True)]
-_Recipe = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="a recipe.toml of whet tune; its precision and threads are used unless an option sets them"
-    ),
-]
-_Host = Annotated[
-    str,
-    typer.Option(
-        metavar="ADDRESS",
-        help="the address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for all its networks",
-    ),
-]
-_Port = Annotated[int, typer.Option(help="the port to listen on; 0 takes any free one")]
-_Keys = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY", envvar="WHET_API_KEY", help="requests must have this API key; may be given several times"
-    ),
-]
-_Names = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="a name that requests may call the model by; may be given several times; answers have the first",
-        show_default="the directory's name",
-    ),
-]
-_Timeout = Annotated[
-    str, typer.Option(metavar="TIME", help="how long running requests may take to finish after SIGTERM or Ctrl-C")
-]
-_MaxConnections = Annotated[
-    int, typer.Option(help="the most connections; beyond it the one that has been idle for longest is closed")
-]
-_HeadTimeout = Annotated[
-    str,
-    typer.Option(metavar="TIME", help="how long the head of a request may take to arrive; then the answer is 408"),
-]
-_BodyTimeout = Annotated[
-    str,
-    typer.Option(metavar="TIME", help="how long the body of a request may take to arrive; then the answer is 408"),
-]
-_WriteTimeout = Annotated[
-    str,
-    typer.Option(metavar="TIME", help="a client that reads nothing of its answer for this long is disconnected"),
-]
-_MaxBody = Annotated[
-    str, typer.Option(metavar="SIZE", help="the largest body of a request; larger ones are refused (413)")
-]
-_MaxPending = Annotated[
-    str,
-    typer.Option(
-        metavar="SIZE", help="the most memory for bodies being received; beyond it the largest is refused (503)"
-    ),
-]
-_Cert = Annotated[str, typer.Option(metavar="FILE", help="serve HTTPS with this certificate, as PEM")]
-_Key = Annotated[
-    str, typer.Option(metavar="FILE", help="the private key, if the certificate's file does not hold it, as PEM")
-]
-_KeyPassword = Annotated[str, typer.Option(envvar="WHET_SSL_KEYFILE_PASSWORD", help="the password of an encrypted key")]
-_Origins = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ORIGIN", help="let web pages of this origin send requests; * lets all; may be given several times"
-    ),
-]
-_OriginsToo = Annotated[list[str] | None, typer.Option("--allowed-origins", hidden=True)]
-_ToolCallParser = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"the format in which the model calls tools: {', '.join(FORMATS)}",
-        show_default="from its chat template",
-    ),
-]
-_StateDir = Annotated[
-    str,
-    typer.Option(
-        metavar="DIR",
-        help="keep what models with long-term memory remember of texts here, by name, for requests to begin at",
-    ),
-]
-_Replicas = Annotated[
-    str,
-    typer.Option(
-        metavar="N|MIN-MAX",
-        help="how many processes serve the model behind one address, each on its share of the cores; SIGHUP replaces "
-        "them one after the other; with two numbers, as the load on --ray needs",
-    ),
-]
-_Ray = Annotated[
-    str,
-    typer.Option(
-        metavar="ADDRESS", help="serve by replicas on a Ray cluster: auto for this machine's, HOST:PORT, or local"
-    ),
-]
-_RayCpus = Annotated[
-    int | None,
-    typer.Option(help="the cores of each replica on Ray", show_default="an equal share of the cluster's"),
-]
-_RayDashboard = Annotated[
-    bool, typer.Option("--ray-dashboard", help="let --ray local start Ray's dashboard too, on 127.0.0.1")
-]
-_AsJson = Annotated[
-    bool, typer.Option("--json", help="print address, model and process id as one JSON object once the server is ready")
-]
-
 
 def serve(
-    model: _Model = None,
-    models: _Models = None,
-    library: _Libraries = None,
+    model: of_server.Model = None,
+    models: of_server.Models = None,
+    library: of_server.Libraries = None,
     dtype: of_engine.DtypeOption = None,
     weights: of_engine.WeightsOption = None,
     kv: of_engine.KvOption = of_engine.DEFAULTS.kv,
-    draft: _Draft = None,
+    draft: of_server.Draft = None,
     speculation: of_engine.SpeculationOption = of_engine.DEFAULTS.speculation,
     max_num_seqs: of_engine.MaxSeqsOption = of_engine.DEFAULTS.max_num_seqs,
     max_batch_tokens: of_engine.BatchTokensOption = of_engine.DEFAULTS.max_batch_tokens,
-    max_num_batched_tokens: _BatchTokensToo = None,
+    max_num_batched_tokens: of_server.BatchTokensToo = None,
     max_model_len: of_engine.MaxLenOption = None,
     max_waiting: of_engine.MaxWaitingOption = None,
     memory: of_engine.MemoryOption = None,
     tensor_parallel_size: of_engine.TensorParallelOption = of_engine.DEFAULTS.tensor_parallel_size,
-    recipe: _Recipe = None,
-    host: _Host = LOOPBACK,
-    port: _Port = DEFAULT_PORT,
-    api_key: _Keys = None,
-    served_model_name: _Names = None,
-    shutdown_timeout: _Timeout = "30s",
-    max_connections: _MaxConnections = 1024,
-    head_timeout: _HeadTimeout = "10s",
-    body_timeout: _BodyTimeout = "60s",
-    write_timeout: _WriteTimeout = "60s",
-    max_body: _MaxBody = "8MiB",
-    max_pending: _MaxPending = "64MiB",
-    ssl_certfile: _Cert = "",
-    ssl_keyfile: _Key = "",
-    ssl_keyfile_password: _KeyPassword = "",
-    cors_origin: _Origins = None,
-    allowed_origins: _OriginsToo = None,
-    tool_call_parser: _ToolCallParser = None,
-    state_dir: _StateDir = "",
-    replicas: _Replicas = "1",
-    ray: _Ray = "",
-    ray_cpus: _RayCpus = None,
-    ray_dashboard: _RayDashboard = False,
-    as_json: _AsJson = False,
+    recipe: of_server.Recipe = None,
+    host: of_server.Host = LOOPBACK,
+    port: of_server.Port = DEFAULT_PORT,
+    api_key: of_server.Keys = None,
+    served_model_name: of_server.Names = None,
+    shutdown_timeout: of_server.Timeout = "30s",
+    max_connections: of_server.MaxConnections = 1024,
+    head_timeout: of_server.HeadTimeout = "10s",
+    body_timeout: of_server.BodyTimeout = "60s",
+    write_timeout: of_server.WriteTimeout = "60s",
+    max_body: of_server.MaxBody = "8MiB",
+    max_pending: of_server.MaxPending = "64MiB",
+    ssl_certfile: of_server.Cert = "",
+    ssl_keyfile: of_server.Key = "",
+    ssl_keyfile_password: of_server.KeyPassword = "",
+    cors_origin: of_server.Origins = None,
+    allowed_origins: of_server.OriginsToo = None,
+    tool_call_parser: of_server.ToolCallParser = None,
+    state_dir: of_server.StateDir = "",
+    replicas: of_server.Replicas = "1",
+    ray: of_server.Ray = "",
+    ray_cpus: of_server.RayCpus = None,
+    ray_dashboard: of_server.RayDashboard = False,
+    as_json: of_server.AsJson = False,
 ) -> None:
     """Serve language models over HTTP by OpenAI's API, and what `whet tune` saved by the Open Inference Protocol."""
     checked_port(port, "--port")

@@ -13,8 +13,8 @@ from ray.serve.handle import DeploymentHandle
 
 from whet.errors import TargetError
 from whet.server.ray_serve.cluster import free_cores
-from whet.server.ray_serve.options import Bounds
 from whet.server.ray_serve.replica import HEALTH_S, Asked, Replica
+from whet.server.replica_bounds import Bounds
 
 DEPLOYMENT = "whet"
 _START_S = 1800.0  # time to compile kernels, and to read and quantise weights, on each machine in turn

@@ -1,44 +1,14 @@
 """Hold what `--ray` takes: the cluster's address, how many replicas it runs, and how many cores each has."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from whet.errors import OptionError
 from whet.parallel.ray_cluster import host_and_port
+from whet.server.replica_bounds import ONE, Bounds
 
 LOCAL = "local"
 AUTO = "auto"
 ADDRESSES = f"{AUTO} (the cluster that runs on this machine), HOST:PORT, or {LOCAL} (start Ray here)"
-_MOST = 10_000  # replicas; more is a slip
-
-
-class Bounds(NamedTuple):
-    """Hold the fewest and the most replicas. Ray Serve scales between them by the load, if they differ."""
-
-    least: int
-    most: int
-
-    def __str__(self) -> str:
-        return f"{self.least}" if self.least == self.most else f"{self.least}-{self.most}"
-
-
-ONE = Bounds(1, 1)
-
-
-def bounds(text: str) -> Bounds:
-    """Return the numbers of replicas in "3" or "2-8".
-
-    Raises:
-        OptionError: It is neither, or the second number is smaller.
-    """
-    first, dash, second = text.strip().partition("-")
-    numbers = [first, second] if dash else [first, first]
-    if not all(one.isascii() and one.isdigit() and 1 <= int(one) <= _MOST for one in numbers):
-        raise OptionError(f"--replicas {text!r}: write a number from 1 on, or with --ray the bounds of scaling, as 2-8")
-    found = Bounds(int(numbers[0]), int(numbers[1]))
-    if found.most < found.least:
-        raise OptionError(f"--replicas {text!r}: the second number is the most, and is not below the first")
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
