@@ -1,13 +1,18 @@
 """A proxy before replicas that are fakes: servers of this process, on Unix sockets, which can be made to die."""
 
 import asyncio
+import http.client
+import json
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fake_engine import FakeEngine
+from asking import Answer, ask
+from fake_engine import TOKENIZER, WORD_IDS, FakeEngine
+from replicated_process import wait_for
 
 from whet.server.http.hardened import WebServer
 from whet.server.http.lifecycle import Lifecycle
@@ -17,6 +22,10 @@ from whet.server.replicas.fleet import Fleet
 from whet.server.replicas.front import make_front
 from whet.server.replicas.upstream import Upstream
 from whet.ui.network import bind, bind_file
+
+PATH = "/v1/completions"
+BODY = {"prompt": "Once", "max_tokens": 10}
+TEXT = TOKENIZER.decode(WORD_IDS[:10])
 
 
 class Replicated(WebServer):
@@ -51,6 +60,16 @@ class Replicated(WebServer):
         finally:
             for one in self.upstreams:
                 await one.close()
+
+    @property
+    def num_running(self) -> int:
+        """How many requests the engines work on."""
+        return sum(len(engine.running) for engine in self.engines)
+
+    @property
+    def num_open(self) -> int:
+        """How many requests the proxy has passed on and not answered yet."""
+        return sum(one.num_open for one in self.upstreams)
 
     def kill(self, number: int) -> None:
         """Let a replica end as by kill -9: its connections break, and its socket is closed."""
@@ -105,3 +124,47 @@ def replicated(number: int = 2, *, patience_s: float = 5.0, **settings: Any) -> 
                 engine.let_go()
             for server in proxy.servers:
                 server.stop()
+
+
+def asking(proxy: Replicated, path: str, body: object = None, **more: Any) -> Answer:
+    return ask(proxy, path, body, **more)  # type: ignore[arg-type]
+
+
+def own(proxy: Replicated, body: dict[str, Any] = BODY) -> int:
+    """The number of the replica that a request goes to while all are idle."""
+    before = [len(engine.asked) for engine in proxy.engines]
+    assert ask(proxy, PATH, body).status == 200  # type: ignore[arg-type]
+    [number] = [i for i, engine in enumerate(proxy.engines) if len(engine.asked) > before[i]]
+    return number
+
+
+def held(proxy: Replicated) -> None:
+    for engine in proxy.engines:
+        engine.held = True
+
+
+@contextmanager
+def begun(proxy: Replicated, others: ThreadPoolExecutor, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    """A stream of which three tokens have arrived, and which is held then."""
+    connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=30)
+    before = proxy.num_running
+    connection.request("POST", PATH, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+    waiting = others.submit(connection.getresponse)
+    wait_for(lambda: proxy.num_running == before + 1)
+    for engine in proxy.engines:
+        engine.step(3)
+    response = waiting.result(30)
+    text, wanted = "", TOKENIZER.decode(WORD_IDS[:3])
+    while text != wanted:
+        line = response.readline()
+        if line.startswith(b"data: "):
+            text += json.loads(line.removeprefix(b"data: "))["choices"][0]["text"]
+    yield response
+    response.close()
+    connection.close()
+
+
+def last_event(response: http.client.HTTPResponse) -> Any:
+    lines = [line for line in response.read().split(b"\n") if line.startswith(b"data: ")]
+    assert lines[-1] == b"data: [DONE]"
+    return json.loads(lines[-2].removeprefix(b"data: "))

@@ -117,6 +117,7 @@ def test_replicas_end_with_their_parent() -> None:
         pids = server.pids
         kill(server.process.pid)
         wait_for(lambda: not any(map(is_running, pids)), 10)
+        assert len(pids) == 2 and not any(map(is_running, pids))
 
 
 def test_tuned_models_are_served_by_replicas_too(tmp_path: Path) -> None:
