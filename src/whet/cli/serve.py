@@ -4,7 +4,6 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from whet.server.http.models import Models
     from whet.server.http.settings import Settings
     from whet.server.replicas.serving import FrontServer
+
+    Sources = Mapping[tuple[str, ...], Source]
 
 NAMES = {"model": model_directory.model_directory}
 """What checks a parameter as it was typed; see typed.py."""
@@ -148,16 +149,12 @@ def serve(
 def _run_one(asked: "Asked", host: str, port: int, console: "Console", as_json: bool) -> None:
     with large_imports():
         from whet.server.one_process import serve_here
-        from whet.server.opening import checked_sources
 
-    sources = checked_sources(asked.model, asked.models, asked.names)
-    settings = replace(asked.settings, served_names=next(iter(sources)))
-
-    def say(server: "WebServer", served: "Models") -> None:
+    def say(server: "WebServer", served: "Models", sources: "Sources") -> None:
         engine = next(iter(served.engines.values()), None)
-        _say_ready(server, engine, sources, settings, console, as_json=as_json)
+        _say_ready(server, engine, sources, asked.settings, console, as_json=as_json)
 
-    serve_here(replace(asked, settings=settings), lambda: bind(host, port), note=console.print, ready=say)
+    serve_here(asked, lambda: bind(host, port), note=console.print, ready=say)
 
 
 def _run_replicas(number: int, asked: "Asked", host: str, port: int, console: "Console", as_json: bool) -> None:
@@ -171,18 +168,12 @@ def _run_replicas(number: int, asked: "Asked", host: str, port: int, console: "C
 
 def _run_on_ray(ray: RayOptions, asked: "Asked", host: str, port: int, console: "Console", as_json: bool) -> None:
     with large_imports():
-        from whet.server.opening import checked_sources
         from whet.server.ray_serve.serving import serve_on_ray
 
-    sources = checked_sources(asked.model, asked.models, asked.names)
-    settings = replace(asked.settings, served_names=next(iter(sources)))
+    def say(server: "WebServer", sources: "Sources") -> None:
+        _say_ready(server, None, sources, asked.settings, console, as_json=as_json)
 
-    def say(server: "WebServer") -> None:
-        _say_ready(server, None, sources, settings, console, as_json=as_json)
-
-    serve_on_ray(
-        replace(asked, settings=settings), sources, ray=ray, host=host, port=port, note=console.print, ready=say
-    )
+    serve_on_ray(asked, ray=ray, host=host, port=port, note=console.print, ready=say)
 
 
 def _on_ray(address: str, replicas: Bounds, cpus: int | None, *, dashboard: bool) -> RayOptions | None:
@@ -246,7 +237,7 @@ def _checked_models(model: str | None, models: Mapping[str, str], names: Sequenc
 def _say_ready(
     server: "WebServer",
     engine: "Engine | None",
-    sources: "Mapping[tuple[str, ...], Source]",
+    sources: "Sources",
     settings: "Settings",
     console: "Console",
     *,
@@ -254,7 +245,7 @@ def _say_ready(
 ) -> None:
     from whet.server.artefacts.directories import EngineSource
 
-    name = settings.served_names[0]
+    name = next(iter(sources))[0]
     if engine is not None and engine.tokenizer is not None and engine.tokenizer.chat_template.is_plain:
         console.print(f"{engine.name} has no chat template; conversations are put as plain lines, 'User: ...'")
     _say_who_may_ask(settings, console)

@@ -2,14 +2,15 @@
 
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from whet.errors import RanksError
+from whet.server.artefacts.directories import Source
 from whet.server.asked import Asked
 from whet.server.http.models import Models
 from whet.server.http.run import HttpServer
-from whet.server.opening import checked_sources, given_of, opened
+from whet.server.opening import Names, checked_sources, given_of, opened
 
 
 def serve_here(
@@ -17,14 +18,15 @@ def serve_here(
     open_socket: Callable[[], socket.socket],
     *,
     note: Callable[[str], None],
-    ready: Callable[[HttpServer, Models], None],
+    ready: Callable[[HttpServer, Models, Mapping[Names, Source]], None],
 ) -> None:
     """Serve until SIGTERM, Ctrl-C or the server's `begin_end`. Call it in the main thread.
 
     Args:
         open_socket: Binds the socket. It is called once the directories are checked, before models are loaded.
         note: Called with a sentence for each step of a recipe that is not followed, and the like.
-        ready: Called with the server and its models once requests are taken. It must not block.
+        ready: Called with the server, its models and what their directories hold, once requests are taken. It must not
+            block.
 
     Raises:
         WhetError: As `whet.serve` says.
@@ -43,7 +45,7 @@ def serve_here(
         def begin() -> None:
             if broken:
                 server.begin_end()
-            ready(server, served)
+            ready(server, served, sources)
 
         for engine in set(served.engines.values()):
             engine.when_broken(end)

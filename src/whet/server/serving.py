@@ -91,5 +91,5 @@ def serve(
         asked,
         lambda: bind(host, port),
         note=note,
-        ready=lambda server, served: ready(server, next(iter(served.engines.values()), None)),
+        ready=lambda server, served, _: ready(server, next(iter(served.engines.values()), None)),
     )

@@ -15,7 +15,7 @@ from whet.server.http.settings import Settings
 from whet.server.rendering import RENDERERS
 
 _CHILDREN_S = 1.0  # how long a schema that compiles and a template that renders may still take at the end
-_SWITCH_S = 0.0002  # how long a thread may keep Python's lock while another one wants it; Python's default is 5 ms
+SWITCH_S = 0.0002  # how long a thread may keep Python's lock while another one wants it; Python's default is 5 ms
 
 
 class HttpServer(WebServer):
@@ -39,7 +39,7 @@ class HttpServer(WebServer):
         A step of the engine releases the lock dozens of times; with Python's default, it could wait 5 ms each time
         while a large answer is written.
         """
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(SWITCH_S)
         self._is_alone = True
         super().run(on_ready)
 

@@ -14,6 +14,7 @@ from whet.core.artefact import set_threads
 from whet.errors import EngineClosed
 from whet.server.http.app import make_app
 from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.run import SWITCH_S
 from whet.server.http.settings import Settings
 from whet.server.opening import Given, checked_sources, opened
 from whet.server.ray_serve.exchange import exchange
@@ -21,7 +22,6 @@ from whet.server.ray_serve.exchange import exchange
 HEALTH_S = 20.0
 """How long a step of the engine may take before the replica counts as stuck."""
 
-_SWITCH_S = 0.0002  # how long a thread may keep Python's lock, as in a server of its own (http/run.py)
 _log = logging.getLogger("whet.server")
 
 
@@ -50,7 +50,7 @@ class Replica:
     def __init__(self, asked: Asked, name: str = "") -> None:
         self._stack = ExitStack()
         self._asked, self._name = asked, name or _name_in_ray()
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(SWITCH_S)
         set_threads(asked.threads)
         sources = checked_sources(asked.model, asked.models, asked.settings.served_names)
         self._models = self._stack.enter_context(opened(sources, asked.given, _log.warning))

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from whet.errors import OptionError
@@ -11,7 +12,7 @@ from whet.server.asked import Asked
 from whet.server.http.hardened import WebServer
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.settings import Settings
-from whet.server.opening import Names, given_of
+from whet.server.opening import Names, checked_sources, given_of
 from whet.server.ray_serve import cluster
 from whet.server.ray_serve.front import Replicas, front_app
 from whet.server.ray_serve.options import RayOptions
@@ -43,13 +44,12 @@ class RayServer(WebServer):
 
 def serve_on_ray(
     asked: Asked,
-    sources: Mapping[Names, Source],
     *,
     ray: RayOptions,
     host: str,
     port: int,
     note: Callable[[str], None],
-    ready: Callable[[RayServer], None],
+    ready: Callable[[RayServer, Mapping[Names, Source]], None],
 ) -> None:
     """Serve models by replicas on a Ray cluster until SIGTERM or Ctrl-C. Call it in the main thread.
 
@@ -57,21 +57,22 @@ def serve_on_ray(
     updated: its replicas are replaced one after the other.
 
     Args:
-        sources: What the directories of `asked` hold.
         ray: Where the cluster is, and how many replicas it runs.
         note: Called with a sentence on each thing that was decided.
-        ready: Called with the server once requests are taken. It must not block.
+        ready: Called with the server and what the directories of the models hold, once requests are taken. It must not
+            block.
 
     Raises:
         MissingExtra: Ray is not installed.
         TargetError: A model cannot be loaded.
         OptionError: An option does not fit the cluster or the models, or the port is not available.
     """
+    sources = checked_sources(asked.model, asked.models, asked.names)
+    settings = replace(asked.settings, served_names=next(iter(sources)))
     cluster.check_installed()
     from whet.server.ray_serve.calls import RayReplicas
     from whet.server.ray_serve.plan import Plan
 
-    settings = asked.settings
     if settings.state_dir:
         raise OptionError("--state-dir: with --ray, states would lie on the machine of one replica; leave it out")
     if asked.options.tensor_parallel_size > 1:
@@ -81,6 +82,6 @@ def serve_on_ray(
         deployed = plan.deploy()
         try:
             server = RayServer(RayReplicas(deployed.handle), settings, bound, partial(plan.renew, deployed))
-            server.run(lambda: ready(server))
+            server.run(lambda: ready(server, sources))
         finally:
             deployed.end()

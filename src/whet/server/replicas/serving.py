@@ -61,7 +61,8 @@ def serve_replicas(
         try:
             if len(os.fsencode(directory)) > _LONGEST_PATH:
                 raise OptionError(f"{directory} is too long a path for sockets: set TMPDIR to a shorter directory")
-            FrontServer(asked, shares, directory, bound, note).run_to_end(ready)
+            front = FrontServer(asked, shares, directory, bound, note)
+            front.run(lambda: ready(front))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -106,9 +107,6 @@ class FrontServer(WebServer):
     def models(self) -> list[dict[str, Any]]:
         """The models that are served, as the first replica describes them."""
         return self.replicas[0].models
-
-    def run_to_end(self, ready: Callable[["FrontServer"], None]) -> None:
-        self.run(lambda: ready(self))
 
     async def _application(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._front is not None

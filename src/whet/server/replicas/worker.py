@@ -69,16 +69,13 @@ def _serve(order: Order, said: IO[str]) -> None:
         Asked.from_json(order.asked),
         lambda: bind_file(order.path),
         note=partial(print, file=sys.stderr),
-        ready=lambda _, served: _say(said, {"models": _models(served)}),
+        ready=lambda _, served, __: _say(said, {"models": _models(served)}),
     )
 
 
 def _models(served: "Models") -> list[dict[str, Any]]:
-    """Return names, where requests go to, and the most tokens of each model."""
-    engines = [
-        {"name": names[0], "path": "/v1", "max_model_len": engine.max_model_len}
-        for names, engine in served.engines.items()
-    ]
+    """Return the name of each model, and where requests go to."""
+    engines = [{"name": names[0], "path": "/v1"} for names in served.engines]
     artefacts = {artefact.name: artefact for artefact in served.artefacts.values()}
     return engines + [{"name": name, "path": f"/v2/models/{name}/infer"} for name in artefacts]
 
