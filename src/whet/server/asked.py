@@ -68,13 +68,5 @@ class Asked:
 
     def inner(self, *, shutdown_timeout_s: float, write_timeout_s: float) -> "Asked":
         """Return the same for a process behind a proxy, which speaks HTTPS and answers other origins itself."""
-        settings = replace(
-            self.settings,
-            shutdown_timeout_s=shutdown_timeout_s,
-            write_timeout_s=write_timeout_s,
-            ssl_certfile="",
-            ssl_keyfile="",
-            ssl_keyfile_password="",
-            cors_origins=(),
-        )
-        return replace(self, settings=settings)
+        times = {"shutdown_timeout_s": shutdown_timeout_s, "write_timeout_s": write_timeout_s}
+        return replace(self, settings=self.settings.behind_proxy(**times))

@@ -4,8 +4,9 @@ import hashlib
 import hmac
 import secrets
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from whet.errors import OptionError, OutputError
 from whet.files import usable_directory
@@ -92,6 +93,10 @@ class Settings:
         if not self.ssl_certfile:
             return None
         return tls_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
+
+    def behind_proxy(self, **changes: Any) -> "Settings":
+        """Return the same, and some changes, for a process whose proxy speaks HTTPS and answers other origins."""
+        return replace(self, ssl_certfile="", ssl_keyfile="", ssl_keyfile_password="", cors_origins=(), **changes)
 
     def cache_salt(self, key: str, asked: str | None) -> str:
         """Return the salt of cached prompts for an API key and a salt that the request asks for.

@@ -101,20 +101,11 @@ class Plan:
             recipe=recipe if recipe is None or isinstance(recipe, Recipe) else Recipe.read(Path(recipe)),
             libraries=tuple(_whole(os.fspath(one)) for one in self.given.libraries),
         )
-        settings = replace(
-            self.settings,
-            api_keys=(),
-            is_local=False,
-            ssl_certfile="",
-            ssl_keyfile="",
-            ssl_keyfile_password="",
-            cors_origins=(),
-        )
         return Asked(
             model=None if self.model is None else _whole(self.model),
             models={name: _whole(directory) for name, directory in self.models.items()},
             given=given,
-            settings=settings,
+            settings=self.settings.behind_proxy(api_keys=(), is_local=False),
             threads=threads,
             generation=secrets.token_hex(8),
         )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from whet.server.http.errors import unavailable
+from whet.server.http.errors import ApiError, unavailable
 from whet.server.replicas.routing import Reason, Router, Spot
 from whet.server.replicas.upstream import Upstream
 
@@ -87,4 +87,9 @@ class Fleet:
             async with asyncio.timeout(self._patience_s), self._changed:
                 await self._changed.wait_for(lambda: bool(self.taking))
         except TimeoutError:
-            raise unavailable("no replica of the model is running just now; send this request again later") from None
+            raise none_runs() from None
+
+
+def none_runs() -> ApiError:
+    """Return the error for a request that no replica takes."""
+    return unavailable("no replica of the model is running just now; send this request again later")

@@ -11,12 +11,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Scope, Send
 
 from whet.server.http.body import BODY
-from whet.server.http.errors import ApiError, unavailable
+from whet.server.http.errors import ApiError
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.proxy import Own, Proxy, with_checks
 from whet.server.http.request_checks import KEY
 from whet.server.http.settings import Settings
-from whet.server.replicas.fleet import Fleet
+from whet.server.replicas.fleet import Fleet, none_runs
 from whet.server.replicas.metrics import FleetMetrics
 from whet.server.replicas.passing import Passing
 from whet.server.replicas.routing import spot_of
@@ -65,7 +65,7 @@ class Front(Proxy):
         """Raise ApiError (503) while the replicas are being loaded, or none takes requests."""
         self._lifecycle.check_ready()
         if not self._fleet.taking:
-            raise unavailable("no replica of the model is running just now; send this request again later")
+            raise none_runs()
 
     async def _health(self, _: Headers) -> Response:
         self._check_taking()

@@ -93,7 +93,6 @@ class FrontServer(WebServer):
         note: Callable[[str], None],
     ) -> None:
         self._asked, self._shares, self._directory, self._note = asked, shares, directory, note
-        self._is_over = False
         self._starting: asyncio.Task[None] | None = None
         self._supervisor: Supervisor | None = None
         self._front: ASGIApp | None = None  # made on the event loop
@@ -121,7 +120,7 @@ class FrontServer(WebServer):
         try:
             await self._starting
         except asyncio.CancelledError:
-            if self._is_over:  # asked to end before it was ready
+            if self._ending is not None:  # asked to end before it was ready
                 return
             raise
         listen(self._socket, BACKLOG)
@@ -142,7 +141,6 @@ class FrontServer(WebServer):
             self._supervisor.begin_update()
 
     async def _finish(self) -> None:
-        self._is_over = True
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             return

@@ -34,7 +34,6 @@ class Supervisor:
         self._keeping: list[asyncio.Task[None]] = []
         self._starting: set[Replica] = set()
         self._updating: asyncio.Task[None] | None = None
-        self._is_ending = False
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -93,7 +92,6 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End all replicas."""
-        self._is_ending = True
         tasks = [*self._keeping, *([self._updating] if self._updating is not None else [])]
         for task in tasks:
             task.cancel()

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from whet.errors import MissingExtra
 from whet.server.http.errors import HEADER_LENGTH
@@ -99,13 +99,10 @@ class Upstream:
         except (*BROKEN, TimeoutError):
             return None
 
-    async def idle(self, timeout_s: float) -> bool:
-        """Wait until no request is open, and return whether that is so in time."""
-        try:
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until no request is open, at most for so long."""
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._is_idle.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
 
     async def close(self) -> None:
         await self._session.close()
