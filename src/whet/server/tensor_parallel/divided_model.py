@@ -13,7 +13,7 @@ from whet.errors import OptionError, RanksError
 from whet.kernels.build import follow_torch, library
 from whet.measure.cores import bind_thread
 from whet.models.decoder.share import Share
-from whet.models.families import check_divisible, open_model, open_share
+from whet.models.families import check_divisible, open_share, open_with
 from whet.models.hybrid.native_share import StepBounds
 from whet.models.options import ServingOptions
 from whet.models.step import Allocation, ServedModel, StepBatch, WithoutStates
@@ -124,16 +124,9 @@ class DividedModel(WithoutStates):
 
 
 def open_on_ranks(directory: Path | str, options: EngineOptions) -> ServedModel:
-    """Load a model for an engine on as many processes as its options say. Raises as open_model and DividedModel do."""
+    """Load a model for an engine on as many processes as its options say. Raises as open_with and DividedModel do."""
     if options.tensor_parallel_size == 1:
-        return open_model(
-            directory,
-            dtype=options.dtype,
-            weights=options.weights,
-            kv=options.kv,
-            max_model_len=options.max_model_len,
-            shared_weights=options.shared_weights,
-        )
+        return open_with(directory, options)
     bounds = StepBounds(options.max_batch_tokens, options.max_num_seqs, TIMEOUT_S)
     return DividedModel(directory, options, options.tensor_parallel_size, bounds)
 
