@@ -17,11 +17,9 @@ from families_tables import family_summary
 from gpu_table import gpu_lines
 from measuring_tables import MEASURING
 from operator_tables import operator_lines
-from ray_tables import ray_lines
-from replica_tables import replica_lines
 from result_pages import write_pages
 from serving_peers.section import serving_lines
-from shared_weights_table import shared_weights_lines
+from serving_tables import SERVING
 from technique_rows import machines_table, technique_rows
 from training_tables import SECTIONS, ladder_plot, plot_of, training_summary
 from training_tables import ratio_with_interval as _ratio
@@ -47,15 +45,10 @@ def main() -> None:
         "peers-torch-only": _peers,
         "serve_peers": _serving,
         "guided": _guided,
-        "serve_tensor_parallel": _tensor_parallel,
-        "serve_artefacts": _serve_artefacts,
-        "serve_replicas": _serve_replicas,
-        "shared_weights": _shared_weights,
-        **{name: partial(_section, name) for name in MEASURING},
-        "serve_ray": _serve_ray,
+        **{name: partial(_section, lines) for name, lines in (SERVING | MEASURING).items()},
         "limits": _limits,
         "operators": _operators,
-        **{name: partial(_section, name) for name in SECTIONS},
+        **{name: partial(_section, lines) for name, lines in SECTIONS.items()},
         "gpu": _gpu,
     }
     parts = {}
@@ -237,54 +230,6 @@ def _guided(report: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _tensor_parallel(report: dict[str, Any]) -> str:
-    lines = [
-        "## One model on two processes",
-        "",
-        *_where(report),
-        "",
-        "Two processes with one thread each compute each step together (`--tensor-parallel-size 2`), beside one "
-        f"process with two threads; whet's goal is a ratio of at least {report['target']}. *Waited* is the part of the "
-        "time in which the first process waited for the other one, or added what both have.",
-        "",
-        "| weights | case | one process, tok/s | two processes, tok/s | ratio (95%) | waited |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in report["rows"]:
-        low, high = row["ratio_ci95"]
-        lines.append(
-            f"| {row['weights']} | {row['case']} | {row['one_process']:,.1f} | {row['two_processes']:,.1f} "
-            f"| **{row['ratio']:.2f}x** ({low:.2f}–{high:.2f}) | {row['waited']:.1%} |"
-        )
-    return "\n".join([*lines, ""])
-
-
-def _serve_artefacts(report: dict[str, Any]) -> str:
-    costs = "; ".join(f"{cost:.0f} µs with {count} at a time" for count, cost in report["batcher_us"].items())
-    rates, many = report["per_second"], report["clients"]
-    lines = [
-        "## Serving what was tuned",
-        "",
-        *_where(report),
-        "",
-        f"The batcher's own time per request: {costs} (whet's goal is {report['target_us']:.0f} µs). Two threads that "
-        f"wake each other in turn take {report['hand_over_us']:.0f} µs: one request at a time costs at least that.",
-        "",
-        f"docs-encoder over HTTP, in turns: 1 client {rates['one']:.0f} requests/s, {many} clients "
-        f"{rates['many']:.0f}/s, **{report['ratio']:.2f}x** (whet's goal is {report['target_ratio']}x).",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _serve_replicas(report: dict[str, Any]) -> str:
-    return "\n".join(["## Several replicas", "", *_where(report), "", *replica_lines(report), ""])
-
-
-def _shared_weights(report: dict[str, Any]) -> str:
-    return "\n".join(["## Shared weights", "", *_where(report), "", *shared_weights_lines(report), ""])
-
-
 def _limits(report: dict[str, Any]) -> str:
     lines = ["## The machine's limits", "", *_where(report), "", "| limit | measured |", "|---|---|"]
     lines.append(f"| read bandwidth | {report['read_bandwidth'] / 1e9:.1f} GB/s |")
@@ -292,16 +237,12 @@ def _limits(report: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _serve_ray(report: dict[str, Any]) -> str:
-    return "\n".join(["## Replicas on Ray Serve", "", *_where(report), "", *ray_lines(report), ""])
-
-
 def _operators(report: dict[str, Any]) -> str:
     return "\n".join(["## The operators", "", *_where(report), "", *operator_lines(report), ""])
 
 
-def _section(name: str, report: dict[str, Any]) -> str:
-    heading, *lines = {**SECTIONS, **MEASURING}[name](report)
+def _section(lines_of: Callable[[dict[str, Any]], list[str]], report: dict[str, Any]) -> str:
+    heading, *lines = lines_of(report)
     if report.get("ladder"):
         write_whole(DOCS / plot_of(report), ladder_plot(report))
     return "\n".join([heading, "", *_where(report), "", *lines, ""])

@@ -29,7 +29,18 @@ from typing import Any
 import httpx2 as httpx
 from circumstances import circumstances
 from quietly import quiet_machine
-from ray_scenario import MODEL, all_replicas, bodies, expected_texts, replicas_of, serving, steady, tallied, two_nodes
+from ray_scenario import (
+    MODEL,
+    all_replicas,
+    bodies,
+    expected_texts,
+    points_ms,
+    replicas_of,
+    serving,
+    steady,
+    tallied,
+    two_nodes,
+)
 
 from whet.files import write_whole
 
@@ -54,8 +65,7 @@ async def latencies(url: str, clients: int, calls: int) -> dict[str, float]:
 
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
         await asyncio.gather(*(client(http) for _ in range(clients)))
-    took.sort()
-    return {"p50_ms": took[len(took) // 2] * 1e3, "p99_ms": took[int(len(took) * 0.99)] * 1e3}
+    return points_ms(took)
 
 
 async def token_gap_ms(url: str, streams: int) -> float:

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from circumstances import circumstances
 from quietly import quiet_machine
-from rich.console import Console
-from rich.table import Table
 from serving_peers.model import make_model
+from serving_tables import SERVING
 
 from whet.files import write_whole
 from whet.measure.stats import paired_ratio
@@ -164,16 +163,10 @@ def main() -> None:
     for weights in args.weights:
         with contextlib.nullcontext() if args.print_only else quiet_machine():
             rows += measure(directory, weights, args.pairs, args.steps)
-    table = Table("weights", "case", "one process, tok/s", "two processes, tok/s", "ratio (95%)", "waited")
-    for row in rows:
-        low, high = row["ratio_ci95"]
-        rates = (f"{row[key]:,.1f}" for key in ("one_process", "two_processes"))
-        ratio = f"{row['ratio']:.2f} ({low:.2f}–{high:.2f})"
-        table.add_row(row["weights"], row["case"], *rates, ratio, f"{row['waited']:.1%}")
-    Console().print(table)
+    command = f"python benchmarks/serve_tensor_parallel.py --pairs {args.pairs} --steps {args.steps}"
+    report = {**circumstances(command), "target": TARGET, "rows": rows}
+    print("\n".join(SERVING["serve_tensor_parallel"](report)))
     if not args.print_only:
-        command = f"python benchmarks/serve_tensor_parallel.py --pairs {args.pairs} --steps {args.steps}"
-        report = {**circumstances(command), "target": TARGET, "rows": rows}
         write_whole(RESULT, json.dumps(report, indent=1) + "\n")
 
 

@@ -29,7 +29,7 @@ from circumstances import circumstances
 from kept_pages import keep_pages
 from quietly import quiet_machine
 from safetensors.torch import save_file
-from shared_weights_table import shared_weights_lines
+from serving_tables import SERVING
 
 from whet.files import write_whole
 from whet.kernels.build import library
@@ -94,7 +94,7 @@ def main() -> None:
         "load_s": loads,
         "two_processes_bytes": memory,
     }
-    print("\n".join(shared_weights_lines(report)))
+    print("\n".join(SERVING["shared_weights"](report)))
     if not arguments.trial:
         write_whole(RESULTS / f"shared_weights.{describe().fingerprint}.json", json.dumps(report, indent=1) + "\n")
 

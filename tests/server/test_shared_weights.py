@@ -25,7 +25,7 @@ from written_models import MODELS, write_model
 
 from whet.kernels.build import Isa, library, supported
 from whet.kernels.linear.packed import PackedWeights
-from whet.models.families import open_model, outline_of
+from whet.models.families import open_model, open_with, outline_of
 from whet.models.options import ServingOptions
 from whet.models.shared_weights import identity
 from whet.models.step import ServedModel
@@ -204,6 +204,7 @@ def test_other_options_and_instructions_have_files_of_their_own(
         assert torch.equal(logits(directory, shared_weights=shared, **options), logits(directory, **options))
     assert len(files(shared)) == 4
     open_model(directory, kv="int8", shared_weights=shared)  # keys and values are no weights
+    open_with(directory, EngineOptions(max_num_seqs=3, shared_weights=shared))  # nor are steps
     assert len(files(shared)) == 4
     if len(supported()) > 1:
         monkeypatch.setattr("whet.models.families.library", lambda: library(Isa.PORTABLE))

@@ -23,6 +23,7 @@ from whet.errors import EngineClosed, OptionError, RanksError, TargetError
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.files import weight_shapes
 from whet.models.decoder.fresh import file_name
+from whet.models.decoder.share import Share
 from whet.models.families import open_model
 from whet.models.hybrid.native_share import StepBounds
 from whet.models.options import ServingOptions
@@ -32,6 +33,8 @@ from whet.server.options import EngineOptions
 from whet.server.output_constraint import OutputConstraint
 from whet.server.sampling_params import SamplingParams
 from whet.server.tensor_parallel.divided_model import DividedModel
+from whet.server.tensor_parallel.processes import Processes
+from whet.server.tensor_parallel.shares import Given, cores_of_ranks, threads_on
 from whet.workloads import WEIGHTS
 
 BOUNDS = StepBounds(num_tokens=512, num_seqs=8, timeout_s=60.0)
@@ -310,6 +313,29 @@ def test_other_families_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_size_that_is_none(size: Any) -> None:
     with pytest.raises(OptionError, match="tensor_parallel_size="):
         EngineOptions(tensor_parallel_size=size)
+
+
+@pytest.mark.parametrize(("cores", "shares"), [(range(4), 2), (range(3), 3), ((5, 7), 5)])
+def test_each_process_has_cores_and_as_many_threads_as_they_allow(
+    monkeypatch: pytest.MonkeyPatch, cores: Sequence[int], shares: int
+) -> None:
+    monkeypatch.setattr("whet.server.tensor_parallel.shares.allowed_cores", lambda: frozenset(cores))
+    found = cores_of_ranks(shares)
+    assert len(found) == shares
+    assert {core for share in found for core in share} == set(cores)
+    assert sum(map(len, found)) == max(len(cores), shares)
+    for share in found:
+        assert threads_on(share, shares, 64) == len(share)
+        assert threads_on(share, shares, 1) == 1
+
+
+def test_a_signal_without_a_name_ends_a_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {signal.SIGRTMIN + 6})"]
+    monkeypatch.setattr("whet.server.tensor_parallel.processes.command_of", lambda _: (words, dict(os.environ)))
+    started = Processes([Given("", ServingOptions(), Share(1, 2), BOUNDS, 2, (0,), 1)])
+    with pytest.raises(TargetError, match=f"rank 1 of the model was ended by signal {signal.SIGRTMIN + 6} while it"):
+        started.answers()
+    started.end()
 
 
 def test_a_damaged_file_is_one_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Find the cores that this process may run on, and divide them among processes."""
+"""Find the cores that this process may run on, divide them among processes, and keep to some of them."""
 
 import os
 import re
@@ -15,6 +15,12 @@ def allowed_cores() -> frozenset[int]:
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
+
+
+def bind_thread(cores: Collection[int]) -> None:
+    """Let the calling thread, and those that it starts later, run on these cores alone, where the system can do so."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
 
 
 def core_shares(number: int, cores: Collection[int], directory: Path = _NODES) -> list[tuple[int, ...]]:

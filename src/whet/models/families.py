@@ -200,7 +200,11 @@ def open_model(
         TargetError: The directory holds no model that can be run.
         OptionError: The value of an option is unknown.
     """
-    options = ServingOptions(dtype, weights, kv, max_model_len, shared_weights)
+    return open_with(directory, ServingOptions(dtype, weights, kv, max_model_len, shared_weights))
+
+
+def open_with(directory: Path | str, options: ServingOptions) -> ServedModel:
+    """Load a model for an engine from a Hugging Face directory. Raises what `open_model` raises."""
     return _family(directory, options).open(directory, options)
 
 

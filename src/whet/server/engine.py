@@ -14,7 +14,7 @@ from typing import Any, cast, overload
 
 from whet.core.tokenizer_files.reading import FILE as TOKENIZER_FILE
 from whet.errors import OptionError, RequestError
-from whet.models.families import open_model
+from whet.models.families import open_with
 from whet.models.memory_bank.state import LtmState
 from whet.models.step import ServedModel
 from whet.server.admission import Admission, Prompt
@@ -88,13 +88,7 @@ class Engine:
             if isinstance(model, DividedModel):
                 ending.callback(model.close)
             if isinstance(draft, (str, Path)):
-                draft = open_model(
-                    draft,
-                    dtype=options.dtype,
-                    weights=options.weights,
-                    kv=options.kv,
-                    shared_weights=options.shared_weights,
-                )
+                draft = open_with(draft, replace(options, max_model_len=None))
             if tokenizer is not None:
                 tokenizer.check_fits(model.vocab_size)
             self.model, self.tokenizer, self.options = model, tokenizer, options

@@ -74,7 +74,7 @@ class Group {
   bool wait_for_call() {
     called_++;
     const auto until = std::chrono::steady_clock::now() + CALL_SPIN;
-    for (int64_t i = 1; shared_.calls.load(std::memory_order_acquire) < called_; i++) {
+    for (int64_t i = 1; shared_.calls.load(std::memory_order_acquire) != called_; i++) {
       if (has_ended()) return false;
       pause();
       if (i % 64 != 0) continue;
@@ -205,7 +205,7 @@ class Group {
   void sleep_until_call() {
     shared_.num_sleeping.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t calls = shared_.calls.load(std::memory_order_seq_cst);
-    if (calls < called_ && !has_ended()) wait_for_change(calls);
+    if (calls != called_ && !has_ended()) wait_for_change(calls);
     shared_.num_sleeping.fetch_sub(1, std::memory_order_seq_cst);
   }
 #ifdef __linux__
@@ -229,7 +229,7 @@ class Group {
   float *slots_, *logits_;
   std::vector<Count> counts_;  // of each thread of this process: how often the process has arrived
   uint64_t count_ = 0;         // the same, between steps
-  uint32_t called_ = 0;        // how many calls this process has waited for
+  uint32_t called_ = 0;        // how many calls this process has waited for; begins anew at 2^32, as `calls` does
   uint64_t waited_ns_ = 0;
 };
 

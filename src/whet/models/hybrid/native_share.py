@@ -89,7 +89,7 @@ class NativeShare(NativeDecoder):
             num_ranks=self._share.num_ranks,
             hidden=self.config.hidden_size,
             vocab=self.vocab_size,
-            most_rows=min(MOST_ROWS, -(-bounds.num_tokens // 12) * 12),
+            most_rows=min(MOST_ROWS, bounds.num_tokens),
             most_tokens=bounds.num_tokens,
             most_ints=_SIZES + 3 * bounds.num_tokens + 1 + bounds.num_seqs * (2 + blocks),
             first_logit=logits.start,

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from whet.kernels.build import Library
 from whet.models.options import ServingOptions
 
 _PACKAGE = Path(__file__).parents[2]
-_NOT_PACKED = ("kv", "shared_weights")  # options on which the weights do not depend
+_NOT_PACKED = {"kv", "shared_weights"}  # options on which the weights do not depend
 _READ = (".json", ".safetensors")  # the files of a model
 
 Identity = dict[str, Any]
@@ -41,10 +41,10 @@ def identity_of(
         sizes: The bytes of each weight in the file.
     """
     directory = Path(directory).resolve()
-    options_as_json = {name: value for name, value in asdict(options).items() if name not in _NOT_PACKED}
+    names = {field.name for field in fields(ServingOptions)} - _NOT_PACKED  # those of an engine are no weights either
     return {
         "model": str(directory),
-        "options": options_as_json,
+        "options": {name: getattr(options, name) for name in sorted(names)},
         "runs_on": "torch" if library is None else library.name,
         "files": files,
         "made_by": [__version__, torch.__version__, _digest_of_code()],

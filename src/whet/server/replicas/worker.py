@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from whet.errors import WhetError, reason
 from whet.measure.child import ending_with_parent
+from whet.measure.cores import bind_thread
 from whet.measure.fast_import import large_imports
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ def main() -> int:
     order = Order(**json.load(sys.stdin))
     if os.getppid() != order.parent:  # it ended before this process could ask to be ended with it
         return 1
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, order.cores)  # before any library starts threads: it starts as many as there are cores
+    bind_thread(order.cores)  # before any library starts threads: it starts as many as there are cores
     try:
         _serve(order, said)
     except WhetError as error:

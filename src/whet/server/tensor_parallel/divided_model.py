@@ -11,15 +11,15 @@ from torch import Tensor
 
 from whet.errors import OptionError, RanksError
 from whet.kernels.build import follow_torch, library
-from whet.measure.cores import allowed_cores
+from whet.measure.cores import bind_thread
 from whet.models.decoder.share import Share
-from whet.models.families import check_divisible, open_model, open_share
+from whet.models.families import check_divisible, open_share, open_with
 from whet.models.hybrid.native_share import StepBounds
 from whet.models.options import ServingOptions
 from whet.models.step import Allocation, ServedModel, StepBatch, WithoutStates
 from whet.server.options import EngineOptions
 from whet.server.tensor_parallel.processes import Processes
-from whet.server.tensor_parallel.shares import Given, bind_thread, cores_of, mapped, threads_of
+from whet.server.tensor_parallel.shares import Given, cores_of_ranks, mapped, threads_on
 
 TIMEOUT_S = 60.0  # after which a process that does not answer within a step has failed
 _TELL_S = 2.0  # how long it may take until the system says how a process ended
@@ -40,18 +40,18 @@ class DividedModel(WithoutStates):
         check_divisible(directory, options, num_ranks)
         memory = _shared_memory(num_ranks)
         try:
-            given = [_given(directory, options, Share(rank, num_ranks), bounds, memory) for rank in range(num_ranks)]
+            given = _given(directory, options, num_ranks, bounds, memory)
             self._processes = Processes(given[1:])
             self._end = weakref.finalize(self, self._processes.end)
             try:
                 self._mine = open_share(directory, options, given[0].share)
-                self._shared = self._mine.shared_bytes(bounds)
-                os.ftruncate(memory, self._shared)
+                num_shared = self._mine.shared_bytes(bounds)
+                os.ftruncate(memory, num_shared)
                 self.weight_bytes = self._mine.weight_bytes + sum(one["loaded"] for one in self._processes.answers())
             except BaseException:
                 self._end()
                 raise
-            self._group = self._mine.join(bounds, mapped(memory, self._shared))
+            self._group = self._mine.join(bounds, mapped(memory, num_shared))
         finally:
             os.close(memory)
         library().set_threads(given[0].num_threads)
@@ -124,30 +124,29 @@ class DividedModel(WithoutStates):
 
 
 def open_on_ranks(directory: Path | str, options: EngineOptions) -> ServedModel:
-    """Load a model for an engine on as many processes as its options say. Raises as open_model and DividedModel do."""
+    """Load a model for an engine on as many processes as its options say. Raises as open_with and DividedModel do."""
     if options.tensor_parallel_size == 1:
-        return open_model(
-            directory,
-            dtype=options.dtype,
-            weights=options.weights,
-            kv=options.kv,
-            max_model_len=options.max_model_len,
-            shared_weights=options.shared_weights,
-        )
+        return open_with(directory, options)
     bounds = StepBounds(options.max_batch_tokens, options.max_num_seqs, TIMEOUT_S)
     return DividedModel(directory, options, options.tensor_parallel_size, bounds)
 
 
-def _given(directory: Path | str, options: ServingOptions, share: Share, bounds: StepBounds, memory: int) -> Given:
-    return Given(
-        os.fspath(Path(directory).absolute()),
-        ServingOptions(options.dtype, options.weights, options.kv, options.max_model_len),
-        share,
-        bounds,
-        memory,
-        cores_of(share, allowed_cores()),
-        threads_of(share, torch.get_num_threads()),
-    )
+def _given(
+    directory: Path | str, options: ServingOptions, num_ranks: int, bounds: StepBounds, memory: int
+) -> list[Given]:
+    """Return what each of the processes is given, in the order of their ranks."""
+    return [
+        Given(
+            os.fspath(Path(directory).absolute()),
+            ServingOptions(options.dtype, options.weights, options.kv, options.max_model_len),
+            Share(rank, num_ranks),
+            bounds,
+            memory,
+            cores,
+            threads_on(cores, num_ranks, torch.get_num_threads()),
+        )
+        for rank, cores in enumerate(cores_of_ranks(num_ranks))
+    ]
 
 
 def _shared_memory(num_ranks: int) -> int:

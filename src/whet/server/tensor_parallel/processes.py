@@ -1,7 +1,6 @@
 """Start the other processes that compute a model together, tell when one of them ends, and end them."""
 
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from whet.errors import TargetError
+from whet.measure.isolate import signal_name
 from whet.server.isolated_process import command_of, packed, received
 from whet.server.tensor_parallel.shares import Given
 
@@ -105,4 +105,4 @@ class Processes:
 
 
 def _ended(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"

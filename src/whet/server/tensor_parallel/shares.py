@@ -1,10 +1,10 @@
 """Say what each of the processes that compute a model together is given: cores, threads, and the first message."""
 
 import mmap
-import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from whet.measure.cores import allowed_cores, core_shares
 from whet.models.decoder.share import Share
 from whet.models.hybrid.native_share import StepBounds
 from whet.models.options import ServingOptions
@@ -43,25 +43,19 @@ class Given:
         )
 
 
-def cores_of(share: Share, cores: frozenset[int]) -> tuple[int, ...]:
-    """Return a process's part of the cores. Where there are fewer cores than processes, several share one."""
-    ordered = sorted(cores)
-    if len(ordered) < share.num_ranks:
-        return (ordered[share.rank % len(ordered)],)
-    return tuple(ordered[share.of(len(ordered))])
+def cores_of_ranks(num_ranks: int) -> list[tuple[int, ...]]:
+    """Divide this thread's cores among so many processes. Where there are fewer cores, several processes share one."""
+    cores = sorted(allowed_cores())
+    if len(cores) < num_ranks:
+        return [(cores[rank % len(cores)],) for rank in range(num_ranks)]
+    return core_shares(num_ranks, cores)
 
 
-def threads_of(share: Share, num_threads: int) -> int:
-    """Return how many of a model's threads each process has."""
-    return max(1, num_threads // share.num_ranks)
+def threads_on(cores: tuple[int, ...], num_ranks: int, num_threads: int) -> int:
+    """Return how many of a model's threads a process has on its cores: its part, and never more than one on each."""
+    return max(1, min(num_threads // num_ranks, len(cores)))
 
 
 def mapped(memory: int, num_bytes: int) -> mmap.mmap:
     """Map the memory that the processes share. The descriptor may be closed afterwards."""
     return mmap.mmap(memory, num_bytes, flags=mmap.MAP_SHARED)
-
-
-def bind_thread(cores: tuple[int, ...]) -> None:
-    """Let the calling thread, and those that it starts later, run on these cores alone, where the system can do so."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)

@@ -16,10 +16,11 @@ import torch
 
 from whet.errors import WhetError
 from whet.kernels.build import library
+from whet.measure.cores import bind_thread
 from whet.models.families import open_share
 from whet.models.step import Allocation
 from whet.server.isolated_process import packed, received
-from whet.server.tensor_parallel.shares import Given, bind_thread, mapped
+from whet.server.tensor_parallel.shares import Given, mapped
 
 NO_MEMORY = 3  # the exit code where there is no memory for a step
 
