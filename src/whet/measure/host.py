@@ -4,11 +4,14 @@ import contextlib
 import fcntl
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TextIO
+
+from whet.errors import OutputError
+from whet.measure.machine.cache import cache_dir
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -34,7 +37,7 @@ def computer_id() -> str:
 class HostTurn:
     """Let those that share this computer measure one after the other: hold it while measuring.
 
-    Only processes of this user, and of this container, take part.
+    Only processes of this user, and of this container, take part: those with the same whet's cache.
 
     Args:
         report: Called with a sentence when waiting begins, and with "" when it ends.
@@ -48,19 +51,28 @@ class HostTurn:
         self.waited_s = 0.0
         self._report = report
         self._is_shared = is_shared
-        self._path = Path(tempfile.gettempdir()) / f"whet-turn-{os.getuid()}.lock"
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
+        """Hold the turn for the block.
+
+        Raises:
+            OutputError: It cannot be taken, as whet's cache cannot be written.
+        """
         if not self._is_shared:
             yield
             return
-        with self._path.open("a") as file:  # the lock ends with the process, however that ends
+        path = cache_dir() / f"turn-{socket.gethostname()}-{os.geteuid()}.lock"  # several computers may have one cache
+        with contextlib.ExitStack() as held:  # closing the file gives the turn to the next, as the process's end does
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._wait_for(file.fileno())
-            yield  # closing the file gives the turn to the next
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock(held.enter_context(open(path, "a", opener=_private)))
+            except OSError as error:
+                raise OutputError(
+                    f"searches on this machine take turns by {path}, which cannot be locked "
+                    f"({error.strerror or error}); name another place in WHET_CACHE"
+                ) from error
+            yield
 
     @contextlib.contextmanager
     def standing_by(self) -> Iterator[None]:
@@ -71,10 +83,21 @@ class HostTurn:
         finally:
             self.waited_s += time.monotonic() - began
 
-    def _wait_for(self, descriptor: int) -> None:
+    def _lock(self, file: TextIO) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._wait_for(file)
+
+    def _wait_for(self, file: TextIO) -> None:
         self._report("Waiting for another search that measures on this machine.")
         try:
             with self.standing_by():
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                fcntl.flock(file, fcntl.LOCK_EX)
         finally:
             self._report("")
+
+
+def _private(name: str, flags: int) -> int:
+    """Open a file that no other user can open, and so lock."""
+    return os.open(name, flags, 0o600)
