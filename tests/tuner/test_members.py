@@ -183,5 +183,5 @@ def test_the_lock_of_turns_lies_where_no_other_user_can_hold_it(
         assert lock.stat().st_mode & 0o077 == 0
     lock.unlink()
     lock.mkdir()
-    with pytest.raises(OutputError, match="cannot be locked .* name another place in WHET_CACHE"), HostTurn().taken():
+    with pytest.raises(OutputError, match=r"cannot be locked .* name another place in WHET_CACHE"), HostTurn().taken():
         pass
