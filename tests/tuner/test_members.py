@@ -12,7 +12,7 @@ from fake_search import applicable
 
 from whet.core.recipe import Recipe
 from whet.errors import OutputError
-from whet.measure.host import HostTurn
+from whet.measure.host_turn import HostTurn
 from whet.tuner import members
 from whet.tuner.plan import complete
 from whet.tuner.records import TrialRecord

@@ -12,7 +12,7 @@ from pathlib import Path
 from whet.core.recipe import Evidence, Recipe
 from whet.core.recipe_file import FILE as RECIPE
 from whet.files import write_whole
-from whet.measure.host import HostTurn
+from whet.measure.host_turn import HostTurn
 from whet.measure.machine import versions
 from whet.measure.quiet import QuietWait
 from whet.tuner.budget import Budget

@@ -60,7 +60,7 @@ class NodeWorker:
     def _begin(self, text: str) -> None:
         from whet.errors import TargetError
         from whet.files import private_directory
-        from whet.measure.host import HostTurn
+        from whet.measure.host_turn import HostTurn
         from whet.measure.quiet import QuietWait
         from whet.tuner.asked import Asked
         from whet.tuner.budget import Budget
