@@ -6,12 +6,17 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_kind import FakeKind
 from fake_search import FakeRunner, applicable, context
 
 from whet.core.recipe import Recipe, Step
 from whet.errors import StudyError
+from whet.measure.quiet import QuietWait
+from whet.tuner.asked import Asked
 from whet.tuner.crew import Attempt, Crew, WorkerLost
 from whet.tuner.goal import Goal
+from whet.tuner.node_request import NodeRequest
+from whet.tuner.ray_workers import _request
 from whet.tuner.records import TrialRecord
 from whet.tuner.search import SearchTime, search_space, try_recipe
 from whet.tuner.space import Space
@@ -137,3 +142,15 @@ def test_an_error_of_the_study_ends_all_workers(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="gone after a"):
         crew.search(search)  # the other trial, of ten minutes, is ended
     assert slow.is_ended.is_set()
+
+
+def test_a_node_is_told_what_is_asked_for_and_no_password() -> None:
+    goal = Goal("memory", 0.02, 10**9, is_default_drop=True)
+    limits = {"exclude": ("bf16",), "trial_limit_s": 70.0, "memory_limit_bytes": 10**10}
+    asked = Asked(goal, 90.0, "/out", "postgresql://me:its-secret@host/db", resume=True, workers="ray", **limits)
+    kind = FakeKind(asked=asked)
+    text = _request(kind, QuietWait("go-on")).model_dump_json()
+    assert "its-secret" not in text
+    told = NodeRequest.model_validate_json(text)
+    assert told.asked == Asked(goal, 90.0, **limits)
+    assert told.facts.fingerprint == kind.facts.fingerprint and told.facts.applicable == kind.facts.applicable

@@ -11,7 +11,8 @@ import pytest
 from fake_search import applicable
 
 from whet.core.recipe import Recipe
-from whet.measure.host import HostTurn
+from whet.errors import OutputError
+from whet.measure.host_turn import HostTurn
 from whet.tuner import members
 from whet.tuner.plan import complete
 from whet.tuner.records import TrialRecord
@@ -170,4 +171,17 @@ def test_those_that_share_a_computer_measure_one_after_the_other() -> None:
     assert max(seconds) > 0.2
     assert waited.count("") == len(waited) // 2 >= 1
     with HostTurn(is_shared=False).taken(), HostTurn(is_shared=False).taken():
+        pass
+
+
+def test_the_lock_of_turns_lies_where_no_other_user_can_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
+    with HostTurn().taken():
+        [lock] = (tmp_path / "cache").iterdir()
+        assert lock.stat().st_mode & 0o077 == 0
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(OutputError, match=r"cannot be locked .* name another place in WHET_CACHE"), HostTurn().taken():
         pass

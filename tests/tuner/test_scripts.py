@@ -12,16 +12,15 @@ from typing import Any, cast
 import fake_kind
 import pytest
 import script_process
-import torch
+from script_outcomes import AUTOCAST, FUSED, SHARES, outcome
 
 from whet.cli import main
 from whet.core.recipe import Recipe, Step
 from whet.errors import ModelError, OptionError, StudyError, TargetError
 from whet.measure.quiet import QuietWait
 from whet.scripts.injection.command import ScriptCommand, ScriptOutcome
-from whet.scripts.injection.messages import GRADIENTS, ScriptRecord
+from whet.scripts.injection.messages import ScriptRecord
 from whet.techniques.costs.memory import StepMemory
-from whet.techniques.proof import gradients
 from whet.techniques.proof.loss_proof import LossProof
 from whet.techniques.proof.loss_proof import judge as judge_pairs
 from whet.techniques.proof.sensitivity import BFLOAT16, SUMS
@@ -36,7 +35,7 @@ from whet.tuner.listener import Listener
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.scripts.examination import Examined, examine
-from whet.tuner.scripts.facts import ScriptFacts, applicable_techniques, facts_of
+from whet.tuner.scripts.facts import ScriptFacts, facts_of
 from whet.tuner.scripts.kind import ScriptKind
 from whet.tuner.scripts.losses import loss_pair
 from whet.tuner.scripts.proof import Original, judge
@@ -44,7 +43,6 @@ from whet.tuner.scripts.runs import ScriptRuns, timed_run
 from whet.tuner.scripts.tune_script import tune_script
 from whet.tuner.search import SearchTime, search_space
 from whet.tuner.study import Study, default_storage
-from whet.tuner.training.space import worth_trying
 
 TRAIN = """
 import torch
@@ -59,8 +57,6 @@ for step in range(40):
     optimizer.step()
     open("log.txt", "a").write("step")
 """
-FUSED = Step(technique="fused_optimizer")
-AUTOCAST = Step(technique="autocast")
 
 
 @pytest.fixture
@@ -161,19 +157,6 @@ def test_too_few_steps_are_named(scripts: Callable[[str], ScriptCommand], tmp_pa
         tune_script(list(scripts(TRAIN).words), num_steps=4, out=tmp_path / "out")
 
 
-def outcome(directory: Path, scale: float = 1.0, noise: float = 0.0, **facts: object) -> ScriptOutcome:
-    """A run with the gradients of three steps, scaled, with errors of relative size `noise`."""
-    directory.mkdir(parents=True)
-    generator = torch.Generator().manual_seed(1)
-    true = {f"{i}.weight": torch.randn(64, generator=generator) for i in range(3)}
-    found = {key: scale * (g + noise * torch.randn(64, generator=generator)) for key, g in true.items()}
-    gradients.write(
-        {k: v for key, g in found.items() for k, v in gradients.noted(key, g).items()}, directory / GRADIENTS
-    )
-    record = {"seconds": [0.1] * 9, "losses": [2.0 - 0.1 * i for i in range(10)], "learning_rates": [[0.1]] * 10}
-    return ScriptOutcome(directory, ScriptRecord.model_validate({**record, **facts}))
-
-
 @pytest.mark.parametrize(
     ("exactness", "made", "words"),
     [
@@ -217,9 +200,6 @@ class GivenRuns(ScriptRuns):
 
     def timed(self, steps: Sequence[Step] = (), *, is_watched: bool = False, left_s: float = math.inf) -> ScriptOutcome:
         return self.proof(steps)
-
-
-SHARES = {"forward": 0.5, "backward": 0.3, "optimiser": 0.1}
 
 
 def searched(
@@ -288,44 +268,6 @@ def test_a_run_that_the_budget_cuts_off_is_tried_again_later(tmp_path: Path) -> 
     stopped = kind.attempt(1, Recipe(steps=(FUSED,)), 0.0)
     assert (stopped.status, stopped.reason[:17]) == ("stopped", "was stopped after")
     assert kind.attempt(1, Recipe(steps=(FUSED,)), 60.0).status == "failed"
-
-
-def bounds(shares: dict[str, float], *steps: Step, exclude: Sequence[str] = ()) -> dict[str, float]:
-    record = ScriptRecord(seconds=[], losses=[], applicable=list(steps), shares=shares)
-    return {entry.technique: entry.most for entry in applicable_techniques(record, exclude)}
-
-
-@pytest.mark.parametrize(("share", "is_tried"), [(1.0, False), (0.4, True), (None, True)])
-def test_attention_by_documents_is_tried_where_masks_keep_documents_apart(
-    tmp_path: Path, share: float | None, is_tried: bool
-) -> None:
-    command, own = ScriptCommand(("python", "train.py"), 1, tmp_path), outcome(tmp_path / "a")
-    steps = [FUSED, Step(technique="document_attention")]
-    watched = ScriptRecord(seconds=[], losses=[], applicable=steps, within_documents=share)
-    for exclude in ((), ("document_attention",)):
-        facts = facts_of(command, Examined(watched, timed_run(own), Original(own, own)), exclude, 1.0)
-        assert ("document_attention" in {entry.technique for entry in facts.applicable}) == (is_tried and not exclude)
-        reasons = [refused.reason for refused in facts.refused]
-        assert len(reasons) == (0 if is_tried and not exclude else 1)
-        assert is_tried or reasons[0].startswith("no attention of a step has a mask")
-
-
-def test_what_a_technique_may_gain_is_told_by_the_phases_that_it_changes() -> None:
-    compiled, loader = Step(technique="compile"), Step(technique="loader", options={"num_workers": 1})
-    found = bounds(SHARES, FUSED, AUTOCAST, compiled, exclude=["compile"])
-    assert found == {"fused_optimizer": pytest.approx(1 / 0.9), "autocast": pytest.approx(1 / 0.6)}
-    waits = {"forward": 0.4, "backward": 0.3, "data wait": 0.3}
-    assert bounds(waits, loader)["loader"] == pytest.approx(1 / 0.7)
-    record = ScriptRecord(seconds=[], losses=[], applicable=[FUSED, AUTOCAST], shares={"forward": 1.0})
-    entries = applicable_techniques(record, [])
-    assert worth_trying(entries, Goal("throughput"), 0).techniques.keys() == {"autocast"}, "the optimiser takes nothing"
-
-
-def test_what_saves_memory_is_known_by_what_the_step_holds() -> None:
-    memory = StepMemory(peak_bytes=1000, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=600, other_bytes=200)
-    record = ScriptRecord(seconds=[], losses=[], applicable=[FUSED, AUTOCAST], shares=SHARES)
-    found = {entry.technique: entry.saves_memory for entry in applicable_techniques(record, [], memory)}
-    assert found == {"fused_optimizer": False, "autocast": True}
 
 
 def test_the_training_loss_is_proved_in_pairs_with_other_seeds(

@@ -246,14 +246,37 @@ def test_nothing_to_resume_is_named(tmp_path: Path) -> None:
         Study.open(default_storage(tmp_path), "test", must_exist=True)
 
 
-def test_a_trial_whose_process_is_gone_is_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("attribute", "value"), [("pid", 2**22 + 1), ("began", 1e9)])
+def test_a_trial_whose_process_is_gone_is_tried_again(tmp_path: Path, attribute: str, value: float) -> None:
+    """Its number may be another process's by now, as after a container was started again."""
     space = Space(techniques())
     study = Study.open(default_storage(tmp_path), "test")
     _, recipe = study.begin(complete(space, [Step(technique="fuse_qkv")]), space)
     assert labels(study.records()) == [str(recipe)], "it runs: nobody else takes it"
-    trial = study._study.get_trials(deepcopy=False)[0]
-    study._study._storage.set_trial_user_attr(trial._trial_id, "pid", 2**22 + 1)
+    set_attribute(study, attribute, value)
     assert study.records() == []
+
+
+def test_a_search_does_not_wait_for_a_trial_of_a_computer_that_it_cannot_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waited(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    study, space = Study.open(default_storage(tmp_path), "test"), [applicable("fuse_qkv", bounds=[3.0])]
+    study.begin(complete(Space(space), [Step(technique="fuse_qkv")]), Space(space))
+    monkeypatch.setattr("whet.tuner.search.time.sleep", waited)
+    with pytest.raises(AssertionError, match="it waits"):
+        search(context(tmp_path, FakeRunner(), applicable=space), study, Goal(), FOREVER, samples=False)
+    set_attribute(study, "host", "a container that is no more")
+    found = search(context(tmp_path, FakeRunner(), applicable=space), study, Goal(), FOREVER, samples=False)
+    assert [record.status for record in found] == ["running"]
+
+
+def set_attribute(study: Study, name: str, value: Any) -> None:
+    """Change what a study's first trial says of its process."""
+    trial = study._study.get_trials(deepcopy=False)[0]
+    study._study._storage.set_trial_user_attr(trial._trial_id, name, value)
 
 
 def test_an_empty_recipe_reads_as_the_original() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-_NODES = Path("/sys/devices/system/node")
+NODES = Path("/sys/devices/system/node")
 _CORES = Path("/sys/devices/system/cpu")
 
 
@@ -23,7 +23,7 @@ def bind_thread(cores: Collection[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def core_shares(number: int, cores: Collection[int], directory: Path = _NODES) -> list[tuple[int, ...]]:
+def core_shares(number: int, cores: Collection[int], directory: Path = NODES) -> list[tuple[int, ...]]:
     """Divide cores among so many processes, of which each gets at least one.
 
     No process gets cores of two NUMA nodes where there are at least as many processes as nodes. With fewer processes,
@@ -55,12 +55,18 @@ def core_numbers(text: str) -> tuple[int, ...]:
     return tuple(number for first, _, last in ends for number in range(int(first), int(last or first) + 1))
 
 
+def numa_cores(directory: Path = NODES) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the number of each NUMA node that the system lists, in order, and its cores."""
+    numbers = sorted(int(path.name.removeprefix("node")) for path in directory.glob("node[0-9]*"))
+    return [(number, core_numbers(_read(directory / f"node{number}" / "cpulist"))) for number in numbers]
+
+
 def _nodes(cores: Collection[int], directory: Path) -> list[list[int]]:
     """Return the cores of each NUMA node that has any, with those of one physical core beside each other."""
     found = []
     left = set(cores)
-    for path in sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node"))):
-        here = left & set(core_numbers(_read(path / "cpulist")))
+    for _, numbers in numa_cores(directory):
+        here = left.intersection(numbers)
         left -= here
         found.append(here)
     found.append(left)

@@ -1,15 +1,15 @@
-"""Tell computers apart, and let one search at a time measure on this one."""
+"""Tell computers apart, and processes that live from those that have ended."""
 
-import contextlib
-import fcntl
 import os
 import socket
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import psutil
+
+_SAME_S = 10.0  # by which clocks that were set may move the time at which a process seems to have begun
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -31,50 +31,28 @@ def computer_id() -> str:
     return host_id().rpartition(" ")[2]
 
 
-class HostTurn:
-    """Let those that share this computer measure one after the other: hold it while measuring.
+def this_process() -> dict[str, Any]:
+    """Return by what others on this computer find this process."""
+    return _process(os.getpid())
 
-    Only processes of this user, and of this container, take part.
 
-    Args:
-        report: Called with a sentence when waiting begins, and with "" when it ends.
-        is_shared: Whether others may share it. If not, nothing is waited for.
+@cache
+def _process(pid: int) -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": pid, "began": psutil.Process(pid).create_time()}
 
-    Attributes:
-        waited_s: Seconds spent waiting so far.
-    """
 
-    def __init__(self, report: Callable[[str], None] = lambda text: None, *, is_shared: bool = True) -> None:
-        self.waited_s = 0.0
-        self._report = report
-        self._is_shared = is_shared
-        self._path = Path(tempfile.gettempdir()) / f"whet-turn-{os.getuid()}.lock"
+def is_here(told: Mapping[str, Any]) -> bool:
+    """Return whether a process that said so, as this_process does, is or was on this computer."""
+    return bool(told.get("host") == socket.gethostname())
 
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        if not self._is_shared:
-            yield
-            return
-        with self._path.open("a") as file:  # the lock ends with the process, however that ends
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._wait_for(file.fileno())
-            yield  # closing the file gives the turn to the next
 
-    @contextlib.contextmanager
-    def standing_by(self) -> Iterator[None]:
-        """Count the seconds of the block as waiting."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.waited_s += time.monotonic() - began
-
-    def _wait_for(self, descriptor: int) -> None:
-        self._report("Waiting for another search that measures on this machine.")
-        try:
-            with self.standing_by():
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        finally:
-            self._report("")
+def lives(told: Mapping[str, Any]) -> bool:
+    """Return whether a process that said so, as this_process does, is on this computer, and lives."""
+    if not is_here(told):
+        return False
+    try:
+        process = psutil.Process(told["pid"])
+        is_same = abs(process.create_time() - told.get("began", process.create_time())) < _SAME_S
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -7,26 +7,21 @@ on what all have said, and the others watch the first, so that a wait costs few 
 
 import contextlib
 import json
-import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-import psutil
-
 from whet.errors import RanksError, WhetError
+from whet.measure.host import lives, this_process
 
 BEAT_S = 1.0  # between two signs of life
 SILENT_S = 5.0  # after which a process that broke off a collective counts as gone
 POLL_S = 1e-4, 1e-2  # between two looks for an answer, at first and at most
 _SLOWEST_S = 0.25  # between two looks in a long wait
 _CAME = "came"  # the key that lists the processes that gave a sign of life
-_SAME_S = 10.0  # by which clocks that were set may move the time at which a process seems to have begun
 _FIRST_S = 2.0  # for which the others wait longer than the first process, which knows better who is missing
 
 
@@ -246,7 +241,7 @@ class Ranks:
 
     def beat(self) -> None:
         """Give a sign of life."""
-        beat = {"at": time.time(), "now": self._now, **_process(os.getpid())}
+        beat = {"at": time.time(), "now": self._now, **this_process()}
         self._store.set(f"beat/{self.rank}", json.dumps(beat))
         if not self._has_come:
             self._has_come = True
@@ -284,25 +279,7 @@ class Pulse:
         A process gives signs of life in a thread of Python, so that one whose code holds the interpreter's lock gives
         none. On this machine, the system knows better.
         """
-        return [rank for rank in silent if not _lives(self.beats[rank])]
-
-
-@cache
-def _process(pid: int) -> dict[str, Any]:
-    """Return how others find a process of this machine."""
-    return {"host": socket.gethostname(), "pid": pid, "began": psutil.Process(pid).create_time()}
-
-
-def _lives(beat: dict[str, Any]) -> bool:
-    """Return whether the process of a sign of life is on this machine, and lives."""
-    if beat["host"] != socket.gethostname():
-        return False
-    try:
-        process = psutil.Process(beat["pid"])
-        is_same = abs(process.create_time() - beat["began"]) < _SAME_S
-        return is_same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+        return [rank for rank in silent if not lives(self.beats[rank])]
 
 
 def _doing(beat: dict[str, Any] | None) -> str:
@@ -315,6 +292,6 @@ def _doing(beat: dict[str, Any] | None) -> str:
 
 def _living(beat: dict[str, Any] | None) -> str:
     """Return what is added of a process that has been silent, and lives."""
-    if beat is None or time.time() - beat["at"] < 3 * BEAT_S or not _lives(beat):
+    if beat is None or time.time() - beat["at"] < 3 * BEAT_S or not lives(beat):
         return ""
     return ", and its process lives"

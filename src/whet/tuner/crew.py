@@ -5,7 +5,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Protocol
 
 from whet.core.recipe import Recipe, Step
@@ -73,13 +73,12 @@ class Crew:
         with ThreadPoolExecutor(len(computers), thread_name_prefix="whet-crew") as pool:
             futures = [pool.submit(self._on_computer, workers, search) for workers in computers.values()]
             try:
-                wait(futures, return_when=FIRST_EXCEPTION)
-                if any(future.done() and future.exception() for future in futures):
-                    self.end()
-                return [future.result() for future in futures]
+                for future in as_completed(futures):
+                    future.result()
             except BaseException:
                 self.end()
                 raise
+        return [future.result() for future in futures]
 
     def end(self) -> None:
         """End all workers, and what they run."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from whet.core.recipe import Evidence, Recipe
 from whet.core.recipe_file import FILE as RECIPE
 from whet.files import write_whole
-from whet.measure.host import HostTurn
+from whet.measure.host_turn import HostTurn
 from whet.measure.machine import versions
 from whet.measure.quiet import QuietWait
 from whet.tuner.budget import Budget
@@ -21,7 +21,7 @@ from whet.tuner.improvement import best_first
 from whet.tuner.kind import Kind, OtherKind, Work
 from whet.tuner.listener import Listener
 from whet.tuner.opened_study import open_study
-from whet.tuner.ray_workers import ray_nodes
+from whet.tuner.ray_workers import RayNodes, ray_nodes
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, Result
 from whet.tuner.time_account import EXAMINATION, FINALS, LOSSES, TRIALS, TimeAccount
@@ -43,7 +43,7 @@ def run(kind: Kind, patience: QuietWait, listener: Listener) -> Result | OtherKi
     asked, chosen = kind.asked, kind.asked.checked_directory()
     turn = HostTurn(listener.waiting, is_shared=asked.is_shared)
     with contextlib.ExitStack() as stack:
-        nodes = stack.enter_context(ray_nodes(asked.workers)) if asked.workers else None
+        nodes = stack.enter_context(ray_nodes(asked.workers)) if asked.workers else RayNodes([], [])
         listener.begins()
         with turn.taken():
             patience.begin()  # before a server of forks begins to import: its seconds are measured
@@ -57,7 +57,7 @@ def run(kind: Kind, patience: QuietWait, listener: Listener) -> Result | OtherKi
         listener.looked(found)
         with turn.taken(), work.account.part(TRIALS):
             kind.measure_original()
-        if nodes is not None:
+        if asked.workers:
             with work.account.part(EXAMINATION):
                 nodes.begin(kind, patience)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
@@ -66,8 +66,8 @@ def run(kind: Kind, patience: QuietWait, listener: Listener) -> Result | OtherKi
             kind.go_on_with(study.facts)
         if asked.storage and kind.shares_finals:
             stack.enter_context(study.shared(directory))
-        result = _searched(kind, Trials(kind, study, turn, nodes.workers if nodes is not None else ()), directory)
-        result.out, result.left_out = str(directory), nodes.left_out if nodes is not None else []
+        result = _searched(kind, Trials(kind, study, turn, nodes.workers), directory)
+        result.out, result.left_out = str(directory), nodes.left_out
         result.started_at, result.budget_s = began.isoformat(timespec="seconds"), asked.budget_s
         result.command = asked.command(kind.words, kind.facts.exclude, **kind.options) if kind.words else ""
         result.time_s, result.seconds = work.account.seconds, budget.elapsed_s

@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel
 
+from whet.tuner.asked import Asked
 from whet.tuner.facts import KnownFacts
-from whet.tuner.goal import Goal
 from whet.tuner.kind_options import KindWord
 
 
@@ -11,6 +11,7 @@ class NodeRequest(BaseModel, frozen=True):
     """Hold what a worker needs to try recipes as the search itself would.
 
     Attributes:
+        asked: Without where its results and its study lie, which may have a password.
         directory: Where the search was started: names of files are read from there.
         sys_path: Where the search finds modules.
         facts: What the search has found out about the target.
@@ -19,11 +20,7 @@ class NodeRequest(BaseModel, frozen=True):
     target: str
     kind: KindWord
     nproc: int | None
-    goal: Goal
-    budget_s: float
-    exclude: tuple[str, ...]
-    trial_limit_s: float
-    memory_limit_bytes: int | None
+    asked: Asked
     on_busy: str
     busy_wait_s: float
     directory: str

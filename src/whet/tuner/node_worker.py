@@ -9,7 +9,6 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 THREADS = "OMP_NUM_THREADS"
 _PREFIX = "whet-worker-"
@@ -60,9 +59,8 @@ class NodeWorker:
     def _begin(self, text: str) -> None:
         from whet.errors import TargetError
         from whet.files import private_directory
-        from whet.measure.host import HostTurn
+        from whet.measure.host_turn import HostTurn
         from whet.measure.quiet import QuietWait
-        from whet.tuner.asked import Asked
         from whet.tuner.budget import Budget
         from whet.tuner.kind import OtherKind, Work
         from whet.tuner.kinds import kind_of
@@ -81,15 +79,8 @@ class NodeWorker:
         check_name(request.target)
         self._turn = HostTurn()
         patience = QuietWait(request.on_busy, request.busy_wait_s)
-        budget = Budget(request.budget_s)
-        asked = Asked(
-            request.goal,
-            request.budget_s,
-            exclude=request.exclude,
-            trial_limit_s=request.trial_limit_s,
-            memory_limit_bytes=request.memory_limit_bytes,
-        )
-        kind = kind_of(request.kind, asked, prepared(request.target), nproc=request.nproc)
+        budget = Budget(request.asked.budget_s)
+        kind = kind_of(request.kind, request.asked, prepared(request.target), nproc=request.nproc)
         kind.check()
         self._directory = self._open.enter_context(private_directory(Path(tempfile.gettempdir()), _PREFIX))
         self._open.callback(setattr, tempfile, "tempdir", tempfile.gettempdir())
@@ -140,9 +131,3 @@ class NodeWorker:
             os.environ.pop(THREADS, None)
         else:
             os.environ[THREADS] = self._threads
-
-
-def answer_of(text: str) -> dict[str, Any]:
-    """Return what a method returned."""
-    found: dict[str, Any] = json.loads(text)
-    return found

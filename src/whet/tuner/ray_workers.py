@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from whet.tuner.facts import KnownFacts
 from whet.tuner.kind import Kind
 from whet.tuner.kind_options import ray_address
 from whet.tuner.node_request import NodeRequest
-from whet.tuner.node_worker import THREADS, NodeWorker, answer_of
+from whet.tuner.node_worker import THREADS, NodeWorker
 from whet.tuner.records import TrialRecord
 from whet.tuner.training.shared_kind import SharedTrainingKind
 
@@ -59,7 +59,7 @@ class RayWorker:
             WorkerLost: The actor has ended, does not answer in time, or says why it cannot.
         """
         try:
-            found = answer_of(self._ray.get(asked, timeout=limit_s))
+            found: dict[str, Any] = json.loads(self._ray.get(asked, timeout=limit_s))
         except self._ray.exceptions.GetTimeoutError as error:
             self.end()
             raise WorkerLost(f"no answer for {limit_s:.0f} s") from error
@@ -160,16 +160,11 @@ def _differs(looked: dict[str, Any], here: Machine, version: str) -> str:
 
 
 def _request(kind: Kind, patience: QuietWait) -> NodeRequest:
-    asked = kind.asked
     return NodeRequest(
         target=kind.target,
         kind=kind.word,
         nproc=kind.number if isinstance(kind, SharedTrainingKind) else None,
-        goal=asked.goal,
-        budget_s=asked.budget_s,
-        exclude=asked.exclude,
-        trial_limit_s=asked.trial_limit_s,
-        memory_limit_bytes=asked.memory_limit_bytes,
+        asked=replace(kind.asked, out="", storage="", resume=False, workers=""),
         on_busy=patience.on_busy,
         busy_wait_s=patience.left_s,
         directory=str(Path.cwd()),

@@ -142,7 +142,7 @@ def search_space(
         may_compile = limit.allows_compiler(records)
         recipe = propose(records=known, with_reference=limit.allows_reference(records), may_compile=may_compile)
         if recipe is None and (not samples or not space.techniques or repeats >= _MAX_REPEATS):
-            if all(record.status != "running" for record in records):
+            if not any(record.status == "running" and study.will_end(record.number) for record in records):
                 break
             time.sleep(_LOOK_S)  # what others try now may lead on
             records = study.records()

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import psutil
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import TrialState
 from sqlalchemy import make_url
@@ -21,6 +19,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from whet.core.recipe import Recipe
 from whet.errors import OutputError, StudyError
 from whet.files import check_file
+from whet.measure.host import is_here, lives, this_process
 from whet.tuner.command import without_password
 from whet.tuner.facts import Facts, KnownFacts
 from whet.tuner.members import Members
@@ -125,10 +124,15 @@ class Study:
 
     def _is_gone(self, attributes: Mapping[str, Any]) -> bool:
         """Return whether a trial's process has ended, as far as can be told from here."""
-        member = attributes.get("member")
-        if self.members is not None and member is not None:
-            return self.members.is_gone(member)
-        return attributes.get("host") == socket.gethostname() and not psutil.pid_exists(int(attributes.get("pid", -1)))
+        if self.members is not None and "member" in attributes:
+            return self.members.is_gone(attributes["member"])
+        return is_here(attributes) and not lives(attributes)
+
+    @telling
+    def will_end(self, number: int) -> bool:
+        """Return whether a trial that runs will end or be given up: it can be told from here if its process is gone."""
+        attributes = self._study.get_trials(deepcopy=False)[number].user_attrs
+        return (self.members is not None and "member" in attributes) or is_here(attributes)
 
     @telling
     def begin(self, recipe: Recipe | None, space: Space, predicted: float | None = None) -> tuple[int, Recipe]:
@@ -146,8 +150,8 @@ class Study:
         trial = self._study.ask()
         chosen = space.recipe(trial.suggest_categorical)
         record = TrialRecord(number=trial.number, steps=chosen.steps, status="running", predicted=predicted)
-        trial.set_user_attr("host", socket.gethostname())
-        trial.set_user_attr("pid", os.getpid())
+        for key, value in this_process().items():
+            trial.set_user_attr(key, value)
         if self.members is not None:
             trial.set_user_attr("member", self.members.name)
         trial.set_user_attr(RECORD, record.model_dump_json())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whet.core.recipe import Recipe
-from whet.measure.host import HostTurn
+from whet.measure.host_turn import HostTurn
 from whet.measure.load import NO_LOAD
 from whet.measure.quiet import QuietWait
 from whet.tuner.crew import Attempt, Crew, Worker

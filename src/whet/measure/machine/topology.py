@@ -19,11 +19,10 @@ import psutil
 import torch
 
 from whet.errors import MachineError
-from whet.measure.cores import core_numbers
+from whet.measure.cores import NODES, core_numbers, numa_cores
 from whet.measure.machine.nvidia import nvml
 
 _LOG = logging.getLogger("whet")
-_NODES = Path("/sys/devices/system/node")
 _PCI = Path("/sys/bus/pci/devices")
 _SMI_LIMIT_S = 30.0  # without persistence mode, the driver wakes each GPU up first
 
@@ -164,16 +163,13 @@ def torch_gpus() -> tuple[Gpu, ...]:
     )
 
 
-def numa_nodes(directory: Path = _NODES) -> tuple[Node, ...]:
+def numa_nodes(directory: Path = NODES) -> tuple[Node, ...]:
     """Return the NUMA nodes that the system lists; one that holds all cores and all memory where it lists none."""
     nodes = []
-    for path in directory.glob("node[0-9]*"):
-        memory = re.search(r"MemTotal:\s*(\d+) kB", _read(path / "meminfo"))
-        cpus = core_numbers(_read(path / "cpulist").strip())
-        nodes.append(Node(int(path.name.removeprefix("node")), cpus, int(memory.group(1)) * 1024 if memory else 0))
-    if not nodes:
-        return (Node(0, tuple(range(os.cpu_count() or 1)), psutil.virtual_memory().total),)
-    return tuple(sorted(nodes, key=lambda node: node.number))
+    for number, cpus in numa_cores(directory):
+        memory = re.search(r"MemTotal:\s*(\d+) kB", _read(directory / f"node{number}" / "meminfo"))
+        nodes.append(Node(number, cpus, int(memory.group(1)) * 1024 if memory else 0))
+    return tuple(nodes) or (Node(0, tuple(range(os.cpu_count() or 1)), psutil.virtual_memory().total),)
 
 
 def pci_node(pci: str, directory: Path = _PCI) -> int | None:
