@@ -189,8 +189,7 @@ def alone(num_blocks: int, num_steps: int) -> float:
 
 def formula(stage: int, num_parameters: int) -> float:
     """Return the bytes that a process holds by the table of ZeRO, for float32 with Adam."""
-    divided = {0: 0, 1: 1, 2: 2, 3: 3}[stage]
-    kept = [part / (RANKS if place >= len(PARTS) - divided else 1) for place, part in enumerate(PARTS)]
+    kept = [part / (RANKS if place >= len(PARTS) - stage else 1) for place, part in enumerate(PARTS)]
     return num_parameters * sum(kept)
 
 

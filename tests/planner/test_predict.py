@@ -12,6 +12,7 @@ from layouts import CHIPS, layouts
 from whet.errors import OptionError
 from whet.planner.cluster import Cluster
 from whet.planner.curves import fitted
+from whet.planner.layer_time import Speeds, extra_time
 from whet.planner.layout import Bytes, Layout, Work
 from whet.planner.model_shape import ModelShape
 from whet.planner.operations import step_operations
@@ -151,6 +152,17 @@ def test_float32_takes_twice_the_bytes_of_16_bits() -> None:
     assert single.sent["tensor"] == 2 * half.sent["tensor"]
     assert single.memory.parameters == half.memory.parameters
     assert 1 < single.memory.activations / half.memory.activations <= 2
+
+
+def test_layers_that_predict_later_tokens_move_twice_the_bytes_in_float32() -> None:
+    """Chips without bounds but their memory's: seconds are bytes then."""
+    shape, work = DEEPSEEK_V3.model_copy(update={"num_extra_layers": 1}), Work(global_batch_size=1, sequence_length=512)
+    speed = Speeds(linear=math.inf, matrix=math.inf, attention=math.inf, memory=1.0, passes=1.0, is_fp8=False)
+    half, single = (
+        extra_time(shape, Layout(fused_loss=True, precision=precision), work, speed)
+        for precision in ("bfloat16", "float32")
+    )
+    assert single == pytest.approx([2 * one for one in half])
 
 
 def test_assumptions_name_their_sources() -> None:

@@ -130,13 +130,15 @@ def test_a_layer_keeps_what_the_formula_says_where_matrices_are_divided(recomput
 
 
 @pytest.mark.thorough
-def test_few_layers_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("zero_stage", "device"), [(3, "cuda"), (1, "cuda"), (1, "cpu")])
+def test_few_layers_stand_for_many(monkeypatch: pytest.MonkeyPatch, zero_stage: Any, device: Any) -> None:
     """The same model with each of its layers traced holds the same bytes, by part."""
-    layout, many = Layout(shard=2, zero_stage=3, precision="float32"), SMALL.model_copy(update={"num_layers": 9})
-    found = traced(many, layout)
+    layout = Layout(shard=2, zero_stage=zero_stage, precision="float32")
+    many = SMALL.model_copy(update={"num_layers": 9})
+    found = traced(many, layout, device=device)
     assert found.num_layers == 6
     monkeypatch.setattr(trace, "fewer_layers", lambda shape: None)
-    assert parts(traced(many, layout)) == parts(found)
+    assert parts(traced(many, layout, device=device)) == parts(found)
 
 
 @pytest.mark.thorough

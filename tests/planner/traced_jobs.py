@@ -54,7 +54,7 @@ def _made(ranks: Ranks, shape: Sizes, layout: Sizes, work: Sizes) -> Callable[[]
     """Return what makes a step of whet's own trainer."""
     made, at, sizes = Layout.model_validate(layout), Work.model_validate(work), ModelShape.model_validate(shape)
     traced = as_traced(sizes, made)
-    num = at.global_batch_size // (made.data * made.micro_batch_size)
+    num = made.num_micro_batches(at)
     division = division_of(ParallelPlan.model_validate(traced.keys), ranks, torch.device("cpu"))
     model = model_of(sizes)
     wrap_layers(model, made.recompute)

@@ -99,7 +99,8 @@ def plan(
 ) -> None:
     """Predict how a training is divided best among GPUs, what it takes, and what it costs.
 
-    Nothing is run, and no weights are read. Every figure has an interval, and every assumption is said.
+    No weights are read, and nothing is run but what --trace asks for. Every figure has an interval, and
+    every assumption is said.
     """
     num_tokens = None if tokens is None else amount("--tokens", tokens)
     Slo.parse(slo or _SLO)

@@ -80,9 +80,7 @@ class LayerTime:
     attention: float
 
 
-def matrix_s(
-    tokens: float, rows: float, columns: float, rate: float, memory: float, size: int = 2, made: int = 2
-) -> float:
+def matrix_s(tokens: float, rows: float, columns: float, rate: float, memory: float, size: int, made: int) -> float:
     """Return the seconds of a product [tokens, rows] x [rows, columns].
 
     Its operations hide its bytes, and not wholly where both take as long: the root of the sum of their squares is
@@ -205,6 +203,7 @@ def extra_time(shape: ModelShape, layout: Layout, work: Work, speed: Speeds) -> 
     tokens = layout.micro_batch_tokens(work)
     layer = layer_time(shape, layout, work, shape.experts is not None, speed)
     head = head_time(shape, layout, work, speed)
-    joined = matrix_s(tokens, 2 * shape.hidden_size, shape.hidden_size / layout.tensor, speed.linear, speed.memory)
+    hidden, each = shape.hidden_size, layout.number_bytes
+    joined = matrix_s(tokens, 2 * hidden, hidden / layout.tensor, speed.linear, speed.memory, each, each)
     number = shape.num_extra_layers
     return number * (layer.forward + head[0] + joined), number * (layer.backward + head[1] + 2 * joined)

@@ -115,6 +115,10 @@ class Layout(BaseModel):
         """Return the bytes of a number that is computed with and sent, outside of fp8 matrices."""
         return 4 if self.precision == "float32" else 2
 
+    def num_micro_batches(self, work: Work) -> int:
+        """Return the micro-batches of each chip in a step."""
+        return work.global_batch_size // (self.data * self.micro_batch_size)
+
     def micro_batch_tokens(self, work: Work) -> float:
         """Return the tokens of a micro-batch that a chip computes, of which context-parallel chips have equal parts."""
         return self.micro_batch_size * work.sequence_length / self.context

@@ -47,7 +47,9 @@ def plan(
     scaling: bool = True,
     trace: bool = False,
 ) -> PlanAnswer:
-    """Predict how a training of a language model is divided best on a cluster, and what it takes. Nothing is run.
+    """Predict how a training of a language model is divided best on a cluster, and what it takes.
+
+    Nothing is run, but with `trace` one rank's steps without numbers.
 
     Args:
         model: A Hugging Face directory, a config.json, or a configuration of whet train. No weights are read.

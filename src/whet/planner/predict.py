@@ -123,7 +123,7 @@ def predict(shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> 
 
 def predict_with(own: Fitted, shape: ModelShape, cluster: Cluster, layout: Layout, work: Work) -> Prediction:
     """Predict with given constants, as the fit itself does."""
-    num = work.global_batch_size // (layout.data * layout.micro_batch_size)
+    num = layout.num_micro_batches(work)
     memory = predict_memory(shape, layout, work, num, own.constants.fragmentation)
     step = StepModel(shape, cluster, layout, work, own.constants, num).run()
     outside = _outside(own, shape, cluster, layout, work)

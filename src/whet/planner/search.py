@@ -87,7 +87,7 @@ class Search:
     def ranked(self, num_kept: int = 5) -> list[Candidate]:
         """Return the best layout of each of the best combinations of degrees, the fastest first.
 
-        Each combination is looked at in one layout, or in two where the first does not fit. The most promising are
+        Each combination is looked at in one layout, or in a few where the first does not fit. The most promising are
         then improved by one choice after the other, until no single choice makes them faster. What fits comes first;
         where nothing does, the first lacks least.
         """
@@ -138,7 +138,11 @@ class Search:
         return found
 
     def _first_look(self, degrees: Degrees) -> Candidate | None:
-        """Return the better of two layouts: with the state divided as usual, and with all that ZeRO divides."""
+        """Return the best of a few layouts: with the state divided as usual, or all that ZeRO divides.
+
+        Where all is divided, more rows at a time are looked at too: each micro-batch waits for gathered layers, and a
+        combination that seems slow here is not improved.
+        """
         space, shardings = self.space, self.space.shardings(degrees)
         usual = [one for one in shardings if one[0] <= 1][-1]
         within, whole = min(one for one in shardings if one[0] == shardings[-1][0]), max(shardings)
@@ -150,17 +154,13 @@ class Search:
         }
         found: Candidate | None = None
         for sharding in dict.fromkeys((usual, within, whole)):
-            looked = self._least_recomputed(degrees, choices | {"sharding": sharding})
-            if looked is not None and (found is None or looked.key < found.key):
-                found = looked
+            found = _better(found, self._least_recomputed(degrees, choices | {"sharding": sharding}))
             if found is not None and found.fits and (found.layout.recompute == "none" or sharding != usual):
                 break
-        if found is not None and found.fits and found.layout.zero_stage == 3:  # more rows wait for gathered layers less
-            rows = space.micro_batch_sizes(degrees)
-            own = _choices_of(found.layout) | {"micro_batch_size": rows[min(2, len(rows) - 1)]}
-            looked = self._least_recomputed(degrees, own, found.layout.recompute)
-            if looked is not None and looked.key < found.key:
-                found = looked
+        if found is not None and found.fits and found.layout.zero_stage == 3:
+            more = {"micro_batch_size": space.micro_batch_sizes(degrees)[:3][-1]}
+            own = _choices_of(found.layout) | more
+            found = _better(found, self._least_recomputed(degrees, own, found.layout.recompute))
         return found
 
     def _descend(self, degrees: Degrees, start: Candidate) -> Candidate:
@@ -200,12 +200,16 @@ class Search:
             layout = self.space.layout(degrees, **(choices | {"recompute": recompute}))
             if layout is None:
                 return found
-            looked = self.candidate(layout)
-            if found is None or looked.key < found.key:
-                found = looked
-            if found.fits:
+            found = _better(found, self.candidate(layout))
+            if found is not None and found.fits:
                 return found
         return found
+
+
+def _better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
+    """Return the better one, the first where they are alike; None where there is none."""
+    there = [found for found in (one, other) if found is not None]
+    return min(there, key=lambda found: found.key, default=None)
 
 
 def _is_beside(one: Degrees, other: Degrees) -> bool:

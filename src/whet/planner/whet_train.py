@@ -80,7 +80,7 @@ def train_section(layout: Layout, work: Work, cluster: Cluster, model_type: str)
     """Return what `whet train` takes to run a layout, or why it cannot."""
     keys, recipe, differs = plan_keys(layout)
     if layout.pipeline > 1:
-        keys["pipeline_micro_batches"] = work.global_batch_size // (layout.data * layout.micro_batch_size)
+        keys["pipeline_micro_batches"] = layout.num_micro_batches(work)
     batch = {"global_batch_size": work.global_batch_size}
     if layout.pipeline == 1:
         batch["micro_batch_size"] = layout.micro_batch_size

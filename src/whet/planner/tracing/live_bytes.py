@@ -21,6 +21,11 @@ _WRAPPERS = (DTensor, AsyncCollectiveTensor)  # which hold the tensors that have
 _OF_MESSAGES = frozenset({"c10d", "_c10d_functional", "fsdp"})  # the operators that fill and read buffers of messages
 
 
+def rounded(size: int, to: int) -> int:
+    """Return a number of bytes rounded up to a multiple, as allocators do."""
+    return -(-size // to) * to
+
+
 class Block:
     """Hold what is known of one block of memory: its bytes, the phase that it was made in, whether a message used it.
 
@@ -166,9 +171,9 @@ class LiveBytes(TorchDispatchMode):
         return block
 
     def _change(self, block: Block, size: int) -> None:
-        rounded = -(-size // self._rounded_to) * self._rounded_to
-        self.now += rounded - block.size
-        block.size = rounded
+        taken = rounded(size, self._rounded_to)
+        self.now += taken - block.size
+        block.size = taken
 
     def _freed(self, key: int) -> None:
         self.now -= self._blocks.pop(key).size

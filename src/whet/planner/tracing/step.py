@@ -63,7 +63,7 @@ class RankStep:
         """
         self.model, self.optimizer, self.live = model, optimizer, live
         self._division, self._rows, self._autocasts = division, rows, autocasts
-        self.called = self.wrapped(model)
+        self.called = division.called(model)
 
     def __call__(self) -> None:
         """Make a step, and leave its gradients until the next one, as a training does."""
@@ -73,10 +73,6 @@ class RankStep:
         self.live.phase, self.live.segment = "update", ("update",)
         self._division.clip(list(self.model.parameters()), CLIP)
         self.optimizer.step()
-
-    def wrapped(self, model: nn.Module) -> nn.Module:
-        """Return what is called in the place of the model."""
-        return self._division.called(model)
 
     def _gradients(self) -> None:
         for number, ids_BT in enumerate(self._rows, 1):

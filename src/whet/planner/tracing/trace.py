@@ -2,7 +2,9 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +19,8 @@ from whet.planner.memory import predict_memory
 from whet.planner.memory_trace import MemoryTrace, TracedPart
 from whet.planner.model_shape import ModelShape
 from whet.planner.optimizers import bytes_of
-from whet.planner.tracing.live_bytes import LiveBytes
+from whet.planner.prediction import MemoryParts
+from whet.planner.tracing.live_bytes import LiveBytes, rounded
 from whet.planner.tracing.one_rank import OneRank, check_alone, one_rank, without_numbers
 from whet.planner.tracing.step import Peak, Peaks, RankStep, locals_of, mark_layers, peaks_of
 from whet.planner.tracing.traced_decoder import is_whets, model_of, normalise_as_gpus, wrap_layers
@@ -61,20 +64,18 @@ def trace_memory(
     """
     check_alone()
     began = time.perf_counter()
-    num = work.global_batch_size // (layout.data * layout.micro_batch_size)
+    of_formulas = partial(_of_formulas, shape, layout, work, fragmentation)
     if why_not := _why_not(shape, layout):
-        return _of_formulas(shape, layout, work, num, fragmentation, why_not)
+        return of_formulas(why_not)
     traced = as_traced(shape, layout)
     try:
-        peak = _peak(shape, traced, work, num, device)
+        peak = _peak(shape, traced, work, device)
     except OptionError as error:
-        return _of_formulas(shape, layout, work, num, fragmentation, str(error))
+        return of_formulas(str(error))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        why_not = f"torch reads numbers for this layout ({error}), and a trace has none"
-        return _of_formulas(shape, layout, work, num, fragmentation, why_not)
+        return of_formulas(f"torch reads numbers for this layout ({error}), and a trace has none")
     found = _parts_of(peak.by_kind)
     found["fragmentation"] = fragmentation * (found["activations"] + found["buffers"])
-    said = predict_memory(shape, traced.layout, work, num, fragmentation)
     differs = [*traced.differs, "fragmentation: the formulas' share of what was traced of activations and buffers"]
     if not is_whets(shape):
         differs.insert(0, "traced as a plain decoder of the model's sizes, which whet has not")
@@ -86,10 +87,7 @@ def trace_memory(
         )
     return MemoryTrace(
         layout=traced.layout,
-        parts=tuple(
-            TracedPart(name=name, formula=getattr(said, name), traced=found.get(name))
-            for name in type(said).model_fields
-        ),
+        parts=_beside(_said(shape, traced.layout, work, fragmentation), found),
         differs=tuple(differs),
         phase=peak.phase,
         ranks=layout.chips,
@@ -102,11 +100,16 @@ def _parts_of(by_kind: Counter[str]) -> dict[str, float]:
     return {part: float(sum(by_kind[kind] for kind in kinds)) for part, kinds in _PARTS.items()}
 
 
-def _of_formulas(
-    shape: ModelShape, layout: Layout, work: Work, num: int, fragmentation: float, why_not: str
-) -> MemoryTrace:
-    said = predict_memory(shape, layout, work, num, fragmentation)
-    parts = tuple(TracedPart(name=name, formula=getattr(said, name)) for name in type(said).model_fields)
+def _beside(said: MemoryParts, traced: Mapping[str, float]) -> tuple[TracedPart, ...]:
+    return tuple(TracedPart(name=name, formula=size, traced=traced.get(name)) for name, size in said.by_name.items())
+
+
+def _said(shape: ModelShape, layout: Layout, work: Work, fragmentation: float) -> MemoryParts:
+    return predict_memory(shape, layout, work, layout.num_micro_batches(work), fragmentation)
+
+
+def _of_formulas(shape: ModelShape, layout: Layout, work: Work, fragmentation: float, why_not: str) -> MemoryTrace:
+    parts = _beside(_said(shape, layout, work, fragmentation), {})
     return MemoryTrace(layout=layout, parts=parts, why_not=why_not)
 
 
@@ -130,7 +133,6 @@ def as_traced(shape: ModelShape, layout: Layout) -> Traced:
         ("compiled", False, "without torch.compile, whose kernels keep less"),
         ("fused_loss", False, "with a loss that keeps its logits"),
         ("fused_attention", True, "with fused attention"),
-        ("offload", False, "with the state on the GPU"),
     ):
         if getattr(layout, name) != value:
             changes[name] = value
@@ -144,11 +146,14 @@ def as_traced(shape: ModelShape, layout: Layout) -> Traced:
     if layout.context > 1:
         differs.append(f"traced with 1/{layout.context} of each row; keys and values on their way are left out")
     layout = layout.model_copy(update=changes)
-    layout, more = _sharded_as_whet(layout)
-    differs += more
     whole = layout.model_copy(update={"shard": layout.shard * layout.context, "context": 1})
     keys, recipe, _ = plan_keys(whole)
     keys.pop("checkpointing", None)  # layers are wrapped before they are divided
+    if (stage := keys["zero_stage"]) != layout.zero_stage:
+        if whole.data > 1:
+            instead = f"in the place of {layout.zero_stage}, as whet train runs divided matrices"
+            differs.append(f"traced with ZeRO {stage} {instead}")
+        layout = layout.model_copy(update={"zero_stage": stage, "shard": layout.data, "replicate": 1})
     autocasts = "autocast" in recipe
     own = bytes_of(shape, "float32", layout.optimizer).model_copy(update={"parameter": 6 if autocasts else 4})
     if layout.bytes != own:
@@ -159,18 +164,6 @@ def as_traced(shape: ModelShape, layout: Layout) -> Traced:
             f"{given.state:g}"
         )
     return Traced(layout.model_copy(update={"bytes": own}), keys, autocasts, tuple(differs))
-
-
-def _sharded_as_whet(layout: Layout) -> tuple[Layout, list[str]]:
-    """Return the layout with the stage of ZeRO that whet train takes for it."""
-    is_divided = layout.tensor * layout.pipeline > 1
-    is_half = layout.precision == "bfloat16"
-    if not ((layout.zero_stage == 1 and is_divided) or (layout.zero_stage == 0 and layout.pipeline > 1 and is_half)):
-        return layout, []
-    if layout.data * layout.context == 1:
-        return layout.model_copy(update={"zero_stage": 2}), []
-    said = f"traced with ZeRO 2 in the place of {layout.zero_stage}, as whet train runs divided layers and matrices"
-    return layout.model_copy(update={"zero_stage": 2, "shard": layout.data, "replicate": 1}), [said]
 
 
 def fewer_layers(shape: ModelShape) -> tuple[int, int] | None:
@@ -186,7 +179,7 @@ def _dense_layers(shape: ModelShape) -> int:
     return 0 if shape.experts is None else shape.experts.num_dense_layers
 
 
-def _peak(shape: ModelShape, traced: Traced, work: Work, num: int, device: Device) -> Peak:
+def _peak(shape: ModelShape, traced: Traced, work: Work, device: Device) -> Peak:
     """Return what the first rank holds at its peak.
 
     Raises:
@@ -194,7 +187,7 @@ def _peak(shape: ModelShape, traced: Traced, work: Work, num: int, device: Devic
     """
 
     def peaks(layers: int) -> Peaks:
-        return _peaks_of_all(shape.model_copy(update={"num_layers": layers}), traced, work, num, device)
+        return _peaks_of_all(shape.model_copy(update={"num_layers": layers}), traced, work, device)
 
     number, layers = shape.num_layers, fewer_layers(shape)
     if layers is not None:
@@ -217,7 +210,7 @@ def _whole_tensors_state(shape: ModelShape, traced: Traced, rounded_to: int) -> 
     with one_rank(ParallelPlan.model_validate(traced.keys), traced.layout.chips) as division, without_numbers():
         optimizer = inner_optimizer(division.optimizer(_fused_adamw)(model_of(shape).parameters()))
         held = [p for group in optimizer.param_groups for p in group["params"]]
-    return sum(2 * -(-p.numel() * 4 // rounded_to) * rounded_to + rounded_to for p in held)
+    return sum(2 * rounded(4 * p.numel(), rounded_to) + rounded(4, rounded_to) for p in held)
 
 
 def _grown(fewer: Peaks, more: Peaks, few: int, many: int, number: int) -> Peaks:
@@ -232,7 +225,7 @@ def _grown(fewer: Peaks, more: Peaks, few: int, many: int, number: int) -> Peaks
     return found
 
 
-def _peaks_of_all(shape: ModelShape, traced: Traced, work: Work, num: int, device: Device) -> Peaks:
+def _peaks_of_all(shape: ModelShape, traced: Traced, work: Work, device: Device) -> Peaks:
     """Return what the first rank holds at its peaks, with all layers and micro-batches traced.
 
     Raises:
@@ -240,7 +233,7 @@ def _peaks_of_all(shape: ModelShape, traced: Traced, work: Work, num: int, devic
     """
     layout = traced.layout
     with one_rank(ParallelPlan.model_validate(traced.keys), layout.chips) as division, without_numbers():
-        length = work.sequence_length // layout.context
+        length, num = work.sequence_length // layout.context, layout.num_micro_batches(work)
         return _peaks_of_rank(
             shape, layout, division, autocasts=traced.autocasts, length=length, num=num, device=device
         )
