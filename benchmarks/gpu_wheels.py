@@ -68,6 +68,8 @@ def fill(version: str, *, everything: bool) -> str:
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     _download(version, [*CARRIED, *([*USUAL, *EXTRAS] if everything else [])], platforms)
     _download(version, list(PURE), ["--platform", "any", "--implementation", "py", "--abi", "none"])
+    for wheel in WHEELS.glob("*.whl"):
+        compress(wheel)
     total = sum(wheel.stat().st_size for wheel in WHEELS.glob("*.whl"))
     said = f"{len(list(WHEELS.glob('*.whl')))} wheels for Python {version} in {WHEELS.name}/: {total / 1e6:.1f} MB"
     if total > MOST_BYTES and not everything:
@@ -82,6 +84,17 @@ def _download(version: str, names: list[str], kind: list[str]) -> None:
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     if subprocess.run([*command, *constraints, *names], check=False).returncode:
         sys.exit(f"pip could not fetch the wheels for Python {version}; what it said stands above")
+
+
+def compress(wheel: Path) -> None:
+    """Write a wheel again with a compression that takes less, which `unpack` and pip read as well."""
+    smaller = wheel.with_suffix(".smaller")
+    with zipfile.ZipFile(wheel) as found, zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as made:
+        for member in found.infolist():
+            content = found.read(member)
+            member.compress_type = zipfile.ZIP_LZMA
+            made.writestr(member, content)
+    smaller.replace(wheel)
 
 
 def missing(names: dict[str, str]) -> list[str]:

@@ -40,3 +40,25 @@ def parallel_lines(report: dict[str, Any]) -> list[str]:
         sizes = (row[name] for name in ("kept_bytes", "most_bytes", "table_bytes"))
         lines.append(f"| {row['stage']} | {' | '.join(f'{size / 1e6:,.1f}' for size in sizes)} |")
     return lines
+
+
+def plan_lines(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "## What `whet plan` predicts of this machine",
+        "Processes with one thread each train a small decoder by `whet.parallelize`, in float32. *Memory* is the peak of "
+        "one process beside what it held before it made the model, where malloc returns what is freed "
+        "(`MALLOC_MMAP_THRESHOLD_=65536`); *kept* is the same as glibc's malloc does by itself. The prediction knows "
+        f"what `whet limits --links` measured, and nothing of the run. whet's goal is within {report['target']:.0%}.",
+        "",
+        "| processes | ZeRO | step | predicted | off | memory | kept | predicted | off |",
+        "|---" * 9 + "|",
+    ]
+    for row in report["rows"]:
+        times = ["", "", ""]
+        if "step_s" in row:
+            seconds = (row["step_s"], row["predicted_step_s"]["value"])
+            times = [*(f"{1e3 * one:.0f} ms" for one in seconds), f"{row['step_differs']:+.0%}"]
+        sizes = (row["peak_bytes"], row["kept_bytes"], row["predicted_bytes"]["value"])
+        cells = [str(row["ranks"]), str(row["stage"]), *times, *(f"{one / 1e6:.0f} MB" for one in sizes)]
+        lines.append("| " + " | ".join([*cells, f"**{row['memory_differs']:+.0%}**"]) + " |")
+    return lines

@@ -34,7 +34,8 @@ SUBJECTS = (
     Subject(
         "training", "Results: Training",
         ("train_peers", "loss_kernel", "packed_attention", "loader", "prepare_overhead", "checkpointing", "train_loop",
-         "tinyshakespeare", "foreign_scripts", "latentwire", "tokenising", "compression", "parallel"),
+         "tinyshakespeare", "foreign_scripts", "latentwire", "tokenising", "compression", "parallel",
+         "plan_here"),
     ),
     Subject(
         "serving", "Results: Serving",

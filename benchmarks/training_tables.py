@@ -8,7 +8,7 @@ from context_tables import context_lines
 from families_tables import family_lines
 from families_training_table import training_lines
 from operator_tables import loss_kernel_lines
-from parallel_tables import parallel_lines
+from parallel_tables import parallel_lines, plan_lines
 from recall_tables import memory_lines, recall_lines
 from scan_tables import draft_lines, million_lines, model_lines, scan_lines
 from signs_tables import signs_lines
@@ -298,6 +298,7 @@ SECTIONS: dict[str, Lines] = {
     "tokenising": _tokenising,
     "compression": _compression,
     "parallel": parallel_lines,
+    "plan_here": plan_lines,
     "selective_scan": scan_lines,
     "selective_models": model_lines,
     "selective_drafts": draft_lines,

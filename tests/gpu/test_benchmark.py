@@ -280,6 +280,19 @@ def test_wheels_are_unpacked_once_and_for_their_own_python(wheels: ModuleType, t
         wheels.unpack(*places)
 
 
+def test_a_compressed_wheel_holds_the_same_and_takes_less(wheels: ModuleType, tmp_path: Path) -> None:
+    text = "".join(f"X_{i} = {i * i}\n" for i in range(9999))
+    wheel = tmp_path / "pure-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pure.py", text)
+        archive.writestr("pure-1.0.dist-info/RECORD", "")
+    before = wheel.stat().st_size
+    wheels.compress(wheel)
+    assert list(tmp_path.iterdir()) == [wheel] and wheel.stat().st_size < 0.8 * before
+    site = wheels.unpack(tmp_path, tmp_path / "unpacked")
+    assert (site / "pure.py").read_text() == text and (site / "pure-1.0.dist-info" / "RECORD").exists()
+
+
 def test_a_step_runs_in_a_process_of_its_own(gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gpu_steps.py").write_text(
         "import time\ndef good(x): return {'sentence': str(x), 'figures': {}}\ndef hangs(): time.sleep(60)\n"

@@ -193,8 +193,10 @@ def test_the_environment_names_no_build(compiler: Compiler, small: str, monkeypa
     with pytest.raises(KernelsError, match="WHET_KERNELS=off turns"):
         library()
     monkeypatch.setenv("WHET_KERNELS", "sse9")
-    with pytest.raises(OptionError, match="WHET_KERNELS=sse9: write avx512, avx2, portable or off"):
+    with pytest.raises(OptionError, match="WHET_KERNELS=sse9: write avx512, avx512_vnni, avx2, portable or off"):
         library()
+    monkeypatch.setattr(build, "instruction_sets", lambda _: ("avx2", "avx512", "avx512_vnni"))
+    assert supported() == (Isa.AVX512_VNNI, Isa.AVX2, Isa.PORTABLE), "processors before bfloat16"
     monkeypatch.setattr(build, "instruction_sets", lambda _: ("avx2",))
     assert supported() == (Isa.AVX2, Isa.PORTABLE)
     monkeypatch.setenv("WHET_KERNELS", "avx512")

@@ -91,7 +91,8 @@ def test_inputs_out_of_order() -> None:
 
 def test_few_rows_are_whets_where_its_kernels_were_measured(monkeypatch) -> None:
     layer = nn.Linear(64, 64)
-    for isa, wanted in ((Isa.AVX512, PackedLinear), (Isa.AVX2, Int8Linear), (None, Int8Linear)):
+    known = (Isa.AVX512, PackedLinear), (Isa.AVX512_VNNI, PackedLinear), (Isa.AVX2, Int8Linear), (None, Int8Linear)
+    for isa, wanted in known:
         found = None if isa is None else Library(None, isa)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
             patch.setattr(dispatch, "kernels", lambda found=found: found)

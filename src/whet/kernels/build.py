@@ -1,7 +1,8 @@
 """Compile the kernels on first use with the machine's compiler, keep the library, and load it.
 
-All kernels are one library, which has a build for each instruction set: AVX-512 (with VNNI and bf16), AVX2, or portable
-C++. The fastest one that this processor can run is taken; WHET_KERNELS=avx512, avx2, portable or off overrules that.
+All kernels are one library, which has a build for each instruction set: AVX-512 with VNNI and bf16, AVX-512 with VNNI
+alone, AVX2, or portable C++. The fastest one that this processor can run is taken; WHET_KERNELS=avx512, avx512_vnni,
+avx2, portable or off overrules that.
 """
 
 import contextlib
@@ -58,16 +59,24 @@ class Isa(StrEnum):
     """Name an instruction set that the kernels are compiled for."""
 
     AVX512 = "avx512"
+    AVX512_VNNI = "avx512_vnni"
     AVX2 = "avx2"
     PORTABLE = "portable"
 
 
+_VNNI = ("-DWHET_ISA=512", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mfma")
 _TARGETS = {
-    Isa.AVX512: ("-DWHET_ISA=512", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")), "-mfma"),
+    Isa.AVX512: (*_VNNI, "-mavx512bf16"),
+    Isa.AVX512_VNNI: _VNNI,
     Isa.AVX2: ("-DWHET_ISA=2", "-mavx2", "-mfma"),
     Isa.PORTABLE: ("-DWHET_ISA=0",),
 }
-_NEEDS = {Isa.AVX512: {"avx512", "avx512_vnni", "avx512_bf16"}, Isa.AVX2: {"avx2"}, Isa.PORTABLE: set[str]()}
+_NEEDS = {
+    Isa.AVX512: {"avx512", "avx512_vnni", "avx512_bf16"},
+    Isa.AVX512_VNNI: {"avx512", "avx512_vnni"},
+    Isa.AVX2: {"avx2"},
+    Isa.PORTABLE: set[str](),
+}
 
 
 @dataclass(frozen=True)

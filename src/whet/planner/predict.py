@@ -4,7 +4,7 @@ import math
 
 from whet.errors import OptionError
 from whet.planner.cluster import Cluster
-from whet.planner.curves import Fitted, fitted
+from whet.planner.curves import Fitted, fitted, is_processor
 from whet.planner.layout import Layout, Work
 from whet.planner.memory import predict_memory
 from whet.planner.model_shape import ModelShape
@@ -66,6 +66,11 @@ def assumptions_of(cluster: Cluster, layout: Layout) -> tuple[str, ...]:
     ]
     if cluster.between is not None:
         lines.insert(2, f"links between nodes, {cluster.between.name}: {cluster.between.source}")
+    if is_processor(cluster.chip):
+        lines.append(
+            "memory: what tensors take; glibc's malloc keeps up to three times as much of what was freed, "
+            "unless MALLOC_MMAP_THRESHOLD_=65536 is set (docs/results/training.md)"
+        )
     if layout.pipeline > 1:
         lines.append("bubble: (p-1)/(mv) of the step, Narayanan et al., 2021, arXiv:2104.04473, section 2.2")
     if layout.expert > 1:

@@ -77,6 +77,14 @@ class StepModel:
         """Return whether parameters are gathered, and gradients summed, in each micro-batch."""
         return self.layout.zero_stage >= 2 and self.layout.pipeline == 1
 
+    def _copies_s(self, count: Count) -> float:
+        """Return the seconds in which FSDP2 copies gathered parameters out of messages, and gradients into them."""
+        layout = self.layout
+        if not layout.software.startswith("torch"):
+            return 0.0
+        gathers = 2 if layout.zero_stage == 3 else 1
+        return 2 * sum(count.held(layout)) * (gathers * layout.number_bytes + layout.bytes.gradient) / self.speed.memory
+
     def _add_layers(self, stage: StageTime, number: int, is_sparse: bool) -> None:
         """Add layers of one kind to a stage."""
         shape, layout, constants = self.shape, self.layout, self.constants
@@ -102,11 +110,13 @@ class StepModel:
             stage.context += number * exposed_s(2 * ring, 2.5 * inside, constants.contention)
             stage.sent_context += number * (times + 1) * message.context_bytes
         if self._gathers_each_time():
-            state = state_messages(layer_count(shape, is_sparse), layout, self.group, self.wire)
+            count = layer_count(shape, is_sparse)
+            state = state_messages(count, layout, self.group, self.wire)
             again = 1 if layout.zero_stage == 3 else 0
             behind = time.backward + time.recompute
             stage.data += number * exposed_s(state.gather, time.forward, constants.contention)
             stage.data += number * exposed_s(again * state.gather + state.reduce, behind, constants.contention)
+            stage.data += number * self._copies_s(count)
             stage.sent_data += number * ((1 + again) * state.gather_bytes + state.reduce_bytes)
 
     def stage(self, index: int) -> StageTime:
@@ -129,7 +139,7 @@ class StepModel:
             # Nothing hides the first gathering, of the embeddings, and the last sum.
             count = embedding_count(shape) + head_count(shape)
             state = state_messages(count, layout, self.group, self.wire)
-            stage.data += state.gather + state.reduce
+            stage.data += state.gather + state.reduce + self._copies_s(count)
             stage.sent_data += state.gather_bytes + state.reduce_bytes
         elif self.num_micro_batches > 1:
             held = sum(stage_counts(shape, layout.pipeline)[index].held(layout))
@@ -150,12 +160,15 @@ class StepModel:
         return exposed + exposed_s(state.reduce, stage.backward + stage.recompute, contention), sent
 
     def _optimizer_s(self, count: Count) -> float:
-        """Return the seconds in which the optimiser reads and writes its state, and reads the gradients."""
+        """Return the seconds in which gradients are clipped, and the optimiser reads them and moves its state.
+
+        Clipping reads the gradients for their norm, then reads and writes them.
+        """
         layout = self.layout
-        state = state_bytes(count, layout.model_copy(update={"offload": False}))[2]
+        _, gradients, state = state_bytes(count, layout.model_copy(update={"offload": False}))
         size = layout.bytes
         number = state / size.state
-        moved = number * (size.gradient + size.parameter) + (0.0 if layout.offload else 2 * state)
+        moved = 3 * gradients + number * (size.gradient + size.parameter) + (0.0 if layout.offload else 2 * state)
         found = moved / self.speed.memory + self._orthogonal_s(number)
         return found + 2 * state / self.cluster.host.link.bytes_per_s if layout.offload else found
 

@@ -1,4 +1,5 @@
-// Sixteen lanes as one 512-bit register. Needs AVX-512 F, BW, VL, DQ, VNNI and BF16.
+// Sixteen lanes as one 512-bit register. Needs AVX-512 F, BW, VL, DQ and VNNI; without BF16, its products and rounding are
+// built from floats.
 #pragma once
 
 #include <immintrin.h>
@@ -72,10 +73,18 @@ inline I dot_u8s8(I acc, B u, B s) {
   return acc;
 }
 // acc + the sum of two products of bf16, a lane
+#ifdef __AVX512BF16__
 inline F dot_bf16(F acc, B a, B b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   return acc;
 }
+#else
+inline F even_bf16(B x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+inline F odd_bf16(B x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536))); }
+inline F dot_bf16(F acc, B a, B b) {
+  return fma(even_bf16(a), even_bf16(b), fma(odd_bf16(a), odd_bf16(b), acc));
+}
+#endif
 
 inline B set1_bytes(int32_t four) { return _mm512_set1_epi32(four); }
 inline B low_nibbles(B x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
@@ -98,9 +107,20 @@ inline F load_bf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
+#ifdef __AVX512BF16__
 inline void store_bf16(uint16_t* p, F x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
 }
+#else
+inline void store_bf16(uint16_t* p, F x) {
+  const __m512i bits = _mm512_castps_si512(x), upper = _mm512_srli_epi32(bits, 16);
+  const __m512i half = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(upper, _mm512_set1_epi32(1)));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __m512i kept = _mm512_mask_or_epi32(rounded, nan, upper, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(kept));
+}
+#endif
 inline F load_s8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }

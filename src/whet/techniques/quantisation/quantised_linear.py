@@ -57,7 +57,7 @@ def int4_linear(linear: nn.Linear, num_rows: int) -> nn.Module:
 
 
 def _suits_whet(num_rows: int) -> bool:
-    """Return whether whet's operator is worth trying: for few rows, on the build for which it was measured.
+    """Return whether whet's operator is worth trying: for few rows, on the builds for which it was measured.
 
     With many rows, torch's own threads compute the other operators of the model, and then spin on the cores that
     whet's threads need (docs/log.md: a quarter of a call, beside another runtime).
@@ -65,7 +65,7 @@ def _suits_whet(num_rows: int) -> bool:
     if num_rows > FEW_ROWS:
         return False
     library = dispatch.kernels()
-    return library is not None and library.isa is Isa.AVX512
+    return library is not None and library.isa in (Isa.AVX512, Isa.AVX512_VNNI)
 
 
 class PackedLinear(nn.Module):
