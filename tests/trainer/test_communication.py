@@ -18,8 +18,8 @@ def test_a_run_says_what_it_sends_and_goes_on_with_what_it_has_not_sent(tmp_path
     for found in on_ranks(compressed_and_stopped, 2, tmp_path):
         sent, changed = found["notes"][-2:]
         kilobytes, exposed, step = re.fullmatch(  # type: ignore[union-attr]
-            r"communication: ([\d.]+) kB a step on the wire from each process \(all_reduce .+\), ([\d.]+ m?s) of "
-            r"([\d.]+ m?s) exposed",
+            r"communication: ([\d.]+) kB a step on the wire from each process \(all_reduce .+\), ([\d.]+ [mµ]?s) of "
+            r"([\d.]+ [mµ]?s) exposed",
             sent,
         ).groups()
         assert abs(float(kilobytes) * 1e3 / (2 * parameters) - 1) < 0.01  # bf16 over a ring of two
@@ -32,7 +32,7 @@ def test_a_run_says_what_it_sends_and_goes_on_with_what_it_has_not_sent(tmp_path
 
 def _milliseconds(text: str) -> float:
     value, unit = text.split()
-    return float(value) * {"ms": 1, "s": 1e3}[unit]
+    return float(value) * {"µs": 1e-3, "ms": 1, "s": 1e3}[unit]
 
 
 def test_a_step_that_lost_too_much_is_told() -> None:
