@@ -18,6 +18,7 @@ MARGIN = 0.06
 _OF_HOST = 0.8  # the share of a host's memory that state may take
 _LEAST_IMPROVED = 4  # combinations that are improved, however few are asked for
 _HOPELESS = 1.3  # a combination that is this much slower at first is not improved
+_CLOSE = 1.03  # a combination that is at most this much slower than the best is improved by two choices at once
 _NEAR = 1.1  # a neighbour of the best combination that is at most this much slower is improved
 
 
@@ -104,8 +105,12 @@ class Search:
         return sorted(kept.values(), key=lambda one: one.key)[:num_kept]
 
     def _go_on_from_best(self, kept: dict[Degrees, Candidate]) -> None:
-        """Improve combinations beside the best one, as long as that leads on. Changes `kept` in place."""
+        """Improve the best combinations and those beside the best one, as long as that leads on. Changes `kept`."""
         while kept:
+            first = min(kept.values(), key=lambda one: one.key)
+            for one, found in kept.items():
+                if found.fits and _time(found) < _CLOSE * _time(first):
+                    kept[one] = self._with_less_divided(one, found)
             degrees, best = min(kept.items(), key=lambda pair: pair[1].key)
             beside = [one for one in self.space.degrees if _is_beside(degrees, one)]
             looked = [(found, one) for one in beside if (found := self._as_in(one, best.layout)) is not None]
@@ -186,6 +191,19 @@ class Search:
                         break  # more rows at a time need more memory
             if best is before:
                 return best
+
+    def _with_less_divided(self, degrees: Degrees, best: Candidate) -> Candidate:
+        """Return the best layout of those with ZeRO 1 instead of 2 or 3, over all numbers of virtual stages.
+
+        ZeRO 2 and 3 send for each virtual stage, so that neither choice may pay without the other.
+        """
+        own, last = _choices_of(best.layout), best.layout
+        if last.zero_stage < 2 or (1, last.shard) not in self.space.shardings(degrees):
+            return best
+        for virtual in self.space.virtual_stages(degrees):
+            layout = self.space.layout(degrees, **(own | {"sharding": (1, last.shard), "virtual_stages": virtual}))
+            best = best if layout is None else min(best, self.candidate(layout), key=lambda one: one.key)
+        return best
 
     def _least_recomputed(
         self, degrees: Degrees, choices: dict[str, Any], least: Recompute = "none"
