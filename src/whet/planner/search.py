@@ -108,9 +108,9 @@ class Search:
         """Improve the best combinations and those beside the best one, as long as that leads on. Changes `kept`."""
         while kept:
             first = min(kept.values(), key=lambda one: one.key)
-            for one, found in kept.items():
-                if found.fits and _time(found) < _CLOSE * _time(first):
-                    kept[one] = self._with_less_divided(one, found)
+            for one, last in kept.items():
+                if last.fits and _time(last) < _CLOSE * _time(first):
+                    kept[one] = self._with_less_divided(one, last)
             degrees, best = min(kept.items(), key=lambda pair: pair[1].key)
             beside = [one for one in self.space.degrees if _is_beside(degrees, one)]
             looked = [(found, one) for one in beside if (found := self._as_in(one, best.layout)) is not None]

@@ -44,7 +44,7 @@ class Given:
 
 
 def cores_of_ranks(num_ranks: int) -> list[tuple[int, ...]]:
-    """Divide this thread's cores among so many processes. Where there are fewer cores, several processes share one."""
+    """Divide the cores that this thread may use among so many processes, which share them where there are fewer."""
     cores = sorted(allowed_cores())
     if len(cores) < num_ranks:
         return [(cores[rank % len(cores)],) for rank in range(num_ranks)]
