@@ -20,6 +20,8 @@ import psutil
 # Ray reads these as it is imported; child processes inherit them. All its ports then need the token.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a node gives its agents 15 s, too few to compile what they import
+
 from ray.cluster_utils import Cluster
 
 from whet.measure.stats import percentile
