@@ -43,7 +43,7 @@ def processes() -> Iterator[list["subprocess.Popen[str]"]]:
 
 
 def search(
-    out: Path, *more: str, target: str = f"{targets.HERE}:conv", kept: set[str] = KEPT, budget: str = "20m"
+    out: Path, *more: str, target: str = f"{targets.HERE}:conv", kept: set[str] = KEPT, budget: str = "5m"
 ) -> "subprocess.Popen[str]":
     words = ["tune", target, "--budget", budget, "--out", str(out), "--on-busy", "go-on", "--json", *more]
     words += ["--exclude", ",".join(sorted(set(TABLE) - kept))]
@@ -118,7 +118,7 @@ def wait_for(what: Callable[[], Any], *alive: "subprocess.Popen[str]", limit_s: 
 
 def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[whet.Result, str]:
     """A search's result, and all that it said. No password is in it, nor in any file."""
-    said = "\n".join(process.communicate(timeout=500))
+    said = "\n".join(process.communicate(timeout=700))
     assert process.returncode == 0, said
     assert postgres.PASSWORD not in said
     for path in out.rglob("*"):
@@ -212,6 +212,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     lacking = ImportError("left out")  # else each node starts a large agent for the dashboard that is not there
     monkeypatch.setattr("ray._private.utils.get_dashboard_dependency_error", lambda: lacking)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # agents that compile all that they import are late
     found = cluster_utils.Cluster()
     try:
         found.add_node(num_cpus=1, include_dashboard=False, **ports())
