@@ -73,10 +73,12 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def serving(*options: str, threads: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """whet serve with docs-gpt in a process of its own: its address and the process."""
+def serving(
+    *options: str, model: str = MODEL, threads: int | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """whet serve in a process of its own: its address and the process."""
     environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "whet", "serve", MODEL, "--port", "0", "--json", *options]
+    command = [sys.executable, "-m", "whet", "serve", model, "--port", "0", "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None and process.stderr is not None
     try:

@@ -1,6 +1,9 @@
-"""Say how often a replica writes that it answers, and how long it may be silent."""
+"""Say how often a replica writes that it answers, and after how long it hangs."""
 
 BEAT_S = 5.0
 
 SILENT_S = 60.0
-"""A replica that has written nothing for so long hangs. A step of its engine takes less; see tensor_parallel too."""
+"""How long a replica may write nothing, and its event loop may do nothing."""
+
+STEP_S = 300.0
+"""How long a step of an engine may take: a long prompt of a large model takes minutes on a few cores."""

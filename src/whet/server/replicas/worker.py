@@ -2,7 +2,7 @@
 
 `python -m whet.server.replicas.worker` reads one JSON object (see `Order`). It writes one line of JSON on standard
 output: what it serves, once it takes requests, or what is wrong with it. From then on it writes an empty line every few
-seconds, as long as its event loop and its engines answer. Everything else goes to standard error.
+seconds, and ends if its event loop or an engine hangs. Everything else goes to standard error.
 """
 
 import asyncio
@@ -13,15 +13,16 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from whet.errors import EngineClosed, WhetError, reason
 from whet.measure.child import ending_with_parent
 from whet.measure.cores import bind_thread
 from whet.measure.fast_import import large_imports
-from whet.server.replicas.beats import BEAT_S, SILENT_S
+from whet.server.replicas.beats import BEAT_S, SILENT_S, STEP_S
 
 if TYPE_CHECKING:
     from whet.server.http.models import Models
@@ -86,23 +87,31 @@ def _begin(said: IO[str], served: "Models") -> None:
 
 
 def _beat(said: IO[str], served: "Models", loop: asyncio.AbstractEventLoop) -> None:
-    """Write an empty line whenever the engines and the event loop have answered. If one does not, end the process."""
+    """Write an empty line every few seconds. If an engine or the event loop hangs, end the process."""
+    answered_s = dict.fromkeys(served.engines, time.monotonic())
     try:
         while True:
-            for engine in served.engines.values():
-                engine.ping(SILENT_S)
+            for names, engine in served.engines.items():
+                with suppress(TimeoutError):  # a step goes on
+                    engine.ping(BEAT_S)
+                    answered_s[names] = time.monotonic()
+                if time.monotonic() - answered_s[names] > STEP_S:
+                    _hangs(f"the engine of {names[0]}", STEP_S)
             loop.call_soon_threadsafe((has_turned := threading.Event()).set)
             if not has_turned.wait(SILENT_S):
-                raise TimeoutError
+                _hangs("its event loop", SILENT_S)
             said.write("\n")
             said.flush()
             time.sleep(BEAT_S)
-    except TimeoutError:
-        sys.stderr.write(f"it hangs: nothing has answered in it for {SILENT_S:g} s\n")
-        sys.stderr.flush()
-        os._exit(_HANGS)  # what hangs would hold up an orderly end
     except (EngineClosed, OSError, RuntimeError, ValueError):  # the process ends
         return
+
+
+def _hangs(what: str, seconds: float) -> NoReturn:
+    """End the process at once: what hangs would hold up an orderly end."""
+    sys.stderr.write(f"{what} has not answered for {seconds:g} s\n")
+    sys.stderr.flush()
+    os._exit(_HANGS)
 
 
 def _models(served: "Models") -> list[dict[str, Any]]:
