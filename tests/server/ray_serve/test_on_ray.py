@@ -130,6 +130,8 @@ def test_no_request_is_lost(cluster: Any, server: tuple[str, "subprocess.Popen[s
 def test_requests_of_a_replica_that_is_stopped_are_answered_by_another(
     cluster: Any, server: tuple[str, "subprocess.Popen[str]"], texts: dict[str, str]
 ) -> None:
+    with httpx.Client(base_url=server[0], timeout=60, trust_env=False) as client:
+        wait_for(lambda: client.get("/health").json().get("replicas") == 2)
     stopped = running(cluster, "docs-gpt")[0]
     stopped.send_signal(signal.SIGSTOP)
     try:

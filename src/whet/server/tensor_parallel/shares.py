@@ -52,7 +52,7 @@ def cores_of_ranks(num_ranks: int) -> list[tuple[int, ...]]:
 
 
 def threads_on(cores: tuple[int, ...], num_ranks: int, num_threads: int) -> int:
-    """Return how many of a model's threads a process has on its cores: its part, and never more than one on each."""
+    """Return the number of a model's threads that a process has on its cores, which is at most one on each core."""
     return max(1, min(num_threads // num_ranks, len(cores)))
 
 
