@@ -20,6 +20,8 @@ import psutil
 # Ray reads these as it is imported; child processes inherit them. All its ports then need the token.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a node gives its agents 15 s, too few to compile what they import
+
 from ray.cluster_utils import Cluster
 
 from whet.measure.stats import percentile
@@ -47,21 +49,21 @@ class Outcome:
 def two_nodes(cpus_each: int) -> Iterator[Cluster]:
     """Two Ray nodes on this machine, whose ports need a token. They have no dashboard, and small agents."""
     cluster = Cluster()
-    with mock.patch("ray._private.utils.get_dashboard_dependency_error", return_value=ImportError("left out")):
-        _add(cluster, cpus_each)
     try:
+        add_node(cluster, cpus_each, include_dashboard=False)
+        add_node(cluster, cpus_each)
         yield cluster
     finally:
         cluster.shutdown()
 
 
-def _add(cluster: Cluster, cpus_each: int) -> None:
-    """Add two nodes with ports of their own. Otherwise, a node waits at most 15 s for its agents to choose theirs."""
+def add_node(cluster: Cluster, cpus: int, **more: Any) -> None:
+    """Add a node with ports of its own. Otherwise, a node waits at most 15 s for its agents to choose theirs."""
     names = [f"{name}_port" for name in ("metrics_agent", "runtime_env_agent", "metrics_export")]
     names.append("dashboard_agent_listen_port")
-    for place in range(2):
-        ports = dict(zip(names, _free_ports(len(names)), strict=True))
-        cluster.add_node(num_cpus=cpus_each, **ports, **({} if place else {"include_dashboard": False}))
+    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    with mock.patch("ray._private.utils.get_dashboard_dependency_error", return_value=ImportError("left out")):
+        cluster.add_node(num_cpus=cpus, **ports, **more)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -71,10 +73,12 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def serving(*options: str, threads: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """whet serve with docs-gpt in a process of its own: its address and the process."""
+def serving(
+    *options: str, model: str = MODEL, threads: int | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """whet serve in a process of its own: its address and the process."""
     environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "whet", "serve", MODEL, "--port", "0", "--json", *options]
+    command = [sys.executable, "-m", "whet", "serve", model, "--port", "0", "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None and process.stderr is not None
     try:

@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--try", action="store_true", dest="is_trial")
     given = parser.parse_args()
     with ExitStack() as stack:
-        stack.enter_context(nullcontext() if given.is_trial else quiet_machine())
+        stack.enter_context(nullcontext() if given.is_trial else quiet_machine(follows=True))
         cluster = stack.enter_context(two_nodes(_CPUS))
         measured = {"costs": overheads(cluster.address, given.calls)}
         measured["lost"] = scenario(cluster, given.requests, given.rate, given.tokens)

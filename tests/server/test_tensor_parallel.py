@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from whet.errors import EngineClosed, OptionError, RanksError, TargetError
+from whet.kernels.build import Isa, library, supported
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.files import weight_shapes
 from whet.models.decoder.fresh import file_name
@@ -153,6 +154,26 @@ def test_formats_of_fewer_bits_are_as_close_to_float32_as_one_process(
             wanted = step(exact, parts)
             of_one, of_two = relative(step(whole, parts), wanted), relative(step(model, parts), wanted)
             assert of_two < max(most, 1.5 * of_one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", supported()[1:])
+@pytest.mark.parametrize("options", [{"dtype": "fp32"}, {"dtype": "fp32", "weights": "int8", "kv": "int8"}])
+def test_processes_of_slower_instruction_sets_compute_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa: Isa, options: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("WHET_KERNELS", isa)  # for the other process
+    for module in ("whet.models.families", "whet.server.tensor_parallel.divided_model"):
+        monkeypatch.setattr(f"{module}.library", lambda: library(isa))
+    directory = saved(tmp_path, "llama")
+    exact, whole = open_model(directory, dtype="fp32"), open_model(directory, **options)
+    exact.allocate(Allocation(num_blocks=NUM_BLOCKS))
+    whole.allocate(Allocation(num_blocks=NUM_BLOCKS))
+    with divided(directory, 2, **options) as model:
+        for parts in STEPS:
+            wanted = step(exact, parts)
+            of_one, of_two = relative(step(whole, parts), wanted), relative(step(model, parts), wanted)
+            assert of_two < (2e-6 if "weights" not in options else max(0.03, 1.5 * of_one))
 
 
 def prompts() -> list[list[int]]:

@@ -106,7 +106,7 @@ def watched(storage: str) -> Iterator[Callable[[str], Watched]]:
         one.close()
 
 
-def wait_for(what: Callable[[], Any], *alive: "subprocess.Popen[str]", limit_s: float = 400) -> Any:
+def wait_for(what: Callable[[], Any], *alive: "subprocess.Popen[str]", limit_s: float = 800) -> Any:
     deadline = time.monotonic() + limit_s
     while not (found := what()):
         assert time.monotonic() < deadline, "too late"
@@ -118,7 +118,7 @@ def wait_for(what: Callable[[], Any], *alive: "subprocess.Popen[str]", limit_s: 
 
 def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[whet.Result, str]:
     """A search's result, and all that it said. No password is in it, nor in any file."""
-    said = "\n".join(process.communicate(timeout=500))
+    said = "\n".join(process.communicate(timeout=1500))
     assert process.returncode == 0, said
     assert postgres.PASSWORD not in said
     for path in out.rglob("*"):
@@ -127,7 +127,7 @@ def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[whet.Result, str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_search_that_is_killed_in_a_trial_loses_that_trial_only(
     watched: Callable[[str], Watched], tmp_path: Path, processes: list["subprocess.Popen[str]"]
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_search_that_is_killed_in_a_trial_loses_that_trial_only(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_one_search_measures_the_finals_for_both_and_one_that_dies_there_is_replaced(
     watched: Callable[[str], Watched], tmp_path: Path, processes: list["subprocess.Popen[str]"]
 ) -> None:
@@ -212,6 +212,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     lacking = ImportError("left out")  # else each node starts a large agent for the dashboard that is not there
     monkeypatch.setattr("ray._private.utils.get_dashboard_dependency_error", lambda: lacking)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # agents that compile all that they import are late
     found = cluster_utils.Cluster()
     try:
         found.add_node(num_cpus=1, include_dashboard=False, **ports())
@@ -236,7 +237,7 @@ def words(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("shared", [False, True], ids=["own study", "database server"])
 def test_nodes_of_ray_make_the_trials_and_one_that_is_killed_loses_its_trial_only(
     tmp_path: Path,
@@ -267,7 +268,7 @@ def test_nodes_of_ray_make_the_trials_and_one_that_is_killed_loses_its_trial_onl
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_node_without_the_target_is_named(
     tmp_path: Path, cluster: Any, processes: list["subprocess.Popen[str]"]
 ) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -95,6 +97,25 @@ def test_a_request_reaches_a_replica_and_its_answer_the_client() -> None:
     with serving(Played(whole)) as client:
         answer = client.post("/v1/completions", content=b'{"prompt": "x"}')
     assert answer.json() == {"path": "/v1/completions", "body": '{"prompt": "x"}'}
+
+
+def test_https_ends_before_the_replicas(tmp_path: Path) -> None:
+    trustme = pytest.importorskip("trustme")
+    authority, context = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(context)
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
+    replicas = Played(whole)
+    with started(replicas, ssl_certfile=str(tmp_path / "both.pem"), api_keys=("one",)) as server:
+        assert server.url.startswith("https://")
+        with httpx.Client(base_url=server.url, timeout=20, trust_env=False, verify=context) as client:
+            headers = {"Authorization": "Bearer one"}
+            answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+            assert client.get("/health", headers=headers).json() == {"status": "ok", "replicas": 2}
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://{server.host}:{server.port}/health", trust_env=False)
+    assert answer.json()["body"] == '{"prompt": "x"}'
+    assert len(replicas.calls) == 1
 
 
 @pytest.mark.parametrize("death", [dies, dies_after_its_head])

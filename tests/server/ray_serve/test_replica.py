@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from small_programs import save, small
 from starlette.types import Message, Receive, Scope, Send
 
 import whet
+from whet.server.http.errors import HEADER_LENGTH
 from whet.server.http.settings import Settings
 from whet.server.opening import Given
 from whet.server.options import EngineOptions
@@ -73,6 +76,42 @@ def test_a_request_that_is_closed_early_is_aborted(replica: Replica) -> None:
     assert stats(replica)["abort"] == before + 1
 
 
+def test_tuned_models_answer_by_the_open_inference_protocol(tmp_path: Path) -> None:
+    directory = save(small(), tmp_path / "small")
+    settings = Settings(served_names=("small",), is_local=False)
+    asked = Asked(
+        model=str(directory), models={}, given=Given(EngineOptions()), settings=settings, threads=1, generation="g"
+    )
+    replica = Replica(asked, name="r1")
+    try:
+        x = torch.randn(3, 4)
+        expected = whet.load(directory)(x).logits
+        path = "/v2/models/small/infer"
+        tensor = {"name": "input_0", "datatype": "FP32", "shape": [3, 4]}
+        status, content = asyncio.run(answered(replica, {"inputs": [{**tensor, "data": x.tolist()}]}, path))
+        assert status == 200
+        outputs = {output["name"]: output for output in json.loads(content)["outputs"]}
+        torch.testing.assert_close(torch.tensor(outputs["logits"]["data"]).reshape(3, 3), expected)
+
+        said = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 48}}]}).encode()
+        asked_binary = head(path)
+        asked_binary["headers"] = [
+            (b"content-type", b"application/octet-stream"),
+            (HEADER_LENGTH.lower().encode(), str(len(said)).encode()),
+        ]
+        assert asyncio.run(binary(replica, asked_binary, said + x.numpy().tobytes())) == outputs["logits"]["data"]
+        asyncio.run(replica.check_health())
+    finally:
+        replica.__del__()
+
+
+async def binary(replica: Replica, asked: dict[str, Any], content: bytes) -> list[float]:
+    found = [one async for batch in replica.answer(asked, content) for one in batch]
+    assert found[0]["status"] == 200
+    answer = json.loads(b"".join(one.get("body", b"") for one in found[1:]))
+    return next(output["data"] for output in answer["outputs"] if output["name"] == "logits")
+
+
 def stats(replica: Replica) -> dict[str, int]:
     [engine] = replica._models.engines.values()
     return {"abort": 0, **engine.stats().request_success}
@@ -91,6 +130,8 @@ def test_an_engine_that_does_not_answer_is_unhealthy(replica: Replica, monkeypat
 
     [engine] = replica._models.engines.values()
     monkeypatch.setattr(engine, "ping", late)
+    asyncio.run(replica.check_health())  # a step may take long
+    monkeypatch.setattr("whet.server.ray_serve.replica.STEP_S", 0.0)
     with pytest.raises(RuntimeError, match="does not answer"):
         asyncio.run(replica.check_health())
 

@@ -137,6 +137,32 @@ def test_tuned_models_are_served_by_replicas_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_each_replica_may_be_several_processes() -> None:
+    body = {"prompt": "The three rules are", "max_tokens": 24, "temperature": 0}
+    with whet.Engine("src/whet/workloads/weights/docs-gpt", whet.EngineOptions(dtype="fp32")) as engine:
+        expected = engine.generate(body["prompt"], whet.SamplingParams(max_tokens=24, temperature=0)).text
+    with served("docs-gpt", "--replicas", "2", "--tensor-parallel-size", "2", *OPTIONS) as server:
+        for pid in server.pids:
+            rank = rank_of(pid)
+            assert set(rank.cpu_affinity()) <= set(psutil.Process(pid).cpu_affinity())
+            assert server.ask("/v1/completions", body)["choices"][0]["text"] == expected
+            rank.kill()
+            server.wait_said("takes requests again", 1 + sum("takes requests again" in line for line in server.said))
+        assert sum("was ended by SIGKILL: start whet again" in line for line in server.said) == 2
+        assert [server.ask("/v1/completions", body)["choices"][0]["text"] for _ in range(4)] == [expected] * 4
+        ranks = [rank_of(pid) for pid in server.pids]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        wait_for(lambda: not any(map(is_running, (rank.pid for rank in ranks))))
+
+
+def rank_of(pid: int) -> psutil.Process:
+    """Return the other process that computes the model of a replica."""
+    [found] = [one for one in psutil.Process(pid).children() if "tensor_parallel" in " ".join(one.cmdline())]
+    return found
+
+
+@pytest.mark.slow
 def test_a_thousand_requests_with_a_kill_and_an_update() -> None:
     with served("docs-gpt", "--replicas", "2", *OPTIONS) as server:
         events = [

@@ -1,5 +1,6 @@
 """Ask replicas by Ray Serve's handle of their deployment."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -51,8 +52,14 @@ class RayReplicas:
 
     async def metrics(self) -> dict[str, str]:
         try:
-            asked = self._handle.broadcast("metrics")
-            found = await asked.results_async(timeout_s=_METRICS_S, return_exceptions=True)
+            asked: Any = self._handle.broadcast("metrics")
+            # results_async() returns nothing at all where one of the replicas does not answer in time.
+            replicas = await asyncio.wait_for(asked._fetch_replica_results_async(), _METRICS_S)
         except (TimeoutError, RayError, RayServeException):
             return {}
-        return dict(one for one in found if not isinstance(one, BaseException))
+        asking = [asyncio.ensure_future(one.get_async()) for one in replicas]
+        if asking:
+            await asyncio.wait(asking, timeout=_METRICS_S)
+        for one in asking:
+            one.cancel()
+        return dict(one.result() for one in asking if one.done() and not one.cancelled() and one.exception() is None)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from whet.server.http.run import SWITCH_S
 from whet.server.http.settings import Settings
 from whet.server.opening import Given, checked_sources, opened
 from whet.server.ray_serve.exchange import exchange
+from whet.server.replicas.beats import STEP_S
 
 HEALTH_S = 20.0
-"""How long a step of the engine may take before the replica counts as stuck."""
+"""How long a health check waits for an engine."""
 
 _log = logging.getLogger("whet.server")
 
@@ -57,6 +59,7 @@ class Replica:
         lifecycle = Lifecycle()
         self._app: ASGIApp = make_app(self._models, asked.settings, lifecycle)
         lifecycle.ready()
+        self._answered_s = dict.fromkeys(self._models.engines, time.monotonic())
 
     async def answer(self, head: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message], None]:
         """Yield the ASGI messages of the answer to one request; see `exchange`."""
@@ -75,12 +78,14 @@ class Replica:
         return self._asked.generation
 
     async def check_health(self) -> None:
-        """Raise an error if an engine's thread does not answer in time. Ray Serve then replaces this replica."""
-        for engine in self._models.engines.values():
+        """Raise an error if a step of an engine takes too long. Ray Serve then replaces this replica."""
+        for names, engine in self._models.engines.items():
             try:
                 await asyncio.to_thread(engine.ping, HEALTH_S)
+                self._answered_s[names] = time.monotonic()
             except (TimeoutError, EngineClosed) as error:
-                raise RuntimeError(f"the engine of {engine.name} does not answer: {error}") from error
+                if isinstance(error, EngineClosed) or time.monotonic() - self._answered_s[names] > STEP_S:
+                    raise RuntimeError(f"the engine of {engine.name} does not answer: {error}") from error
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application for Ray's own HTTP proxies, where they are used."""

@@ -15,6 +15,7 @@ import psutil
 from whet.errors import TargetError
 from whet.measure.isolate import Failure, FailureKind
 from whet.server.isolated_process import command_of
+from whet.server.replicas.beats import BEAT_S, SILENT_S
 from whet.server.replicas.upstream import Upstream
 
 WORKER = "whet.server.replicas.worker"
@@ -47,6 +48,7 @@ class Replica:
         self._last: deque[str] = deque(maxlen=1)
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._upstream: Upstream | None = None
 
     @property
@@ -91,6 +93,7 @@ class Replica:
             raise
         self.models = said["models"]
         self._upstream = Upstream(self.number, str(self._path))
+        self._listening = asyncio.ensure_future(self._listen(self._process))
 
     async def ended(self) -> str:
         """Wait until the process has ended, and return how, in words."""
@@ -122,9 +125,10 @@ class Replica:
         if self._upstream is not None:
             self._upstream.ended.set()
             await self._upstream.close()
-        if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=1.0)
-            self._reading.cancel()
+        for task in (self._reading, self._listening):
+            if task is not None:
+                await asyncio.wait([task], timeout=1.0)
+                task.cancel()
         self._path.unlink(missing_ok=True)
 
     async def _told(self) -> dict[str, Any]:
@@ -151,6 +155,25 @@ class Replica:
         if "error" in said:
             raise Failure(FailureKind.USER, said["message"], said["error"]).as_error()
         return said
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Read what the process writes while it answers, and kill it where it is silent for too long."""
+        assert process.stdout is not None
+        silent_s = 0.0  # in steps, so that a pause of this process is not taken for one of the other
+        while silent_s <= SILENT_S + BEAT_S:
+            try:
+                line = await asyncio.wait_for(process.stdout.readline(), BEAT_S)
+            except TimeoutError:
+                silent_s += BEAT_S
+                continue
+            if not line:
+                return
+            silent_s = 0.0
+            if line.strip():
+                self._say(f"replica {self.number}: {json.loads(line)['message']}")
+        self._say(f"replica {self.number} (process {process.pid}) hangs: it has not answered for {silent_s:g} s")
+        with suppress(ProcessLookupError):
+            process.kill()
 
     async def _read_errors(self) -> None:
         """Hand on what the process writes to standard error, line by line."""
