@@ -48,8 +48,8 @@ def rule_contexts(modules: Sequence[Module]) -> Iterator[RuleContext]:
     """What rules see of each module that uses PyTorch."""
     project = Project(modules)
     kinds = TypeInference(project)
-    hot_paths = HotPaths(project, kinds)
     constants = Constants(project)
+    hot_paths = HotPaths(project, kinds, constants)
     for module in modules:
         if module.uses_torch or any(function in hot_paths.functions for function in module.functions):
             yield RuleContext(module, project, kinds, hot_paths, constants)

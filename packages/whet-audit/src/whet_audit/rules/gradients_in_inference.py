@@ -49,7 +49,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
             at=call,
             hot=hot,
             message=f"{context.shown(call)} records a graph that nothing differentiates",
-            confidence=Confidence.HIGH if hot.kind == HeatKind.INFERENCE else Confidence.MEDIUM,
+            confidence=Confidence.HIGH if hot.kind in (HeatKind.INFERENCE, HeatKind.DENOISING) else Confidence.MEDIUM,
             gain=_GAIN,
             fix=_decorated(context, function),
         )

@@ -1,0 +1,152 @@
+"""What costs most comes first, and the first ten fit on the terminal."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from whet_audit.audit import audit
+from whet_audit.cli import main
+from whet_audit.cost import cost, sorted_by_cost
+from whet_audit.finding import Confidence, Finding, Gain, HotPath, Measured, Priority
+from whet_audit.formats import render, wording
+from whet_audit.report import Report
+
+Make = Callable[..., Finding]
+PIPELINE = """
+import torch
+from diffusers import DiffusionPipeline
+
+
+class Pipeline(DiffusionPipeline):
+    def __init__(self, transformer, scheduler, vae):
+        super().__init__()
+        self.register_modules(transformer=transformer, scheduler=scheduler, vae=vae)
+
+    @torch.no_grad()
+    def __call__(self, embeds: torch.Tensor, num_inference_steps: int = 50):
+        latents = torch.randn(1, 4, 64, 64, device="cuda")
+        self.scheduler.set_timesteps(num_inference_steps)
+        for i, t in enumerate(self.scheduler.timesteps):
+            timestep = t.expand(latents.shape[0])
+            noise = self.transformer(latents, timestep, embeds)
+            if timestep[0].item() > 0.5:
+                noise = noise * 2
+            latents = self.scheduler.step(noise, t, latents)
+        return self.vae(latents)
+"""
+BESIDE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Stem(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 64, 3)
+        self.norm = nn.BatchNorm2d(64)
+
+    def forward(self, x):
+        return self.norm(self.conv(x))
+
+
+def score(images: torch.Tensor) -> float:
+    return images.mean().item()
+
+
+def embed(stem: nn.Module, dataset):
+    found = []
+    with torch.no_grad():
+        for images in DataLoader(dataset, batch_size=32, num_workers=4):
+            found.append(stem(images.cuda()).cpu())
+    return found
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("beside.py").write_text(BESIDE, encoding="utf-8")
+    Path("pipeline.py").write_text(PIPELINE, encoding="utf-8")
+    return tmp_path
+
+
+def test_the_read_in_the_denoising_loop_stands_first(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = audit(".").report
+    first = report.findings[0]
+    assert (first.path, first.code, first.hot is not None) == ("pipeline.py", "SYN101", True)
+    assert PIPELINE.splitlines()[first.span.line - 1].strip() == "if timestep[0].item() > 0.5:"
+    assert len({finding.code for finding in report.findings}) >= 4
+    costs = [finding.cost for finding in report.findings]
+    assert costs == sorted(costs, reverse=True)
+    assert main(["."]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(" 1. pipeline.py:")
+    assert lines[2] == "    often: once a denoising step, about 50 a call (assumes num_inference_steps=5…"
+
+
+def test_the_first_ten_fit_in_sixty_lines_and_all_shows_the_rest(make_finding: Make) -> None:
+    made = tuple(
+        make_finding(at=(line, 0, line, 1), message="word " * 60, hot=HotPath("training loop", f"f{line}", "t.py", 1))
+        for line in range(1, 31)
+    )
+    text = render(Report(made, num_files=1), "top", columns=70)
+    lines = text.splitlines()
+    assert len(lines) <= 60
+    assert max(map(wording.width, lines)) <= 70
+    assert [line.split(".")[0].strip() for line in lines if line.startswith((" ", "1")) and "SYN101" in line] == [
+        str(place) for place in range(1, 11)
+    ]
+    assert "20 findings more that should cost less: --all shows them" in lines
+
+
+def test_findings_of_one_rule_in_one_function_are_one_cause(make_finding: Make) -> None:
+    made = tuple(make_finding(at=(line, 0, line, 1)) for line in (3, 4, 5))
+    text = render(Report((*made, make_finding(code="MOV101", name="x", hot=None)), num_files=1), "top", columns=100)
+    assert "    loss.item() waits for the GPU in every step, and 2 more places in main" in text.splitlines()
+    assert text.count("SYN101") == 1
+
+
+def test_all_shows_every_finding_with_its_source(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    num = len(audit(".").report.findings)
+    main([".", "--all"])
+    out = capsys.readouterr().out
+    assert out.count("= gain:") == num
+    main([".", "--output-format", "full"])
+    assert capsys.readouterr().out == out
+
+
+def test_more_often_surer_and_in_the_training_costs_more(make_finding: Make) -> None:
+    step = HotPath("training loop", "main", "t.py", 1)
+    plain = make_finding(hot=step)
+    costs = [
+        cost(one, trains=True)
+        for one in (
+            make_finding(hot=replace(step, times=12.0)),
+            plain,
+            replace(plain, confidence=Confidence.MEDIUM),
+            make_finding(hot=replace(step, times=0.25)),
+            replace(plain, hot=replace(step, kind="inference loop")),
+            replace(plain, confidence=Confidence.LOW),
+        )
+    ]
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) == len(costs)
+    evaluation = replace(plain, hot=replace(step, kind="inference loop"))
+    assert cost(evaluation, trains=False) == cost(plain, trains=True)
+    assert cost(replace(plain, priority=Priority.LOW), trains=True) < cost(plain, trains=True)
+    assert cost(replace(plain, gain=Gain(0.0, 0.0, "none")), trains=True) == 0
+
+
+def test_what_was_measured_takes_the_place_of_the_estimate(make_finding: Make) -> None:
+    measured = make_finding(measured=Measured(1.25, 1.2, 1.3, "pass"))
+    assert cost(measured, trains=True) == pytest.approx(0.2)  # a fifth of the time is gone
+    assert cost(make_finding(measured=Measured(0.9, 0.8, 1.0, "fail")), trains=True) == 0
+
+
+def test_equal_costs_keep_the_order_of_the_source(make_finding: Make) -> None:
+    places = [("b.py", 1), ("a.py", 9), ("a.py", 2)]
+    made = [make_finding(path=path, at=(line, 0, line, 1)) for path, line in places]
+    assert [(one.path, one.span.line) for one in sorted_by_cost(made)] == [("a.py", 2), ("a.py", 9), ("b.py", 1)]
