@@ -45,8 +45,8 @@ def parallel_lines(report: dict[str, Any]) -> list[str]:
 def plan_lines(report: dict[str, Any]) -> list[str]:
     lines = [
         "## What `whet plan` predicts of this machine",
-        "Processes with one thread each train a small decoder by `whet.parallelize`, in float32. *Memory* is the peak of "
-        "one process beside what it held before it made the model, where malloc returns what is freed "
+        "Processes with one thread each train a small decoder by `whet.parallelize`, in float32. *Memory* is the peak "
+        "of one process beside what it held before it made the model, where malloc returns what is freed "
         "(`MALLOC_MMAP_THRESHOLD_=65536`); *kept* is the same as glibc's malloc does by itself. The prediction knows "
         f"what `whet limits --links` measured, and nothing of the run. whet's goal is within {report['target']:.0%}.",
         "",

@@ -129,7 +129,7 @@ def rows(num_steps: int) -> Iterator[dict[str, Any]]:
     work = Work(global_batch_size=ROWS, sequence_length=LENGTH)
     for ranks, stage in product(NUMBERS, STAGES):
         cluster = this_machine(ranks)
-        found = on_ranks(rank_job, stage, num_steps, ranks=ranks)
+        found = on_ranks(rank_job, stage, num_steps if ranks == RANKS else WARM_UP, ranks=ranks)
         tensors = returning(stage, WARM_UP, ranks)["peak_bytes"]
         predicted = predict.predict(shape(), cluster, layout(stage, ranks), work)
         yield {
