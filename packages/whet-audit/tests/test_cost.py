@@ -84,29 +84,58 @@ def test_the_read_in_the_denoising_loop_stands_first(pipeline: Path, capsys: pyt
     assert main(["."]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(" 1. pipeline.py:")
-    assert lines[2] == "    often: once a denoising step, about 50 a call (assumes num_inference_steps=5…"
+    assert lines[2] == "    often: once a denoising step, about 50 a call; assumes num_inference_steps=…"
 
 
 def test_the_first_ten_fit_in_sixty_lines_and_all_shows_the_rest(make_finding: Make) -> None:
-    made = tuple(
+    made = sorted_by_cost(
         make_finding(at=(line, 0, line, 1), message="word " * 60, hot=HotPath("training loop", f"f{line}", "t.py", 1))
         for line in range(1, 31)
     )
-    text = render(Report(made, num_files=1), "top", columns=70)
-    lines = text.splitlines()
+    lines = render(Report(tuple(made), num_files=1), "top", columns=70).splitlines()
     assert len(lines) <= 60
     assert max(map(wording.width, lines)) <= 70
-    assert [line.split(".")[0].strip() for line in lines if line.startswith((" ", "1")) and "SYN101" in line] == [
-        str(place) for place in range(1, 11)
-    ]
+    heads = [line.split()[:3] for line in lines if "[high" in line]
+    assert heads == [[f"{place}.", f"train.py:{place}:1:", "SYN101"] for place in range(1, 11)]
     assert "20 findings more that should cost less: --all shows them" in lines
 
 
 def test_findings_of_one_rule_in_one_function_are_one_cause(make_finding: Make) -> None:
-    made = tuple(make_finding(at=(line, 0, line, 1)) for line in (3, 4, 5))
-    text = render(Report((*made, make_finding(code="MOV101", name="x", hot=None)), num_files=1), "top", columns=100)
-    assert "    loss.item() waits for the GPU in every step, and 2 more places in main" in text.splitlines()
-    assert text.count("SYN101") == 1
+    three = [make_finding(at=(line, 0, line, 1)) for line in (3, 4, 5)]
+    made = sorted_by_cost([*three, make_finding(code="MOV101", name="x", hot=None)])
+    lines = render(Report(tuple(made), num_files=1), "top", columns=100).splitlines()
+    assert "    loss.item() waits for the GPU in every step, and 2 more places in main" in lines
+    assert [line.split()[2] for line in lines if "[high" in line] == ["SYN101", "MOV101"]
+    assert made[0].cost > sorted_by_cost(three[:1])[0].cost  # three waits cost more than one
+
+
+def test_what_is_unsure_costs_nothing_or_stands_in_tests_is_left_to_all(make_finding: Make) -> None:
+    left_out = [
+        make_finding(code="SYN102", confidence=Confidence.LOW),
+        make_finding(code="MEM104", gain=Gain(0.0, 0.0, "none")),
+        make_finding(code="INF103", is_test=True),
+    ]
+    report = Report(tuple(sorted_by_cost(left_out)), num_files=1)
+    lines = render(report, "top").splitlines()
+    assert lines[0] == "3 findings more that should cost less: --all shows them"
+    assert all(one.code in render(report, "full") for one in left_out)
+
+
+def test_a_copy_that_blocks_costs_less_where_the_step_waits_anyway(make_finding: Make) -> None:
+    copy = make_finding(code="MOV101")
+    elsewhere = make_finding(hot=HotPath("training loop", "main", "train.py", 40))
+    alone, beside = (
+        next(one.cost for one in sorted_by_cost([copy, other]) if one.code == "MOV101")
+        for other in (elsewhere, make_finding())
+    )
+    assert 0 < beside < alone
+
+
+def test_a_rule_that_was_judged_right_more_often_costs_more(make_finding: Make) -> None:
+    codes = ["SYN101", "SYN109", "SYN112"]  # 25 of 29, not judged, 0 of 3
+    costs = [cost(make_finding(code=code), trains=True) for code in codes]
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) == 3
 
 
 def test_all_shows_every_finding_with_its_source(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +153,7 @@ def test_more_often_surer_and_in_the_training_costs_more(make_finding: Make) -> 
     costs = [
         cost(one, trains=True)
         for one in (
-            make_finding(hot=replace(step, times=12.0)),
+            replace(plain, hot=replace(step, times=12.0)),
             plain,
             replace(plain, confidence=Confidence.MEDIUM),
             make_finding(hot=replace(step, times=0.25)),

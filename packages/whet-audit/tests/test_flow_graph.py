@@ -49,7 +49,7 @@ def graph(source: str) -> tuple[FlowGraph, dict[str, int]]:
     for statement, point in made.place.items():
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and statement.value.args:
             name = statement.value.args[0]
-            assert isinstance(name, ast.Constant)
+            assert isinstance(name, ast.Constant) and isinstance(name.value, str)
             places[name.value] = point
     return made, places
 
@@ -71,7 +71,8 @@ def test_an_early_return_at_any_depth_dominates_what_follows() -> None:
 
 def test_what_leads_out_of_a_loop_is_not_repeated() -> None:
     made, at = graph(
-        " for x in xs:\n  if a:\n   here('last')\n   break\n  if b:\n   here('ends')\n   return\n  here('each')\n here('after')\n"
+        " for x in xs:\n  if a:\n   here('last')\n   break\n  if b:\n   here('ends')\n   return\n"
+        "  here('each')\n here('after')\n"
     )
     (loop,) = made.setup
     again = made.repeated(loop)

@@ -1,4 +1,4 @@
-"""How often a place runs in each unit of work: one small source for each kind of control flow, with what is known of it."""
+"""How often a place runs in each unit of work: small sources of known frequency, by kind of control flow."""
 
 import ast
 
@@ -76,6 +76,9 @@ def of(template: str, body: str) -> HotPath:
         ("[here() for k in (1, 2, 3)]", 3),
         ("for k in here():\n    pass", 1),
         ("while here():\n    pass", 8),
+        ("for k in range(6):\n    if loss > k:\n        here()\n        break", 0.5),
+        ("for k in range(6):\n    here()\n    break", 1),
+        ("if torch.cuda.is_available():\n    here()", 0.99),
         ("if step > 500:\n    break\nhere()", 1),
         ("if x is None:\n    raise ValueError\nhere()", 1),
         ("assert loss > 0, loss\nhere()", 1),
@@ -109,6 +112,7 @@ def test_times_a_step(body: str, times: float) -> None:
         "try:\n    model(x)\nexcept RuntimeError:\n    here()",
         "show(step, step % 100 == 0)\ndef closure():\n    pass",
         "continue\nhere()",
+        "assert loss > 0, here()",
         "for k in range(6):\n    if loss > 9:\n        raise ValueError(here())",
     ],
 )

@@ -109,4 +109,5 @@ def _complete(context: RuleContext, code: str, rule: Rule, hit: Hit) -> Finding:
         gain=hit.gain,
         hot=hit.hot,
         fix=hit.fix,
+        is_test=context.module.is_test,
     )

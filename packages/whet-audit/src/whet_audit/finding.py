@@ -192,7 +192,7 @@ class HotPath:
         if self.times_per_step:
             words = f"{self.times_per_step} in each {unit}, about {max(1, round(self.times))} times"
         elif self.times < _ALWAYS:
-            words = f"in about {self.times:.0%} of all {unit}{'es' if unit.endswith('s') else 's'}"
+            words = f"in about {self.times:.0%} of all {unit}{'es' if unit.endswith(('s', 'ch')) else 's'}"
         else:
             words = f"once {'an' if unit[0] in 'aeiou' else 'a'} {unit}"
         return words + (f", about {self.turns} a call" if self.turns else "")
@@ -248,4 +248,5 @@ class Finding:
     fix: Fix | None = None
     measured: Measured | None = None
     cell: int | None = None  # the cell of a notebook, from 1; lines are those of the cell then
-    cost: float = 0.0  # by which findings are sorted: the share of the program's time that is expected to go away
+    is_test: bool = False  # whether it stands in a file of tests
+    cost: float = 0.0  # of its cause: the share of the program's time that is expected to go away

@@ -38,7 +38,7 @@ class Condition(NamedTuple):
 
 
 class Frequencies:
-    """Answers for all functions of a project. makes_step: whether a call takes an optimiser's step or differentiates."""
+    """Tells how often places of a project run. makes_step: whether a call is, or makes, a backward pass or a step."""
 
     def __init__(self, project: Project, constants: Constants, makes_step: Callable[[ast.Call, Module], bool]) -> None:
         self._constants = constants
@@ -53,19 +53,16 @@ class Frequencies:
         known = math.prod(one.share for one in conditions if one.share is not None)
         unknown = max(_LEAST, 0.5 ** sum(one.share is None for one in conditions))
         loops = repeats(module, node, unit)
-        turns = [self._turns(module, loop) for loop in loops]
+        turns = [self._turns(module, loop, node) for loop in loops]
         open_ended = [
             _header(module, loop) for loop, known_turns in zip(loops, turns, strict=True) if known_turns is None
         ]
-        asked = [one.words for one in conditions if one.share is None]
+        asked = [f"{one.words} holds every other time" for one in conditions if one.share is None]
         return Frequency(
             times=known * unknown * math.prod(UNKNOWN_TURNS if one is None else one for one in turns),
             guard=min(seldom, key=lambda one: one.share or 0.0).words if seldom else "",
             loops=", ".join(_header(module, loop) for loop in reversed(loops)),
-            assumes="; ".join(
-                [f"{UNKNOWN_TURNS} turns {header}" for header in open_ended]
-                + [f"every other time: {words}" for words in asked[:1]]
-            ),
+            assumes=", ".join([*(f"{UNKNOWN_TURNS} times {header}" for header in open_ended[:1]), *asked[:1]]),
         )
 
     def conditions(self, module: Module, node: ast.AST, unit: ast.AST) -> Iterator[Condition]:
@@ -108,8 +105,13 @@ class Frequencies:
             self._graphs[function] = FlowGraph(function.body)
         return self._graphs[function]
 
-    def _turns(self, module: Module, loop: ast.AST) -> int | None:
-        """The turns of a loop, or of the first one in a comprehension; None where nothing says it."""
+    def _turns(self, module: Module, loop: ast.AST, node: ast.AST) -> int | None:
+        """The turns of a loop, or of a comprehension's first one, that come by a node; None where nothing says it."""
+        if isinstance(loop, _LOOPS):
+            function, statement = _placed(module, node)
+            graph = self.graph(function)
+            if loop in graph.place and statement is not loop and graph.place[statement] not in graph.repeated(loop):
+                return 1  # the loop ends here
         one = loop.generators[0] if isinstance(loop, COMPREHENSIONS) else loop
         return self.turns(module, one) if isinstance(one, ast.comprehension | ast.For | ast.While) else None
 
@@ -171,8 +173,10 @@ class Frequencies:
                 share = self._share(module, up.test, unit, child is up.body, regions)
                 words = module.shown(up.test)
                 yield Condition(words if child is up.body else f"not ({words})", share)
+            elif isinstance(up, ast.Assert) and child is up.msg:
+                yield Condition(f"not ({module.shown(up.test)})", 0.0)
             elif isinstance(up, ast.BoolOp) and child in up.values:
-                for before in up.values[: up.values.index(child)]:  # type: ignore[arg-type]  # it is among them
+                for before in up.values[: up.values.index(child)]:
                     share = self._odds.holds(module, before, unit)
                     is_all = isinstance(up.op, ast.And)
                     yield Condition(module.shown(before), share if share is None or is_all else 1 - share)
@@ -188,9 +192,10 @@ class Frequencies:
         function = module.function_of(by)
         root = name.partition(".")[0].partition("[")[0]
         for node in ast.walk(unit):
-            if isinstance(node, ast.Assign) and node not in region and isinstance(node.value, ast.Constant):
-                if name in [ast.unparse(target) for target in node.targets]:
-                    return False
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant) or node in region:
+                continue
+            if name in [ast.unparse(target) for target in node.targets]:
+                return False
         is_local = root in function.bindings or any(one.arg == root for one in function.arguments)
         if root in ("self", "cls") or not is_local:
             return name != root or root in module.top.bindings
@@ -241,7 +246,7 @@ def _header(module: Module, loop: ast.AST) -> str:
 
 
 def _placed(module: Module, node: ast.AST) -> tuple[Function, ast.stmt]:
-    """The statement of a function's graph that a node lies in: what a class's body holds runs where the class is made."""
+    """The statement of a function's graph that a node lies in: a class's body runs where the class is made."""
     statement = module.statement_of(node)
     while isinstance(up := module.parents.get(statement), ast.ClassDef):
         statement = up

@@ -133,29 +133,33 @@ class HotPaths:
         return HeatKind.DENOISING if self._refines(module, function, loop) else HeatKind.INFERENCE
 
     def _refines(self, module: Module, function: Function, loop: LoopNode) -> bool:
-        """Whether a turn hands what the model is given to the next one, through a scheduler's step: x = s.step(y, t, x)."""
+        """Whether a turn hands on what the model is given, through a scheduler's step: `x = s.step(y, t, x)`."""
         inside = set(ast.walk(loop))
+        values: dict[str, list[ast.expr]] = {}
+        for name, bindings in function.bindings.items():
+            values[name] = [one.value for one in bindings if one.node in inside and one.value is not None]
+
+        def read_for(names: set[str]) -> set[str]:
+            """All names of which the values go into those of some names, in this turn or the turns before."""
+            read: set[str] = set()
+            while more := names - read:
+                read |= more
+                names = {one for name in more for value in values.get(name, ()) for one in _names(value)}
+            return read
+
         models = [call for call in own_calls(module, function, loop) if self.runs_model(call, module)]
-        read = {node.id for call in models for node in ast.walk(call) if isinstance(node, ast.Name)}
-        while (
-            more := {
-                node.id
-                for name in read
-                for binding in function.bindings.get(name, ())
-                if binding.node in inside and binding.value is not None
-                for node in ast.walk(binding.value)
-                if isinstance(node, ast.Name)
-            }
-            - read
-        ):
-            read |= more
-        for name in read:
-            for binding in function.bindings.get(name, ()):
-                values = ast.walk(binding.value) if binding.node in inside and binding.value is not None else ()
-                steps = [one for one in values if isinstance(one, ast.Call) and name_of(one) == "step"]
-                if any(isinstance(node, ast.Name) and node.id == name for step in steps for node in ast.walk(step)):
-                    return True
+        for name in read_for({name for call in models for name in _names(call)}):
+            steps = (one for value in values.get(name, ()) for one in ast.walk(value) if self._is_step(module, one))
+            if any(name in read_for(_names(step)) for step in steps):
+                return True
         return False
+
+    def _is_step(self, module: Module, node: ast.AST) -> bool:
+        """Whether it is a call of a scheduler's step, or of a function that makes one."""
+        if not isinstance(node, ast.Call):
+            return False
+        target = self._project.target(module, node)
+        return name_of(node) == "step" or (target is not None and any(name_of(one) == "step" for one in target.calls))
 
     def _is_loader(self, module: Module, e: ast.expr) -> bool:
         """Whether it is a loader, or one is zipped with something."""
@@ -177,7 +181,7 @@ class HotPaths:
         """Whether the loop runs over a model's layers: what it calls is what it loops over."""
         if not isinstance(loop, ast.For):
             return False
-        names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+        names = _names(loop.target)
         called = [call.func for call in own_calls(module, function, loop) if self.runs_model(call, module)]
         return all(isinstance(_root(f), ast.Name) and getattr(_root(f), "id", "") in names for f in called)
 
@@ -237,8 +241,8 @@ class HotPaths:
         named = self._calls.hook(function)
         if named is not None:
             return HeatKind[named]
-        if any(loop in self.loops for loop in function.loops) or _is_test(function):
-            return None  # it drives loops, of which each is hot by itself
+        if any(loop in self.loops for loop in function.loops) or _is_test(function) or self._runs_once(function):
+            return None  # it drives loops, of which each is hot by itself, or is a demonstration
         if self._has(function, self._trains, (CallKind.BACKWARD, CallKind.STEP)):
             return HeatKind.TRAINING_STEP
         if self._has(function, self._infers, (CallKind.MODEL, CallKind.GENERATE)):
@@ -249,6 +253,16 @@ class HotPaths:
             ):
                 return HeatKind.INFERENCE_CALL
         return None
+
+    def _runs_once(self, function: Function, _depth: int = 0) -> bool:
+        """Whether all that calls a function is the top of a module, or functions that run once; not in loops."""
+        callers = self._project.callers(function)
+        return (
+            bool(callers)
+            and _depth < _MOST_FUNCTIONS_ON_THE_WAY
+            and not any(True for at, call in callers for _ in loops_around(at.module, call))
+            and all(isinstance(at.node, ast.Module) or self._runs_once(at, _depth + 1) for at, _ in callers)
+        )
 
     def _called_in_loops(self, module: Module, function: Function) -> Iterator[tuple[Function, HotPath]]:
         if not any(loop in self.loops for loop in function.loops):
@@ -349,6 +363,10 @@ def _is_signature(function: ast.AST, child: ast.AST) -> bool:
     """Whether a direct child of a def runs where the function is made: decorators, defaults."""
     body = getattr(function, "body", [])
     return isinstance(body, list) and child not in body
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _root(expression: ast.expr) -> ast.expr:

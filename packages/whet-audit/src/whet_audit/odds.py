@@ -30,7 +30,7 @@ _ASKED_FOR = re.compile(
 
 
 class Odds:
-    """Tells the share of times that a condition holds. `unit`: the loop or function that the frequency is counted in."""
+    """Tells the share of times that a condition holds, in each turn of a loop or call of a function, the `unit`."""
 
     def __init__(self, project: Project, constants: Constants) -> None:
         self._project = project
@@ -177,7 +177,7 @@ class Odds:
             share = self.holds(target.module, target.returns[0].value, None, depth + 1)
             if share is not None:
                 return share
-        if name_of(call) == "isfinite":
+        if name_of(call) in ("isfinite", "is_available"):  # estimates are for a machine with a GPU
             return 1 - ONCE
         return ONCE if _ASKED_FOR.search(name_of(call)) else None
 
@@ -219,8 +219,10 @@ def _missing(part: ast.expr, *, is_true: bool) -> tuple[str, bool | None] | None
         if isinstance(operator, ast.NotIn if is_true else ast.In):
             return ast.unparse(right), None
     if isinstance(part, ast.Call) and name_of(part) == "hasattr" and len(part.args) == 2 and not is_true:
-        name = part.args[1]
-        return (f"{ast.unparse(part.args[0])}.{name.value}", None) if isinstance(name, ast.Constant) else None
+        owner, name = part.args
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            return f"{ast.unparse(owner)}.{name.value}", None
+        return None
     if isinstance(part, ast.Name | ast.Attribute):
         return ast.unparse(part), not is_true
     return None

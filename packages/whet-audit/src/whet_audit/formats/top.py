@@ -1,8 +1,11 @@
-"""The ten findings that cost most, five lines each, so that they fit on a screen or two; then how many more there are."""
+"""The ten findings that cost most, five lines each, so that they fit on a screen or two; then how many are left."""
 
 from __future__ import annotations
 
-from whet_audit.finding import Finding
+from collections.abc import Iterator
+
+from whet_audit.cost import cause
+from whet_audit.finding import Confidence, Finding
 from whet_audit.formats import wording
 from whet_audit.report import Report, count
 
@@ -11,61 +14,52 @@ _SHOWN = 10
 
 def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
     """Return the first findings, one for each cause, then the summary. columns: the width of the text."""
-    causes = _causes(report)
-    lines = [line for place, cause in enumerate(causes[:_SHOWN], 1) for line in _block(report, place, cause)]
-    if colour:
-        lines = [f"\x1b[1m{_cut(line, columns)}\x1b[0m" if not line.startswith("    ") else line for line in lines]
-    lines = [line if "\x1b" in line else _cut(line, columns) for line in lines]
-    num_left = sum(map(len, causes[_SHOWN:]))
+    causes = _causes(report)[:_SHOWN]
+    lines = []
+    for place, findings in enumerate(causes, 1):
+        head, *rest = (_cut(line, columns) for line in _block(report, place, *findings))
+        lines += [f"\x1b[1m{head}\x1b[0m" if colour else head, *rest]
+    num_left = len(report.findings) - sum(map(len, causes))
     if num_left:
         lines.append(f"{count(num_left, 'finding')} more that should cost less: --all shows them")
     return "\n".join([*lines, *([""] if lines else []), report.summary()])
 
 
 def _causes(report: Report) -> list[list[Finding]]:
-    """Findings of one rule in one function belong together; the costliest comes first."""
+    """Group the findings by their causes.
+
+    What is only perhaps so, what costs no time and what stands in tests is left out.
+    """
     found: dict[object, list[Finding]] = {}
     for finding in report.findings:
-        hot = finding.hot
-        key = (finding.code, finding.path, hot.function) if hot is not None else finding
-        found.setdefault(key, []).append(finding)
+        if finding.cost > 0 and finding.confidence is not Confidence.LOW:
+            found.setdefault(cause(finding), []).append(finding)
     return list(found.values())
 
 
-def _block(report: Report, place: int, cause: list[Finding]) -> list[str]:
-    first, *others = cause
+def _block(report: Report, place: int, first: Finding, *others: Finding) -> Iterator[str]:
+    hot = first.hot
+    again = f", and {count(len(others), 'more place')} in {hot.function or 'the module'}" if others and hot else ""
     sure = wording.SURENESS[first.confidence]
-    again = (
-        f", and {count(len(others), 'more place')} in {first.hot.function or 'the module'}"
-        if others and first.hot
-        else ""
-    )
-    lines = [
-        f"{place:>2}. {wording.place(first)}: {first.code} {first.name} [{first.priority}, {sure}]",
-        f"    {first.message}{again}",
-    ]
-    if first.hot is not None:
-        assumed = f" (assumes {first.hot.assumes})" if first.hot.assumes else ""
-        lines.append(f"    often: {first.hot.often}{assumed}")
-    size = (
-        wording.measured(first.measured) if first.measured else f"{wording.gain(first.gain)}: {first.gain.assumption}"
-    )
-    lines.append(f"    cost:  {size}")
-    lines.append(f"    do:    {_remedy(report, first)}")
-    return lines
+    yield f"{place:>2}. {wording.place(first)}: {first.code} {first.name} [{first.priority}, {sure}]"
+    yield f"    {first.message}{again}"
+    if hot is not None:
+        yield f"    often: {hot.often}" + (f"; assumes {hot.assumes}" if hot.assumes else "")
+    cost = f"{wording.gain(first.gain)}: {first.gain.assumption}"
+    yield f"    cost:  {wording.measured(first.measured) if first.measured else cost}"
+    yield f"    do:    {_remedy(report, first)}"
 
 
 def _remedy(report: Report, finding: Finding) -> str:
-    """The fix, or the first line of what the rule's card says to write instead."""
+    """Return the fix in words, or what the rule's card says to write instead."""
     if finding.fix is not None:
         return wording.fix(finding)
     card = report.cards.get(finding.code)
-    instead = card.sections.get("Instead", "").strip() if card is not None else ""
-    return " ".join(instead.split()) or f"see --explain {finding.code}"
+    instead = " ".join(card.sections.get("Instead", "").split()) if card is not None else ""
+    return instead or f"--explain {finding.code}"
 
 
 def _cut(line: str, columns: int) -> str:
-    """A line as wide as the text at most."""
     plain = wording.one_line(line)
     if wording.width(plain) <= columns:
         return plain
