@@ -125,10 +125,13 @@ def test_a_copy_that_blocks_costs_less_where_the_step_waits_anyway(make_finding:
     copy = make_finding(code="MOV101")
     elsewhere = make_finding(hot=HotPath("training loop", "main", "train.py", 40))
     alone, beside = (
-        next(one.cost for one in sorted_by_cost([copy, other]) if one.code == "MOV101")
+        next(one for one in sorted_by_cost([copy, other]) if one.code == "MOV101")
         for other in (elsewhere, make_finding())
     )
-    assert 0 < beside < alone
+    assert 0 < beside.cost < alone.cost
+    assert alone.gain == copy.gain
+    assert beside.gain.high < copy.gain.high
+    assert beside.gain.assumption.endswith("; little, since the step waits anyway (SYN101)")
 
 
 def test_a_rule_that_was_judged_right_more_often_costs_more(make_finding: Make) -> None:

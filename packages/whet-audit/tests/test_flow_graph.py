@@ -1,7 +1,12 @@
 """The control-flow graph: dominators by their definition on random graphs, and what dominates in known sources."""
 
 import ast
+from collections.abc import Callable, Iterator
+from itertools import count
+from random import Random
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +45,126 @@ def test_dominators_are_what_their_definition_says(following: list[list[int]]) -
         assert chain == by_definition
 
 
+_DEEPEST = 3
+
+
+class Over(BaseException):
+    """Ends a run whose conditions are used up."""
+
+
+class Oops(Exception):
+    """Is raised by a risky statement."""
+
+
+def program(seed: int) -> str:
+    """A function of statements that log their number, in all kinds of control flow."""
+    numbers, chance = count(), Random(seed)
+
+    def block(depth: int, *, loops: bool, tries: bool, risks: bool) -> list[str]:
+        lines = []
+        for _ in range(chance.randint(1, 3)):
+            kinds = ["here", *(["if", "if", "while", "for", "except", "finally"] if depth else [])]
+            kind = chance.choice(kinds)
+            around: dict[str, Any] = {"loops": loops, "tries": tries, "risks": risks}
+
+            def inner(**given: bool) -> list[str]:
+                return block(depth - 1, **(around | given))  # noqa: B023 - called in this turn
+
+            number = next(numbers)
+            if kind == "here":
+                lines.append(f"{'risky' if risks else 'here'}({number})")
+            elif kind == "if":
+                lines += ["if cond():", *inner(), "else:", *inner()]
+            elif kind in ("while", "for"):
+                header = "while cond():" if kind == "while" else "for _ in items():"
+                lines += [f"enter({number})", header, f" turn({number})", *inner(loops=True)]
+            elif kind == "except":
+                lines += ["try:", *inner(tries=True, risks=True), "except Oops:", *inner()]
+            elif kind == "finally":
+                lines += ["try:", *inner(risks=False), "finally:", f" here({number})"]
+        leaves = ["return", *(["break", "continue"] if loops else []), *([] if tries else ["raise Oops"])]
+        if depth < _DEEPEST and chance.random() < 0.5:
+            lines.append(chance.choice(leaves))
+        return [f" {line}" for line in lines]
+
+    lines = block(_DEEPEST, loops=False, tries=False, risks=False)
+    return "\n".join(["def f():", *lines])
+
+
+def run(source: str, seed: int) -> tuple[list[tuple[str, int]], str]:
+    """What a run of a program logs, and how it ended, where chance answers the conditions."""
+    log: list[tuple[str, int]] = []
+    chance = Random(seed)
+    answers, ended = (chance.random() < 0.6 for _ in range(60)), []
+
+    def cond() -> bool:
+        answer = next(answers, None)
+        if answer is None:
+            ended.append("over")
+            raise Over
+        return answer
+
+    def note(kind: str) -> Callable[[int], None]:
+        return lambda number: None if ended else log.append((kind, number))
+
+    def risky(number: int) -> None:
+        note("here")(number)
+        if cond():
+            log.append(("thrown", number))
+            raise Oops
+
+    def items() -> Iterator[int]:
+        while cond():
+            yield 0
+
+    names: dict[str, Any] = {"cond": cond, "risky": risky, "items": items, "Oops": Oops}
+    exec(source, names | {kind: note(kind) for kind in ("here", "enter", "turn")}, names)
+    try:
+        names["f"]()
+    except Oops:
+        return log, "raised"
+    except Over:
+        return log, "over"
+    return log, "returned"
+
+
+@pytest.mark.parametrize("number_of_program", range(40))
+def test_what_runs_is_what_the_graph_says(number_of_program: int) -> None:
+    source = program(number_of_program)
+    tree = ast.parse(source).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    made = FlowGraph(tree.body)
+    numbers = {
+        point: ast.literal_eval(one.value.args[0])
+        for one, point in made.place.items()
+        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and ast.unparse(one.value.func) != "enter"
+    }
+    points = {number: point for point, number in numbers.items()}
+    for seed in range(12):
+        log, how = run(source, seed)
+        is_thrown = any(kind == "thrown" for kind, _ in log)
+        seen: set[int] = set()
+        turns: dict[int, list[int]] = {}  # of each loop, what ran since its turn began
+        for kind, number in log:
+            if kind == "enter":
+                turns.pop(number, None)
+            elif kind != "thrown":
+                dominating = made.dominating(points[number])
+                assert dominating  # something leads there
+                assert {numbers[up] for up in dominating if up in numbers} <= seen
+                seen.add(number)
+            if kind == "turn":
+                loop = next(
+                    one for one in ast.walk(tree) if getattr(one, "body", [None])[0] is made.points[points[number]]
+                )
+                inside = {made.place[one] for one in ast.walk(loop) if one in made.place}
+                assert is_thrown or inside & set(turns.get(number, ())) <= made.repeated(loop)
+                turns[number] = []
+            for turn in turns.values() if kind in ("here", "turn") else ():
+                turn.append(points[number])
+        assert how != "returned" or is_thrown or {points[number] for number in seen} <= made.finishing
+
+
 def graph(source: str) -> tuple[FlowGraph, dict[str, int]]:
     """The graph of a function's body, and the points of its statements `here("NAME")`."""
     tree = ast.parse(f"def f():\n{source}").body[0]
@@ -49,8 +174,8 @@ def graph(source: str) -> tuple[FlowGraph, dict[str, int]]:
     for statement, point in made.place.items():
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and statement.value.args:
             name = statement.value.args[0]
-            assert isinstance(name, ast.Constant) and isinstance(name.value, str)
-            places[name.value] = point
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                places[name.value] = point
     return made, places
 
 

@@ -158,6 +158,11 @@ def test_a_forward_pass(body: str, is_seldom: bool) -> None:
     assert bool(of(FORWARD, body).guard) is is_seldom
 
 
+def test_more_forward_passes_train_than_evaluate() -> None:
+    assert of(FORWARD, "if self.training:\n    here()").times == 0.75
+    assert of(FORWARD, "if not self.training:\n    here()").times == 0.25
+
+
 def test_a_method_of_what_an_object_is_runs_as_often_as_its_caller() -> None:
     hot = hot_path(
         "import torch\nclass Scorer:\n    def predict(self, x):\n        here()\nclass Loop:\n    def __init__(self):\n"
@@ -184,3 +189,57 @@ def test_a_denoising_loop_of_models_that_the_pipeline_was_given() -> None:
 def test_the_loop_over_epochs_is_none_of_the_steps() -> None:
     source = STEP.replace("    for step, (x, y)", "    for epoch in range(3):\n     here()\n     for step, (x, y)")
     assert hot_path(source.format(body="        pass")) is None
+
+
+INFERS = """
+import torch
+
+def answers(net: torch.nn.Module, rows):
+    found = []
+    for row in rows:
+        found.append(net(row))
+        here()
+    return found
+
+def run(net, rows, opt):
+{body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("    print(answers(net, rows))", "inference loop"),
+        ("    torch.stack(answers(net, rows)).sum().backward()", None),  # what it computes is differentiated
+        (
+            "    return answers(net, rows)\n\ndef fit(net, rows, opt):\n    run(net, rows, opt)[0].backward()",
+            "training step",
+        ),
+        ("    pass", None),  # who calls it is not in sight
+    ],
+)
+def test_inference_is_what_nobody_differentiates(body: str, kind: str | None) -> None:
+    main = "\n\nrun(torch.nn.Linear(2, 2), [], None)\n"
+    hot = hot_path(INFERS.format(body=body) + main)
+    assert (hot.kind if hot is not None else None) == kind
+
+
+def test_a_demonstration_that_runs_once_is_no_training_step() -> None:
+    source = (
+        "import torch\ndef demo():\n    loss = torch.nn.Linear(2, 2)(torch.randn(2, 2)).mean()\n    loss.backward()\n"
+        "    here()\n"
+    )
+    assert hot_path(source) is not None
+    assert hot_path(f"{source}if __name__ == '__main__':\n    demo()\n") is None
+    assert hot_path(f"{source}for _ in range(3):\n    demo()\n") is not None
+
+
+def test_a_denoising_step_in_a_function_of_its_own() -> None:
+    hot = hot_path(
+        "import torch\nclass Pipe:\n    def move(self, x, y, t):\n        return self.scheduler.step(y, t, x)[0]\n"
+        "    @torch.no_grad()\n    def __call__(self, net: torch.nn.Module, x, timesteps):\n"
+        "        for t in timesteps:\n            both = [x]\n            y = net(both, t)\n"
+        "            new = self.move(x, y, t)\n            x = new.squeeze(0)\n            here()\n"
+    )
+    assert hot is not None
+    assert (hot.often, hot.assumes) == ("once a denoising step, about 50 a call", "50 denoising steps")

@@ -12,12 +12,6 @@ from whet_audit.source import Function, Module
 from whet_audit.type_inference import TypeInference
 
 _LOSS = re.compile(r"(\w*_)?(criterion|loss\w*|crit)|\w*Loss")
-_INFERENCE = re.compile(
-    r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test|predict|prediction|infer|inference|generate|"
-    r"generation|sample|sampling|encode|embed|embeddings?|score|transcribe|translate|caption|rollout|decode|answer|"
-    r"chat|complete|completion|classify|detect|extract_features?)($|_)"
-)
-_WHOLE_INFERENCE = re.compile(r"(^|_)(generate|generation|sample|predict|infer|inference|transcribe|translate)($|_)")
 _VERB = re.compile(
     r"_?(load|unwrap|add|setup|set|get|update|build|make|create|init|save|register|wrap|prepare|is|has)_"
 )
@@ -89,20 +83,6 @@ class Calls:
                 for item in inner.items
             )
         return False
-
-    def looks_like_inference(self, function: Function) -> bool:
-        """Whether a function is for inference: by its name, its decorators, or as it puts a model in eval mode."""
-        if any(self._turns_off(function.module, decorator) for decorator in function.decorators):
-            return True
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", function.name).lower()
-        is_part_of_model = function.cls is not None and self._kinds.instance(function.cls).kind is Kind.MODEL
-        pattern = _WHOLE_INFERENCE if is_part_of_model else _INFERENCE
-        if pattern.search(name) and "train" not in name:
-            return True
-        return any(
-            name_of(call) == "eval" and isinstance(call.func, ast.Attribute) and not call.args
-            for call in function.calls
-        )
 
     def hook(self, function: Function) -> str | None:
         """The HeatKind's name of a function that a framework calls in each step; None for others."""

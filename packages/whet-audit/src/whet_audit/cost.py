@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from whet_audit.finding import Confidence, Finding, Priority
+from whet_audit.finding import Confidence, Finding, Gain, Priority
 from whet_audit.hot_paths import INFERS, TRAINS, HeatKind
 from whet_audit.waits import LIBRARY
 
@@ -41,21 +41,18 @@ def sorted_by_cost(findings: Iterable[Finding]) -> list[Finding]:
     """
     given = sorted(findings, key=lambda one: (one.path, one.cell or 0, one.span, one.code))
     trains = any(one.hot is not None and one.hot.kind in TRAINS for one in given)
-    waiting = {_loop(one) for one in given if one.code.startswith(_WAITS)} - {None}
-    causes: dict[object, list[tuple[Finding, float]]] = {}
+    waiting = {_loop(one): one.code for one in given if one.code.startswith(_WAITS) and _loop(one) is not None}
+    causes: dict[object, list[Finding]] = {}
     for finding in given:
-        share = cost(finding, trains=trains)
-        if finding.code in _BLOCKING_COPIES and _loop(finding) in waiting:
-            share *= _WAITS_ANYWAY
-        causes.setdefault(cause(finding), []).append((finding, share))
+        causes.setdefault(cause(finding), []).append(_beside(finding, waiting.get(_loop(finding))))
     priced = []
     for members in causes.values():
-        shares = [share for _, share in members]
-        is_wait = members[0][0].code.startswith(_WAITS)
+        shares = [cost(one, trains=trains) for one in members]
+        is_wait = members[0].code.startswith(_WAITS)
         whole = 1 - math.prod(1 - share for share in shares) if is_wait else max(shares)
-        priced.append((whole, [replace(finding, cost=whole) for finding, _ in members]))
+        priced.append((whole, members))
     priced.sort(key=lambda one: -one[0])
-    return [finding for _, members in priced for finding in members]
+    return [replace(finding, cost=whole) for whole, members in priced for finding in members]
 
 
 def cause(finding: Finding) -> object:
@@ -79,6 +76,15 @@ def cost(finding: Finding, *, trains: bool) -> float:
     share = 1 - (1 - once) ** times if times > 1 and finding.code.startswith(_WAITS) else once * min(times, 1.0)
     minor = _MINOR if finding.priority is Priority.LOW else 1.0
     return _is_right(finding) * share * _part(finding, trains=trains) * minor
+
+
+def _beside(finding: Finding, wait: str | None) -> Finding:
+    """A copy that blocks, with what it costs in a step that waits anyway; all others as they are."""
+    if wait is None or finding.code not in _BLOCKING_COPIES:
+        return finding
+    given = finding.gain
+    assumption = f"{given.assumption}; little, since the step waits anyway ({wait})"
+    return replace(finding, gain=Gain(given.low * _WAITS_ANYWAY, given.high * _WAITS_ANYWAY, assumption))
 
 
 def _is_right(finding: Finding) -> float:

@@ -26,12 +26,15 @@ class Branch(NamedTuple):
     holds: bool
 
 
+_Target = int | list[int]  # of a jump: EXIT, RAISED, or the breaks or continues of a loop
+
+
 class _Frame(NamedTuple):
     """What a jump meets on its way out: a loop with its breaks and continues, or a `finally` with what goes through."""
 
     breaks: list[int]
     again: list[int]
-    passing: dict[int, None] | None = None  # of a finally: EXIT and RAISED, if a jump to them goes through it
+    passing: list[_Target] | None = None  # of a finally: where the jumps that go through it lead
 
 
 class FlowGraph:
@@ -176,23 +179,31 @@ class FlowGraph:
         return after + frame.breaks
 
     def _jump(self, statement: ast.Break | ast.Continue, point: int) -> list[int]:
-        frame = next((one for one in reversed(self._frames) if one.passing is None), None)
-        if frame is not None:
-            (frame.breaks if isinstance(statement, ast.Break) else frame.again).append(point)
-        return []
+        loop = next((one for one in reversed(self._frames) if one.passing is None), None)
+        return (
+            []
+            if loop is None
+            else self._leave([point], loop.breaks if isinstance(statement, ast.Break) else loop.again)
+        )
 
-    def _leave(self, ends: list[int], target: int) -> list[int]:
-        """Leave the function, through the innermost `finally` around; that one goes on from there."""
-        frame = next((one for one in reversed(self._frames) if one.passing is not None), None)
-        if frame is None or frame.passing is None:
-            self._join(ends, target)
+    def _leave(self, ends: list[int], target: _Target) -> list[int]:
+        """Leave for a target, through the innermost `finally` on the way; that one goes on from there."""
+        for frame in reversed(self._frames):
+            if frame.passing is not None:
+                frame.again.extend(ends)
+                if not any(one is target for one in frame.passing):
+                    frame.passing.append(target)
+                return []
+            if isinstance(target, list) and (target is frame.breaks or target is frame.again):
+                break
+        if isinstance(target, list):
+            target.extend(ends)
         else:
-            frame.again.extend(ends)
-            frame.passing[target] = None
+            self._join(ends, target)
         return []
 
     def _try(self, statement: ast.Try | ast.TryStar, point: int) -> list[int]:
-        frame = _Frame([], [], {})
+        frame = _Frame([], [], [])
         if statement.finalbody:
             self._frames.append(frame)
         ends = self._block(statement.orelse, self._block(statement.body, [point]))

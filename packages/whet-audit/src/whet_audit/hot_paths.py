@@ -15,6 +15,7 @@ from enum import StrEnum
 from whet_audit.abstract_types import Kind
 from whet_audit.calls import CallKind, Calls
 from whet_audit.constants import Constants
+from whet_audit.denoising import refines, turns_a_call
 from whet_audit.finding import HotPath
 from whet_audit.frequency import Frequencies, is_outside, loops_around
 from whet_audit.project import Project, name_of
@@ -22,7 +23,6 @@ from whet_audit.source import Function, LoopNode, Module
 from whet_audit.type_inference import TypeInference
 
 _MOST_FUNCTIONS_ON_THE_WAY = 6
-_DENOISING_STEPS = 50  # what pipelines of diffusers take by default
 _MOST_TIMES = 10_000.0  # in each unit of work: what runs more often is as bad
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -106,6 +106,14 @@ class HotPaths:
         target = self._project.target(module, call)
         return target is not None and self._has(target, self._infers, (CallKind.MODEL, CallKind.GENERATE))
 
+    def only_infers(self, function: Function) -> bool:
+        """Whether a function puts its model in eval mode, or nobody who calls it asks for a gradient."""
+        is_eval = any(
+            name_of(call) == "eval" and isinstance(call.func, ast.Attribute) and not call.args
+            for call in function.calls
+        )
+        return is_eval or not self._is_differentiated(function)
+
     def kind_of_call(self, module: Module, call: ast.Call) -> CallKind:
         """What a call is to a training or inference loop."""
         return self._calls.kind(module, call)
@@ -130,36 +138,8 @@ class HotPaths:
             return HeatKind.INFERENCE
         if any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls) and _grows(module, loop):
             return HeatKind.GENERATION
-        return HeatKind.DENOISING if self._refines(module, function, loop) else HeatKind.INFERENCE
-
-    def _refines(self, module: Module, function: Function, loop: LoopNode) -> bool:
-        """Whether a turn hands on what the model is given, through a scheduler's step: `x = s.step(y, t, x)`."""
-        inside = set(ast.walk(loop))
-        values: dict[str, list[ast.expr]] = {}
-        for name, bindings in function.bindings.items():
-            values[name] = [one.value for one in bindings if one.node in inside and one.value is not None]
-
-        def read_for(names: set[str]) -> set[str]:
-            """All names of which the values go into those of some names, in this turn or the turns before."""
-            read: set[str] = set()
-            while more := names - read:
-                read |= more
-                names = {one for name in more for value in values.get(name, ()) for one in _names(value)}
-            return read
-
         models = [call for call in own_calls(module, function, loop) if self.runs_model(call, module)]
-        for name in read_for({name for call in models for name in _names(call)}):
-            steps = (one for value in values.get(name, ()) for one in ast.walk(value) if self._is_step(module, one))
-            if any(name in read_for(_names(step)) for step in steps):
-                return True
-        return False
-
-    def _is_step(self, module: Module, node: ast.AST) -> bool:
-        """Whether it is a call of a scheduler's step, or of a function that makes one."""
-        if not isinstance(node, ast.Call):
-            return False
-        target = self._project.target(module, node)
-        return name_of(node) == "step" or (target is not None and any(name_of(one) == "step" for one in target.calls))
+        return HeatKind.DENOISING if refines(self._project, module, loop, models) else HeatKind.INFERENCE
 
     def _is_loader(self, module: Module, e: ast.expr) -> bool:
         """Whether it is a loader, or one is zipped with something."""
@@ -171,7 +151,7 @@ class HotPaths:
             return False  # a loop over epochs, with a step loop inside
         if self._runs_layers(module, function, loop):
             return False
-        if self._calls.is_without_gradients(module, loop) or self._calls.looks_like_inference(function):
+        if self._calls.is_without_gradients(module, loop) or self.only_infers(function):
             return True
         if isinstance(loop, ast.For) and self._kinds.of(module, loop.iter).kind is Kind.LOADER:
             return not any(self.makes_step(call, module) for call in function.calls)
@@ -181,7 +161,7 @@ class HotPaths:
         """Whether the loop runs over a model's layers: what it calls is what it loops over."""
         if not isinstance(loop, ast.For):
             return False
-        names = _names(loop.target)
+        names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
         called = [call.func for call in own_calls(module, function, loop) if self.runs_model(call, module)]
         return all(isinstance(_root(f), ast.Name) and getattr(_root(f), "id", "") in names for f in called)
 
@@ -204,6 +184,17 @@ class HotPaths:
         scopes = [function, *function.inner.values()]
         loops = [loop for scope in scopes for loop in scope.loops if isinstance(loop, ast.For)]
         return any(self._kinds.of(function.module, loop.iter).kind is Kind.LOADER for loop in loops)
+
+    def _is_differentiated(self, function: Function, _depth: int = 0) -> bool:
+        """Whether a gradient may be asked for of what a function computes: in it, by its callers, or out of sight."""
+        if any(self.makes_step(call, function.module) for call in function.calls):
+            return True
+        if isinstance(function.node, ast.Module):
+            return False
+        callers = self._project.callers(function)
+        if not callers or _depth == _MOST_FUNCTIONS_ON_THE_WAY or self._is_forward(function):
+            return True
+        return any(self._is_differentiated(at, _depth + 1) for at, _ in callers)
 
     # --- functions ----------------------------------------------------------------------------------------------------
 
@@ -248,9 +239,7 @@ class HotPaths:
         if self._has(function, self._infers, (CallKind.MODEL, CallKind.GENERATE)):
             module = function.module
             calls = [call for call in function.calls if self.runs_model(call, module)]
-            if self._calls.looks_like_inference(function) or any(
-                self._calls.is_without_gradients(module, call) for call in calls
-            ):
+            if self.only_infers(function) or any(self._calls.is_without_gradients(module, call) for call in calls):
                 return HeatKind.INFERENCE_CALL
         return None
 
@@ -312,7 +301,8 @@ class HotPaths:
 
     def _in_loop(self, module: Module, node: ast.AST, loop: LoopNode) -> HotPath:
         often = self._frequencies.of(module, node, loop)
-        turns, assumed = self._turns_a_call(module, loop)
+        is_refining = self.loops[loop] is HeatKind.DENOISING
+        turns, assumed = turns_a_call(self._frequencies, module, loop) if is_refining else (0, "")
         return HotPath(
             kind=self.loops[loop],
             function=module.function_of(node).qualname,
@@ -324,20 +314,6 @@ class HotPaths:
             turns=turns,
             assumes="; ".join(filter(None, (often.assumes, assumed))),
         )
-
-    def _turns_a_call(self, module: Module, loop: LoopNode) -> tuple[int, str]:
-        """The turns of a loop for which somebody waits, and in words what that assumes; 0 of other loops."""
-        if self.loops[loop] is not HeatKind.DENOISING:
-            return 0, ""
-        known = self._frequencies.turns(module, loop)
-        if known is not None:
-            return known, ""
-        function = module.function_of(loop)
-        for argument in function.arguments:
-            default = function.default_of(argument.arg) if "steps" in argument.arg else None
-            if isinstance(default, ast.Constant) and isinstance(default.value, int) and default.value > 1:
-                return default.value, f"{argument.arg}={default.value}, the default"
-        return _DENOISING_STEPS, f"{_DENOISING_STEPS} denoising steps"
 
 
 def inside(module: Module, node: ast.AST) -> Iterator[ast.AST]:
@@ -363,10 +339,6 @@ def _is_signature(function: ast.AST, child: ast.AST) -> bool:
     """Whether a direct child of a def runs where the function is made: decorators, defaults."""
     body = getattr(function, "body", [])
     return isinstance(body, list) and child not in body
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _root(expression: ast.expr) -> ast.expr:

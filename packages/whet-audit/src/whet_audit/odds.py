@@ -14,6 +14,7 @@ SELDOM = 1 / 8  # a condition that holds less often keeps code out of the steps 
 ONCE = 0.01  # of the steps: the first, the last, each hundredth
 _MOST_CALLERS = 4
 _DEEPEST = 5
+_TRAINING = 3 / 4  # of the forward passes
 _FIRST_STEPS = 20  # `step < 20` is a beginning
 _SIZES = frozenset("shape size len numel ndim dim".split())
 # Counters that a framework or a caller outside of the project hands in; all others are followed to where they count.
@@ -53,6 +54,8 @@ class Odds:
                 return self._compared(module, test, unit)
             case ast.Name():
                 return self._named(module, test, unit, _depth)
+            case ast.Attribute(attr="training"):
+                return _TRAINING
             case ast.Attribute():
                 return ONCE if _ASKED_FOR.search(test.attr) else None
             case ast.Call():
