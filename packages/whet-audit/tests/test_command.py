@@ -69,12 +69,12 @@ def test_nothing_to_audit_is_said(audit: Any, here: Path) -> None:
 
 
 def test_selection_by_options_settings_and_comments(audit: Any, here: Path) -> None:
-    assert codes(audit("train.py", "--json", "--select", "MOV")) == ["MOV101", "MOV102"]
-    assert codes(audit("--select", "MOV,SYN", "--ignore", "mov102", "train.py", "--json")) == ["MOV101", "SYN101"]
+    assert codes(audit("train.py", "--json", "--select", "MOV")) == ["MOV102", "MOV101"]  # by cost
+    assert codes(audit("--select", "MOV,SYN", "--ignore", "mov102", "train.py", "--json")) == ["SYN101", "MOV101"]
     (here / "pyproject.toml").write_text('[tool.whet.audit]\nignore = ["MOV101"]\nexclude = ["old"]', encoding="utf-8")
     Path("old").mkdir()
     Path("old/x.py").write_text(LOOP, encoding="utf-8")
-    assert codes(audit(".", "--json")) == ["MOV102", "SYN101"]
+    assert codes(audit(".", "--json")) == ["SYN101", "MOV102"]  # what costs most comes first
     assert codes(audit(".", "--json", "--select", "MOV101")) == ["MOV101"]
     Path("train.py").write_text(LOOP.replace("x.cuda()", "x.cuda()  # noqa: MOV102"), encoding="utf-8")
     assert codes(audit(".", "--output-format", "json")) == ["SYN101"]
@@ -89,7 +89,7 @@ def test_files_that_do_not_parse_are_one_line_each_and_the_rest_goes_on(audit: A
     assert ran.err.splitlines()[1] == "nowhere: there is no such file or directory"
     assert ran.err.splitlines()[2].startswith("old.py:2: does not parse: ")
     assert len(ran.err.splitlines()) == 3
-    assert ran.out.splitlines()[0].startswith("train.py:2:5: MOV101")
+    assert ran.out.splitlines()[0].startswith("train.py:4:5: SYN101")  # what costs most
     assert "3 findings (1 high, 1 medium, 1 low) in 1 file; 3 files not read" in ran.out
 
 
@@ -227,8 +227,8 @@ def test_notebooks_are_audited_by_cell_and_not_fixed(audit: Any) -> None:
     ran = audit("n.ipynb", "--fix", "--output-format", "concise")
     assert ran.code == 1
     lines = ran.out.splitlines()
-    assert lines[0].startswith("n.ipynb:cell 2:2:1: MOV101 ")
-    assert lines[1].startswith("n.ipynb:cell 3:2:5: MOV101 ")
+    for place in ("cell 2:2:1", "cell 3:2:5"):
+        assert any(line.startswith(f"n.ipynb:{place}: MOV101 ") for line in lines)
     assert lines[-1] == "notebooks are not fixed automatically"
     assert Path("n.ipynb").read_bytes() == before
     loop = json.loads(audit("n.ipynb", "--json").out)["findings"][1]["loop"]

@@ -114,6 +114,7 @@ REFUSED = {
     "a loss by the name of a prediction": ("MEM102", """
         import torch
         def predict_ahead(model, x, steps: int):
+            model.eval()
             total = torch.zeros(())
             with torch.autocast("cpu"):
                 for _ in range(steps):

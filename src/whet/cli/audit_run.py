@@ -24,7 +24,7 @@ def run(given: argparse.Namespace) -> int:
     outcome = replace(outcome, report=replace(outcome.report, program=PROGRAM, machine=machine))
     code = show(outcome, given)
     impact = outcome.report.impact
-    if impact is not None and output_format(given) in ("full", "concise"):
+    if impact is not None and output_format(given) in ("top", "full", "concise"):
         say(table(impact))
     return _INCONCLUSIVE if impact is not None and impact.busy and code != FAILED else code
 

@@ -12,12 +12,6 @@ from whet_audit.source import Function, Module
 from whet_audit.type_inference import TypeInference
 
 _LOSS = re.compile(r"(\w*_)?(criterion|loss\w*|crit)|\w*Loss")
-_INFERENCE = re.compile(
-    r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test|predict|prediction|infer|inference|generate|"
-    r"generation|sample|sampling|encode|embed|embeddings?|score|transcribe|translate|caption|rollout|decode|answer|"
-    r"chat|complete|completion|classify|detect|extract_features?)($|_)"
-)
-_WHOLE_INFERENCE = re.compile(r"(^|_)(generate|generation|sample|predict|infer|inference|transcribe|translate)($|_)")
 _VERB = re.compile(
     r"_?(load|unwrap|add|setup|set|get|update|build|make|create|init|save|register|wrap|prepare|is|has)_"
 )
@@ -56,6 +50,21 @@ class Calls:
             self._known[call] = self._kind(module, call)
         return self._known[call]
 
+    def target(self, module: Module, call: ast.Call) -> Function | None:
+        """The project's function that a call runs: also by what an object is, as in `self.model.predict(x)`."""
+        found = self._project.target(module, call)
+        if found is not None or not isinstance(call.func, ast.Attribute | ast.Name):
+            return found
+        if isinstance(call.func, ast.Attribute):
+            owner = self._kinds.of(module, call.func.value)
+            method = self._project.method(owner.cls, call.func.attr) if owner.cls is not None else None
+            if method is not None:
+                return method
+        called = self._kinds.of(module, call.func)
+        if called.cls is None:
+            return None
+        return self._project.method(called.cls, "forward" if called.kind is Kind.MODEL else "__call__")
+
     def is_without_gradients(self, module: Module, node: ast.AST) -> bool:
         """Whether a node runs under no_grad or inference_mode, by a with around it, in it, or a decorator."""
         for up in [node, *module.ancestors(node)]:
@@ -74,20 +83,6 @@ class Calls:
                 for item in inner.items
             )
         return False
-
-    def looks_like_inference(self, function: Function) -> bool:
-        """Whether a function is for inference: by its name, its decorators, or as it puts a model in eval mode."""
-        if any(self._turns_off(function.module, decorator) for decorator in function.decorators):
-            return True
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", function.name).lower()
-        is_part_of_model = function.cls is not None and self._kinds.instance(function.cls).kind is Kind.MODEL
-        pattern = _WHOLE_INFERENCE if is_part_of_model else _INFERENCE
-        if pattern.search(name) and "train" not in name:
-            return True
-        return any(
-            name_of(call) == "eval" and isinstance(call.func, ast.Attribute) and not call.args
-            for call in function.calls
-        )
 
     def hook(self, function: Function) -> str | None:
         """The HeatKind's name of a function that a framework calls in each step; None for others."""
@@ -143,7 +138,26 @@ class Calls:
             is_loss = value.dotted is not None and _LOSS.fullmatch(value.dotted.rpartition(".")[2]) is not None
             if value.kind is Kind.MODEL and not is_loss:
                 return CallKind.MODEL
+            if value.kind is Kind.UNKNOWN and self._is_part(module, call):
+                return CallKind.MODEL
         return CallKind.OTHER
+
+    def _is_part(self, module: Module, call: ast.Call) -> bool:
+        """Whether it calls an attribute that the object was given, with a tensor and without gradients: a model's part.
+
+        A pipeline is given its models; nothing else says what they are.
+        """
+        function = call.func
+        if not isinstance(function, ast.Attribute) or getattr(function.value, "id", "") != "self":
+            return False
+        cls = module.class_of(call)
+        bindings = self._project.attribute(cls, function.attr) if cls is not None else []
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        return (
+            any(isinstance(binding.value, ast.Name) for binding in bindings)
+            and any(self._kinds.is_tensor(module, argument) for argument in arguments)
+            and self.is_without_gradients(module, call)
+        )
 
     def _turns_off(self, module: Module, expression: ast.expr) -> bool:
         function = expression.func if isinstance(expression, ast.Call) else expression

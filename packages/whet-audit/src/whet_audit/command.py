@@ -78,7 +78,7 @@ def explain(name: str) -> int:
 
 def output_format(given: argparse.Namespace) -> str:
     """Return the format that the arguments choose."""
-    return "json" if given.json else str(given.output_format)
+    return "json" if given.json else given.output_format or ("full" if given.all else "top")
 
 
 def split(given: Sequence[str]) -> list[str]:

@@ -48,8 +48,8 @@ def rule_contexts(modules: Sequence[Module]) -> Iterator[RuleContext]:
     """What rules see of each module that uses PyTorch."""
     project = Project(modules)
     kinds = TypeInference(project)
-    hot_paths = HotPaths(project, kinds)
     constants = Constants(project)
+    hot_paths = HotPaths(project, kinds, constants)
     for module in modules:
         if module.uses_torch or any(function in hot_paths.functions for function in module.functions):
             yield RuleContext(module, project, kinds, hot_paths, constants)
@@ -109,4 +109,5 @@ def _complete(context: RuleContext, code: str, rule: Rule, hit: Hit) -> Finding:
         gain=hit.gain,
         hot=hit.hot,
         fix=hit.fix,
+        is_test=context.module.is_test,
     )

@@ -149,6 +149,18 @@ class Fix:
     edits: tuple[Edit, ...]
 
 
+_ALWAYS = 0.95
+_UNITS = {  # of work, by the kind of a hot path
+    "training loop": "optimiser step",
+    "training step": "optimiser step",
+    "inference loop": "batch",
+    "generation loop": "token",
+    "denoising loop": "denoising step",
+    "forward pass": "forward pass",
+    "data loading": "sample",
+}
+
+
 @dataclass(frozen=True)
 class HotPath:
     """Why a place in the code matters: it runs in every step of a loop, or may."""
@@ -160,6 +172,9 @@ class HotPath:
     via: tuple[str, ...] = ()  # functions on the way from the loop to the place
     times_per_step: str = ""  # "once a step", "for each token in ...": where loops lie between
     guard: str = ""  # the condition under which it runs, where that is not every step
+    times: float = 1.0  # in each unit of work, by what is known of conditions and loops
+    turns: int = 0  # of the loop in a call, where a call is what people wait for; 0: not so, or not known
+    assumes: str = ""  # what `times` and `turns` rest on besides the code
 
     @property
     def text(self) -> str:
@@ -167,6 +182,20 @@ class HotPath:
         words = f"{self.kind} at {self.loop_path}:{self.loop_line}" if self.loop_line else self.kind
         words += f", through {' → '.join(self.via)}" if self.via else ""
         return words + (f", if {self.guard}" if self.guard else "")
+
+    @property
+    def often(self) -> str:
+        """How often it runs, in words: "once a denoising step, about 50 a call"."""
+        unit = _UNITS.get(self.kind, "call")
+        if self.guard:
+            return f"seldom: only if {self.guard}"
+        if self.times_per_step:
+            words = f"{self.times_per_step} in each {unit}, about {max(1, round(self.times))} times"
+        elif self.times < _ALWAYS:
+            words = f"in about {self.times:.0%} of all {unit}{'es' if unit.endswith(('s', 'ch')) else 's'}"
+        else:
+            words = f"once {'an' if unit[0] in 'aeiou' else 'a'} {unit}"
+        return words + (f", about {self.turns} a call" if self.turns else "")
 
 
 @dataclass(frozen=True)
@@ -219,3 +248,5 @@ class Finding:
     fix: Fix | None = None
     measured: Measured | None = None
     cell: int | None = None  # the cell of a notebook, from 1; lines are those of the cell then
+    is_test: bool = False  # whether it stands in a file of tests
+    cost: float = 0.0  # of its cause: the share of the program's time that is expected to go away

@@ -14,13 +14,16 @@ from enum import StrEnum
 
 from whet_audit.abstract_types import Kind
 from whet_audit.calls import CallKind, Calls
+from whet_audit.constants import Constants
+from whet_audit.denoising import refines, turns_a_call
 from whet_audit.finding import HotPath
-from whet_audit.guards import guard_above
-from whet_audit.project import Project
-from whet_audit.source import COMPREHENSIONS, Function, LoopNode, Module
+from whet_audit.frequency import Frequencies, is_outside, loops_around
+from whet_audit.project import Project, name_of
+from whet_audit.source import Function, LoopNode, Module
 from whet_audit.type_inference import TypeInference
 
 _MOST_FUNCTIONS_ON_THE_WAY = 6
+_MOST_TIMES = 10_000.0  # in each unit of work: what runs more often is as bad
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -30,6 +33,7 @@ class HeatKind(StrEnum):
     TRAINING = "training loop"
     INFERENCE = "inference loop"
     GENERATION = "generation loop"
+    DENOISING = "denoising loop"
     TRAINING_STEP = "training step"  # a function that makes a step, called by code that is not here
     INFERENCE_CALL = "inference function"  # the same of inference
     FORWARD = "forward pass"
@@ -37,16 +41,17 @@ class HeatKind(StrEnum):
 
 
 TRAINS = frozenset({HeatKind.TRAINING, HeatKind.TRAINING_STEP})
-INFERS = frozenset({HeatKind.INFERENCE, HeatKind.INFERENCE_CALL, HeatKind.GENERATION})
+INFERS = frozenset({HeatKind.INFERENCE, HeatKind.INFERENCE_CALL, HeatKind.GENERATION, HeatKind.DENOISING})
 _ORDER = list(HeatKind)  # where a function is reached from several, the first counts
 
 
 class HotPaths:
     """Finds the hot places of a project once; `of` says why a node is hot."""
 
-    def __init__(self, project: Project, kinds: TypeInference) -> None:
+    def __init__(self, project: Project, kinds: TypeInference, constants: Constants) -> None:
         self._project = project
         self._kinds = kinds
+        self._frequencies = Frequencies(project, constants, self.makes_step)
         self._calls = Calls(project, kinds)
         self.loops: dict[ast.AST, HeatKind] = {}
         self.functions: dict[Function, HotPath] = {}
@@ -58,22 +63,23 @@ class HotPaths:
         self._spread(self._seeds())
 
     def of(self, module: Module, node: ast.AST) -> HotPath | None:
-        """Why a node is hot; None where it is not. The innermost reason counts."""
-        guard, child = "", node
-        between: list[ast.AST] = []
+        """Why a node is hot, and how often it runs; None where it is not. The innermost reason counts."""
+        child = node
         for up in module.ancestors(node):
-            guard = guard or guard_above(module, up, child)
-            if isinstance(up, _LOOPS) and not _is_outside(up, child):
+            if isinstance(up, _LOOPS) and not is_outside(up, child):
                 if up in self.loops:
-                    return self._in_loop(module, node, up, guard, between)
-                between.append(up)
-            elif isinstance(up, COMPREHENSIONS) and not _is_first_iterable(up, child):
-                between.append(up)
+                    return self._in_loop(module, node, up)
             elif up in module.function_of_node and not _is_signature(up, child):
                 hot = self.functions.get(module.function_of_node[up])
                 if hot is not None:
-                    times = _times(module, between) or hot.times_per_step
-                    return replace(hot, guard=guard or hot.guard, times_per_step=times)
+                    often = self._frequencies.of(module, node, up)
+                    return replace(
+                        hot,
+                        guard=often.guard or hot.guard,
+                        times_per_step=often.loops or hot.times_per_step,
+                        times=min(often.times * hot.times, _MOST_TIMES),
+                        assumes="; ".join(filter(None, (hot.assumes, often.assumes))),
+                    )
                 if isinstance(up, ast.Module):
                     return None
             child = up
@@ -100,6 +106,14 @@ class HotPaths:
         target = self._project.target(module, call)
         return target is not None and self._has(target, self._infers, (CallKind.MODEL, CallKind.GENERATE))
 
+    def only_infers(self, function: Function) -> bool:
+        """Whether a function puts its model in eval mode, or nobody who calls it asks for a gradient."""
+        is_eval = any(
+            name_of(call) == "eval" and isinstance(call.func, ast.Attribute) and not call.args
+            for call in function.calls
+        )
+        return is_eval or not self._is_differentiated(function)
+
     def kind_of_call(self, module: Module, call: ast.Call) -> CallKind:
         """What a call is to a training or inference loop."""
         return self._calls.kind(module, call)
@@ -117,10 +131,15 @@ class HotPaths:
                     continue
                 runs_model = any(self.runs_model(call, module) for call in calls)
                 if runs_model and self._is_inference(module, function, loop):
-                    feeds_back = any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls)
-                    is_over_loader = isinstance(loop, ast.For) and self._is_loader(module, loop.iter)
-                    generates = feeds_back and not is_over_loader and _grows(module, loop)
-                    self.loops[loop] = HeatKind.GENERATION if generates else HeatKind.INFERENCE
+                    self.loops[loop] = self._kind_of_inference(module, function, loop)
+
+    def _kind_of_inference(self, module: Module, function: Function, loop: LoopNode) -> HeatKind:
+        if isinstance(loop, ast.For) and self._is_loader(module, loop.iter):
+            return HeatKind.INFERENCE
+        if any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls) and _grows(module, loop):
+            return HeatKind.GENERATION
+        models = [call for call in own_calls(module, function, loop) if self.runs_model(call, module)]
+        return HeatKind.DENOISING if refines(self._project, module, loop, models) else HeatKind.INFERENCE
 
     def _is_loader(self, module: Module, e: ast.expr) -> bool:
         """Whether it is a loader, or one is zipped with something."""
@@ -132,7 +151,7 @@ class HotPaths:
             return False  # a loop over epochs, with a step loop inside
         if self._runs_layers(module, function, loop):
             return False
-        if self._calls.is_without_gradients(module, loop) or self._calls.looks_like_inference(function):
+        if self._calls.is_without_gradients(module, loop) or self.only_infers(function):
             return True
         if isinstance(loop, ast.For) and self._kinds.of(module, loop.iter).kind is Kind.LOADER:
             return not any(self.makes_step(call, module) for call in function.calls)
@@ -165,6 +184,17 @@ class HotPaths:
         scopes = [function, *function.inner.values()]
         loops = [loop for scope in scopes for loop in scope.loops if isinstance(loop, ast.For)]
         return any(self._kinds.of(function.module, loop.iter).kind is Kind.LOADER for loop in loops)
+
+    def _is_differentiated(self, function: Function, _depth: int = 0) -> bool:
+        """Whether a gradient may be asked for of what a function computes: in it, by its callers, or out of sight."""
+        if any(self.makes_step(call, function.module) for call in function.calls):
+            return True
+        if isinstance(function.node, ast.Module):
+            return False
+        callers = self._project.callers(function)
+        if not callers or _depth == _MOST_FUNCTIONS_ON_THE_WAY or self._is_forward(function):
+            return True
+        return any(self._is_differentiated(at, _depth + 1) for at, _ in callers)
 
     # --- functions ----------------------------------------------------------------------------------------------------
 
@@ -202,44 +232,42 @@ class HotPaths:
         named = self._calls.hook(function)
         if named is not None:
             return HeatKind[named]
-        if any(loop in self.loops for loop in function.loops) or _is_test(function):
-            return None  # it drives loops, of which each is hot by itself
+        if any(loop in self.loops for loop in function.loops) or _is_test(function) or self._runs_once(function):
+            return None  # it drives loops, of which each is hot by itself, or is a demonstration
         if self._has(function, self._trains, (CallKind.BACKWARD, CallKind.STEP)):
             return HeatKind.TRAINING_STEP
         if self._has(function, self._infers, (CallKind.MODEL, CallKind.GENERATE)):
             module = function.module
             calls = [call for call in function.calls if self.runs_model(call, module)]
-            if self._calls.looks_like_inference(function) or any(
-                self._calls.is_without_gradients(module, call) for call in calls
-            ):
+            if self.only_infers(function) or any(self._calls.is_without_gradients(module, call) for call in calls):
                 return HeatKind.INFERENCE_CALL
         return None
+
+    def _runs_once(self, function: Function, _depth: int = 0) -> bool:
+        """Whether all that calls a function is the top of a module, or functions that run once; not in loops."""
+        callers = self._project.callers(function)
+        return (
+            bool(callers)
+            and _depth < _MOST_FUNCTIONS_ON_THE_WAY
+            and not any(True for at, call in callers for _ in loops_around(at.module, call))
+            and all(isinstance(at.node, ast.Module) or self._runs_once(at, _depth + 1) for at, _ in callers)
+        )
 
     def _called_in_loops(self, module: Module, function: Function) -> Iterator[tuple[Function, HotPath]]:
         if not any(loop in self.loops for loop in function.loops):
             return
         for call in function.calls:
-            target = self._project.target(module, call)
+            target = self._callee(module, call)
             if target is None:
                 continue
-            hot = self.of_loops(module, call)
+            hot = self._of_loops(module, call)
             if hot is not None:
                 yield target, replace(hot, function=target.qualname, via=(target.name,))
 
-    def of_loops(self, module: Module, node: ast.AST) -> HotPath | None:
+    def _of_loops(self, module: Module, node: ast.AST) -> HotPath | None:
         """As `of`, before functions are known: by the loops around the node alone."""
-        guard, child = "", node
-        between: list[ast.AST] = []
-        for up in module.ancestors(node):
-            guard = guard or guard_above(module, up, child)
-            if up in module.function_of_node:
-                return None
-            if isinstance(up, _LOOPS) and not _is_outside(up, child):
-                if up in self.loops:
-                    return self._in_loop(module, node, up, guard, between)
-                between.append(up)
-            child = up
-        return None
+        loop = next((loop for loop in loops_around(module, node) if loop in self.loops), None)
+        return None if loop is None else self._in_loop(module, node, loop)
 
     def _spread(self, seeds: Iterable[tuple[Function, HotPath]]) -> None:
         waiting = sorted(seeds, key=lambda seed: _rank(seed[1]))
@@ -258,21 +286,33 @@ class HotPaths:
     def _called_by(self, function: Function) -> Iterator[tuple[Function, HotPath]]:
         module = function.module
         for call in function.calls:
-            target = self._project.target(module, call)
+            target = self._callee(module, call)
             if target is None or target is function or target.name == "__init__":
                 continue
             hot = self.of(module, call)
             if hot is not None:
                 yield target, replace(hot, function=target.qualname, via=(*hot.via, target.name))
 
-    def _in_loop(self, module: Module, node: ast.AST, loop: ast.AST, guard: str, between: list[ast.AST]) -> HotPath:
+    def _callee(self, module: Module, call: ast.Call) -> Function | None:
+        """What a call makes hot: not a model's forward pass by way of the model, which is hot for its own reason."""
+        target = self._calls.target(module, call)
+        is_own_reason = target is not None and self._is_forward(target) and self._project.target(module, call) is None
+        return None if is_own_reason else target
+
+    def _in_loop(self, module: Module, node: ast.AST, loop: LoopNode) -> HotPath:
+        often = self._frequencies.of(module, node, loop)
+        is_refining = self.loops[loop] is HeatKind.DENOISING
+        turns, assumed = turns_a_call(self._frequencies, module, loop) if is_refining else (0, "")
         return HotPath(
             kind=self.loops[loop],
             function=module.function_of(node).qualname,
             loop_path=module.path,
-            loop_line=getattr(loop, "lineno", 0),
-            guard=guard,
-            times_per_step=_times(module, between),
+            loop_line=loop.lineno,
+            guard=often.guard,
+            times_per_step=often.loops,
+            times=min(often.times, _MOST_TIMES),
+            turns=turns,
+            assumes="; ".join(filter(None, (often.assumes, assumed))),
         )
 
 
@@ -287,50 +327,18 @@ def inside(module: Module, node: ast.AST) -> Iterator[ast.AST]:
 def own_calls(module: Module, function: Function, loop: LoopNode) -> Iterator[ast.Call]:
     """The calls that a loop's body makes itself: not those of loops inside it, nor those of its header's iterable."""
     for call in function.calls:
-        child: ast.AST = call
-        for up in module.ancestors(call):
-            if isinstance(up, _LOOPS) and not _is_outside(up, child):
-                if up is loop:
-                    yield call
-                break
-            if up in module.function_of_node:
-                break
-            child = up
+        if next(loops_around(module, call), None) is loop:
+            yield call
 
 
 def _rank(hot: HotPath) -> tuple[bool, int, int]:
     return bool(hot.guard), _ORDER.index(HeatKind(hot.kind)), len(hot.via)
 
 
-def _is_outside(loop: LoopNode, child: ast.AST) -> bool:
-    """Whether a direct child of a loop runs once, before or after it."""
-    return child in loop.orelse or (not isinstance(loop, ast.While) and child is loop.iter)
-
-
-def _is_first_iterable(comprehension: ast.AST, child: ast.AST) -> bool:
-    generators = getattr(comprehension, "generators", [])
-    return bool(generators) and child is generators[0]
-
-
 def _is_signature(function: ast.AST, child: ast.AST) -> bool:
     """Whether a direct child of a def runs where the function is made: decorators, defaults."""
     body = getattr(function, "body", [])
     return isinstance(body, list) and child not in body
-
-
-def _times(module: Module, between: list[ast.AST]) -> str:
-    """In words, which loops lie between a place and the step."""
-    words = []
-    for loop in reversed(between):
-        if isinstance(loop, ast.For | ast.AsyncFor):
-            words.append(f"for each {module.shown(loop.target)} in {module.shown(loop.iter)}")
-        elif isinstance(loop, ast.While):
-            words.append(f"while {module.shown(loop.test)}")
-        else:
-            assert isinstance(loop, COMPREHENSIONS)
-            generator = loop.generators[0]
-            words.append(f"for each {module.shown(generator.target)} in {module.shown(generator.iter)}")
-    return ", ".join(words)
 
 
 def _root(expression: ast.expr) -> ast.expr:

@@ -15,10 +15,6 @@ _HOOKS = frozenset(
     "validation_step test_step predict_step prediction_step eval_step on_validation_batch_end training_step "
     "evaluate_step val_step compute_loss _inference_step validation_epoch_end".split()
 )
-_ONLY = re.compile(
-    r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test|predict|prediction|infer|inference|generate|"
-    r"transcribe|translate|caption|classify)($|_)"
-)
 _NO_FORWARD = re.compile(
     r"^_*(load|build|get|create|make|init|save|set|add|unwrap|wrap|prepare|eval|is|has|fetch|register|setup|export|update|"
     r"generate|find|move|copy|convert|compile|freeze|fuse|quantize|parse|print|check|test|train|run|log|push|switch|override|"
@@ -54,17 +50,3 @@ def takes_gradients(context: RuleContext, function: Function) -> bool:
         return True
     hot = context.hot_paths.functions.get(function)
     return hot is not None and hot.kind in TRAINS and not hot.guard
-
-
-def only_infers(context: RuleContext, function: Function) -> bool:
-    """Whether a function is for inference by its name, or puts the model in eval mode itself."""
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", function.name).lower()
-    if "train" in name or "loss" in name:
-        return False
-    puts_in_eval = any(
-        name_of(c) == "eval" and isinstance(c.func, ast.Attribute) and not c.args for c in function.calls
-    )
-    is_model = function.cls is not None and (context.is_model_class(function.cls) or "forward" in function.cls.methods)
-    if is_model:
-        return puts_in_eval  # else whoever owns the model may turn gradients off around it
-    return puts_in_eval or _ONLY.search(name) is not None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from whet_audit.baseline import Baseline, Matched, baseline_text
 from whet_audit.card import Card, read_card
 from whet_audit.collect import Problem, SourceFile, collect
+from whet_audit.cost import sorted_by_cost
 from whet_audit.engine import inspect_files
 from whet_audit.files import write_whole
 from whet_audit.finding import Finding, Fix
@@ -85,7 +86,7 @@ def run(
     unread = {problem.path for problem in problems}
     read = [file for file in files if file.path not in unread]
     report = Report(
-        findings=tuple(in_cell(finding, sources) for finding in known.new),
+        findings=tuple(in_cell(finding, sources) for finding in sorted_by_cost(known.new)),
         sources=sources,
         cards=cards(),
         problems=tuple(sorted({*collected.problems, *problems}, key=lambda p: (p.path, p.line))),

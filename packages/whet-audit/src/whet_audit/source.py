@@ -348,6 +348,12 @@ def _call(module: Module, node: ast.AST, function: Function) -> None:
             cls.attributes.setdefault(name.value, []).append(
                 Binding(node.lineno, node.args[1], "value", (), node, module)
             )
+    elif isinstance(called, ast.Attribute) and called.attr == "register_modules":  # a pipeline's parts
+        cls = module.class_of(node)
+        for keyword in node.keywords if cls is not None else ():
+            if keyword.arg is not None and cls is not None:
+                binding = Binding(node.lineno, keyword.value, "value", (), node, module)
+                cls.attributes.setdefault(keyword.arg, []).append(binding)
 
 
 def _return(module: Module, node: ast.AST, function: Function) -> None:

@@ -59,8 +59,7 @@ def _block(finding: Finding, source: SourceFile | None, paint: _Paint, columns: 
 
 def _facts(finding: Finding) -> Iterator[tuple[str, str]]:
     if finding.hot is not None:
-        often = f" ({finding.hot.times_per_step})" if finding.hot.times_per_step else ""
-        yield "loop", finding.hot.text + often
+        yield "loop", finding.hot.text if finding.hot.guard else f"{finding.hot.text}; {finding.hot.often}"
     known = f"measured {wording.measured(finding.measured)}" if finding.measured else "not measured"
     yield "gain", f"{wording.gain(finding.gain)}, {known}; assumes: {finding.gain.assumption}"
     if finding.fix is not None:

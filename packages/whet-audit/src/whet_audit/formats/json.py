@@ -49,7 +49,8 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "priority": finding.priority.value,
         "confidence": finding.confidence.value,
         "gain": asdict(finding.gain),
-        "loop": None if hot is None else {**asdict(hot), "text": hot.text},
+        "loop": None if hot is None else {**asdict(hot), "text": hot.text, "often": hot.often},
+        "cost": round(finding.cost, 6),
         "fix": None if fix is None else {"title": fix.title, "is_safe": fix.is_safe},
         "measured": None if finding.measured is None else asdict(finding.measured),
     }

@@ -14,7 +14,7 @@ import ast
 from collections.abc import Iterator
 
 from whet_audit.finding import Confidence, Gain, Hit, Priority
-from whet_audit.hot_paths import TRAINS, HeatKind
+from whet_audit.hot_paths import INFERS, TRAINS, HeatKind
 from whet_audit.project import name_of
 from whet_audit.rule_context import RuleContext
 
@@ -28,7 +28,7 @@ _MAKERS = tuple(
     "tril_indices triu_indices".split()
 )
 _SHAPES = ("torch.ones", "torch.full")  # only as masks: what is filled with numbers otherwise is often written to
-_KINDS = (*TRAINS, HeatKind.FORWARD, HeatKind.GENERATION, HeatKind.INFERENCE)
+_KINDS = (*TRAINS, HeatKind.FORWARD, *(INFERS - {HeatKind.INFERENCE_CALL}))
 _PASSED_BY = frozenset(("device", "dtype", "requires_grad", "pin_memory", "layout"))
 
 

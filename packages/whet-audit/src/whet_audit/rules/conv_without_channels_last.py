@@ -32,7 +32,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
         return
     if says(project, module, "channels_last", "memory_format", "channels_last_3d"):
         return
-    for loop in context.loops(HeatKind.TRAINING, HeatKind.INFERENCE):
+    for loop in context.loops(HeatKind.TRAINING, HeatKind.INFERENCE, HeatKind.DENOISING):
         for call in ast.walk(loop):
             if isinstance(call, ast.Call) and context.call_kind(call) is CallKind.MODEL:
                 yield Hit(

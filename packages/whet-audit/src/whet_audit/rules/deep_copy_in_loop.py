@@ -23,7 +23,7 @@ NAME = "deep-copy-in-loop"
 PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.01, 0.2, "a copy of all weights in every step")
 _KEPT = re.compile(r"best|improve|<|>", re.IGNORECASE)
-_LOOPS = (HeatKind.TRAINING, HeatKind.INFERENCE, HeatKind.GENERATION, HeatKind.TRAINING_STEP)
+_LOOPS = (HeatKind.TRAINING, HeatKind.INFERENCE, HeatKind.GENERATION, HeatKind.DENOISING, HeatKind.TRAINING_STEP)
 
 
 def check(context: RuleContext) -> Iterator[Hit]:

@@ -19,7 +19,7 @@ from whet_audit.answers import is_for_answers
 from whet_audit.finding import AddDecorator, AddImport, Confidence, Fix, Gain, Hit, HotPath, Priority
 from whet_audit.gradients import is_off
 from whet_audit.hot_paths import INFERS, HeatKind
-from whet_audit.inference import is_hook, only_infers, runs_forward, takes_gradients
+from whet_audit.inference import is_hook, runs_forward, takes_gradients
 from whet_audit.placement import is_of_other_framework
 from whet_audit.rule_context import RuleContext
 from whet_audit.source import Function
@@ -49,7 +49,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
             at=call,
             hot=hot,
             message=f"{context.shown(call)} records a graph that nothing differentiates",
-            confidence=Confidence.HIGH if hot.kind == HeatKind.INFERENCE else Confidence.MEDIUM,
+            confidence=Confidence.HIGH if hot.kind in (HeatKind.INFERENCE, HeatKind.DENOISING) else Confidence.MEDIUM,
             gain=_GAIN,
             fix=_decorated(context, function),
         )
@@ -61,7 +61,7 @@ def _wants_no_gradients(context: RuleContext, function: Function, hot: HotPath) 
     if hot.kind == HeatKind.GENERATION and function.name == "generate":
         return True
     if hot.kind == HeatKind.INFERENCE_CALL or function.cls is not None:
-        return only_infers(context, function)
+        return context.hot_paths.only_infers(function)
     return True
 
 

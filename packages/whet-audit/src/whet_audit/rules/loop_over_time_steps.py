@@ -36,7 +36,9 @@ def check(context: RuleContext) -> Iterator[Hit]:
         if found not in (Subject.TIME, Subject.POSITIONS) or _is_step_loop(context, loop):
             continue
         often, hot = runs_often(context, loop)
-        if not often or (hot is not None and hot.kind in (HeatKind.GENERATION, HeatKind.INFERENCE_CALL)):
+        if not often or (
+            hot is not None and hot.kind in (HeatKind.GENERATION, HeatKind.DENOISING, HeatKind.INFERENCE_CALL)
+        ):
             continue
         carried = _carried(loop)
         cell, is_carried = _cell(context, loop, carried), bool(carried)

@@ -43,7 +43,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
     """The first step loop of a script, at the statement that makes its model."""
     if not is_script(context.module) or says(context.project, context.module, *_COMPILED):
         return
-    for loop in context.loops(HeatKind.TRAINING, HeatKind.INFERENCE):
+    for loop in context.loops(HeatKind.TRAINING, HeatKind.INFERENCE, HeatKind.DENOISING):
         call = _forward_call(context, loop)
         made = _made(context, call) if call is not None else None
         if call is None or made is None:

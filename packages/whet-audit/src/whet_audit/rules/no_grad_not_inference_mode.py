@@ -21,7 +21,7 @@ from whet_audit.escapes import leaves_block, returns_tensors
 from whet_audit.finding import AddImport, Confidence, Fix, Gain, Hit, HotPath, Priority, ReplaceExpression
 from whet_audit.gradients import SWITCHES
 from whet_audit.hot_paths import INFERS, TRAINS
-from whet_audit.inference import only_infers, runs_forward, takes_gradients
+from whet_audit.inference import runs_forward, takes_gradients
 from whet_audit.project import name_of
 from whet_audit.project_words import is_script, trains
 from whet_audit.rule_context import RuleContext
@@ -116,7 +116,7 @@ def _infers(context: RuleContext, scope: ast.AST) -> bool:
     if any(_is_asked(context, call, hot) for call, hot in zip(calls, hot_paths, strict=True)):
         return True
     is_main = inner is not None and _MODEL.search(context.source(scope)) is not None
-    return bool(calls) and only_infers(context, function) and (is_main or inner is None)
+    return bool(calls) and context.hot_paths.only_infers(function) and (is_main or inner is None)
 
 
 def _end(scope: ast.AST) -> int:

@@ -32,7 +32,7 @@ _MAKERS = (
 )
 _OUTSIDE = ("numpy.", "scipy.", "cv2.", "skimage.", "sklearn.", "librosa.", "PIL.")
 _CHOSEN = frozenset("linear_sum_assignment randint choice permutation rand randn normal".split())
-_HOT = (HeatKind.FORWARD, HeatKind.TRAINING, HeatKind.TRAINING_STEP, HeatKind.GENERATION)
+_HOT = (HeatKind.FORWARD, HeatKind.TRAINING, HeatKind.TRAINING_STEP, HeatKind.GENERATION, HeatKind.DENOISING)
 
 
 def check(context: RuleContext) -> Iterator[Hit]:
