@@ -78,7 +78,7 @@ def test_softmax_of_what_is_not_finite(kernels: Library) -> None:
 @pytest.mark.parametrize("kind", ["sum", "mean", "max"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_reductions(kernels: Library, width: int, kind: str) -> None:
-    """Of numbers side by side, of columns of a matrix as pooling over tokens has them, and of numbers that lie apart."""
+    """Of numbers side by side, of columns of a matrix, as pooling over tokens has them, and of numbers far apart."""
     x = torch.randn(3, 5, width)
     columns, apart = torch.randn(3, width, 21).transpose(1, 2), torch.randn(3, 5, width, 2)[..., 0]
     for numbers in (x, columns, apart, columns[:, 3:20], x - 9):

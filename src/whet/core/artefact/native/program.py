@@ -1,7 +1,7 @@
 """Describe a graph as a list of steps on buffers. Sizes are expressions of the free sizes of the inputs.
 
-A step has the fields of the operation of its name in whet.kernels.graph.operations, with places instead of addresses and
-names instead of matrices.
+A step has the fields of the operation of its name in whet.kernels.graph.operations, with places instead of addresses
+and names instead of matrices.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class NormStep:
 
 @dataclass(frozen=True)
 class LinearStep:
-    """out = activation(norm(x) W^T + bias) + residual"""
+    """Compute out = activation(norm(x) W^T + bias) + residual."""
 
     x: Place
     weights: str
@@ -71,7 +71,7 @@ class LinearStep:
 
 @dataclass(frozen=True)
 class GatedStep:
-    """out = activation(gate) * up; the matrix holds sixteen outputs of gate, the same of up, and so on"""
+    """Compute out = activation(gate) * up; the matrix holds sixteen outputs of gate, the same of up, and so on."""
 
     x: Place
     weights: str
@@ -95,7 +95,7 @@ class NormaliseStep:
 
 @dataclass(frozen=True)
 class EmbedStep:
-    """out = the sum of the rows of the tables that the indices name"""
+    """Add up the rows of tables that indices name."""
 
     tables: tuple[Place, ...]
     indices: tuple[Place, ...]
@@ -105,7 +105,7 @@ class EmbedStep:
 
 @dataclass(frozen=True)
 class AttendStep:
-    """out = scaled dot-product attention; the mask is True where a query looks, or is added to the scores"""
+    """Compute scaled dot-product attention; the mask is True where a query looks, or is added to the scores."""
 
     q: Place
     k: Place
@@ -119,7 +119,7 @@ class AttendStep:
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """out = a b, by batches"""
+    """Compute out = a b for each batch."""
 
     a: Place
     b: Place
@@ -129,7 +129,7 @@ class MultiplyStep:
 
 @dataclass(frozen=True)
 class SoftmaxStep:
-    """out = softmax of each row"""
+    """Compute the softmax of each row."""
 
     x: Place
     out: Place
@@ -138,7 +138,7 @@ class SoftmaxStep:
 
 @dataclass(frozen=True)
 class ReduceStep:
-    """out = one number a row: its sum, mean or maximum"""
+    """Compute one number a row: its sum, mean or maximum."""
 
     x: Place
     out: Place
@@ -148,7 +148,7 @@ class ReduceStep:
 
 @dataclass(frozen=True)
 class ElementwiseStep:
-    """out = a small program for each number: values are the inputs, then the results of the code in order"""
+    """Run a small program for each number: values are the inputs, then the results of the code in order."""
 
     inputs: tuple[Place, ...]
     code: tuple[tuple[str, int, int], ...]
@@ -158,7 +158,7 @@ class ElementwiseStep:
 
 @dataclass(frozen=True)
 class CopyStep:
-    """out = x, of equal shape and any strides"""
+    """Copy x to out, of equal shape and any strides."""
 
     x: Place
     out: Place
@@ -167,7 +167,7 @@ class CopyStep:
 
 @dataclass(frozen=True)
 class FillStep:
-    """out = a number everywhere"""
+    """Write a number everywhere."""
 
     out: Place
     value: float

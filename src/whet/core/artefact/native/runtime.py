@@ -24,9 +24,12 @@ from whet.files import write_whole
 from whet.kernels.build import library
 from whet.kernels.linear.layout import Kind
 from whet.kernels.linear.packed import PackedWeights
+from whet.kernels.linear.quantise import Int8Weights
 
 PROGRAM = "program.json"
 WEIGHTS = "model.safetensors"
+
+_DTYPES = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16, Kind.S8: torch.int8}
 
 _MOST_SHAPES = 64  # of inputs, for which plans are kept
 
@@ -101,19 +104,22 @@ class NativeRuntime(Runtime):
 def _packed(name: str, matrix: Matrix, tensors: Mapping[str, Tensor]) -> PackedWeights:
     """Return a matrix as the kernels read it."""
     shape = (matrix.num_outputs, matrix.num_inputs)
-    stored, kind = _tensor(tensors, f"{name}.weight", shape), Kind[matrix.kind]
-    weight = stored.float()
+    kind = Kind[matrix.kind]
+    stored = _tensor(tensors, f"{name}.weight", shape, _DTYPES[kind])
+    weight: Tensor | Int8Weights = stored
     if kind is Kind.S8:
-        weight *= _tensor(tensors, f"{name}.scale", shape[:1])[:, None]
+        weight = Int8Weights(stored, _tensor(tensors, f"{name}.scale", shape[:1]))
     bias = _tensor(tensors, f"{name}.bias", shape[:1]) if matrix.has_bias else None
     return PackedWeights(library(), kind, weight, bias)
 
 
-def _tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+def _tensor(
+    tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Tensor:
     found = tensors.get(name)
-    if found is None or tuple(found.shape) != shape:
-        had = "missing" if found is None else f"{list(found.shape)}"
-        raise ValueError(f"{name} is {had}, not {list(shape)}")
+    if found is None or tuple(found.shape) != shape or found.dtype is not dtype:
+        had = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+        raise ValueError(f"{name} is {had}, not {dtype} {list(shape)}")
     return found
 
 

@@ -8,6 +8,7 @@ An argument is written as a number, a bool or None, as a list of arguments, or a
     {"size": "2 * s0"}    a size
     {"float": "-inf"}     a number that JSON lacks
     {"dtype": "int64"}
+    {"device": "cpu"}     where all calls are made
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -100,6 +101,8 @@ class TorchCalls:
                 return self._tensors[argument["tensor"]]
             if "size" in argument:
                 return sizes(argument["size"])
+            if "device" in argument:
+                return torch.device("cpu")
             return float(argument["float"]) if "float" in argument else getattr(torch, argument["dtype"])
 
         return call.function(*map(read, call.args), **{name: read(value) for name, value in call.kwargs.items()})
@@ -109,7 +112,8 @@ class TorchCalls:
         if argument is None or isinstance(argument, bool | int | float):
             return False
         if isinstance(argument, list):
-            return any([self._check(item, free) for item in argument])
+            varies = [self._check(item, free) for item in argument]  # every item is checked
+            return any(varies)
         match argument:
             case {"value": int(i), **rest} if 0 <= i < len(self._ready) and not rest.keys() - {"item"}:
                 return self._ready[i].varies
@@ -121,6 +125,8 @@ class TorchCalls:
                 check_size(size, free)
                 return False
             case {"float": ("inf" | "-inf" | "nan"), **rest} if not rest:
+                return False
+            case {"device": "cpu", **rest} if not rest:
                 return False
             case {"dtype": str(name), **rest} if not rest and isinstance(getattr(torch, name, None), torch.dtype):
                 return False

@@ -80,11 +80,11 @@ class Patterns:
             if not isinstance(sigmoid, fx.Node) or operator(sigmoid) != "sigmoid" or len(sigmoid.users) > 1:
                 continue
             product = sigmoid.args[0]
-            if isinstance(product, fx.Node) and operator(product) == "mul" and len(product.users) == 1:
-                if product.args[0] is x and product.args[1] == 1.702:
-                    self.quick_gelus[node] = x
-                    self.absorbed.update((sigmoid, product))
-                    return
+            is_alone = isinstance(product, fx.Node) and operator(product) == "mul" and len(product.users) == 1
+            if is_alone and product.args == (x, 1.702):
+                self.quick_gelus[node] = x
+                self.absorbed.update((sigmoid, product))
+                return
 
     def _find_groups(self) -> None:
         by_input: dict[fx.Node, list[fx.Node]] = defaultdict(list)

@@ -10,7 +10,7 @@ from whet.core.artefact.native.program import AttendStep, CopyStep, FillStep, Ga
 from whet.kernels.linear.layout import interleave
 from whet.techniques.rewriting.graph import operator, value
 from whet.techniques.rewriting.native_program.strided import Strided
-from whet.techniques.rewriting.native_program.symbolic import Size, product, same, shape_of
+from whet.techniques.rewriting.native_program.symbolic import Size, product, same
 from whet.techniques.rewriting.native_program.values import Value, named, refuse
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Describe tensors as strided places in buffers, and do the operators that only look at them otherwise."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -121,4 +122,4 @@ def _next_group(old: Sequence[Size], new: Sequence[Size]) -> tuple[int, int]:
 
 def _is_one_run(dims: Sequence[tuple[Size, Size]]) -> bool:
     """Return whether dimensions, as (size, stride), can be walked with the stride of the last."""
-    return all(same(outer, size * stride) for (_, outer), (size, stride) in zip(dims[:-1], dims[1:], strict=True))
+    return all(same(outer, size * stride) for (_, outer), (size, stride) in itertools.pairwise(dims))

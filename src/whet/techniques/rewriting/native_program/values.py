@@ -1,4 +1,4 @@
-"""Say what a node of a graph stands for while it is lowered: numbers in a buffer, an input, a constant, a call of torch."""
+"""Say what a node of a graph stands for while it is lowered: a buffer, an input, a constant, a call of torch."""
 
 import math
 from dataclasses import dataclass
@@ -63,19 +63,22 @@ def named(node: fx.Node) -> dict[str, Any]:
 
 def stays_in_torch(node: fx.Node, env: dict[fx.Node, Value]) -> bool:
     """Return whether torch computes a node: an operator on whole numbers, on sizes, and on what torch made of them."""
-    if not isinstance(node.target, OpOverload) or operator(node) not in OPERATORS or node.target._schema.is_mutable:
+    if not isinstance(node.target, OpOverload) or _name(node.target) not in OPERATORS or node.target._schema.is_mutable:
         return False
-    sources = [env[source] for source in node.all_input_nodes if source in env]
-    tensors = [value(source) for source in node.all_input_nodes if value(source) is not None]
     if operator(node) == "embedding":
         table, index = env[node.args[0]], env[node.args[1]]  # type: ignore[index]
         is_small = isinstance(table, Fixed) and table.tensor.numel() <= _SMALL_TABLE
         return is_small and not isinstance(index, Strided) and not _reads_inputs(node)
     return all(
-        not isinstance(source, Strided | list) and not (isinstance(source, Input) and tensor.is_floating_point())
-        for source, tensor in zip(sources, tensors, strict=True)
-        if tensor is not None
+        isinstance(found := env.get(source), Input | Fixed | Called)
+        and not (isinstance(found, Input) and tensor.is_floating_point())
+        for source in node.all_input_nodes
+        if (tensor := value(source)) is not None
     )
+
+
+def _name(target: OpOverload) -> str:
+    return target._schema.name.removeprefix("aten::")
 
 
 def is_constant(node: fx.Node, env: dict[fx.Node, Value]) -> bool:
@@ -106,8 +109,7 @@ def called(node: fx.Node, env: dict[fx.Node, Value], builder: Builder) -> Value:
     args = [argument(arg, env, builder) for arg in node.args]
     kwargs = {name: argument(arg, env, builder) for name, arg in node.kwargs.items() if name not in _IGNORED}
     assert isinstance(node.target, OpOverload)
-    name = node.target._schema.name.removeprefix("aten::")
-    builder.calls.append(Call(f"{name}.{node.target._overloadname}", args, kwargs))
+    builder.calls.append(Call(f"{_name(node.target)}.{node.target._overloadname}", args, kwargs))
     index = len(builder.calls) - 1
     found = node.meta.get("val")
     return [Called(index, i) for i in range(len(found))] if isinstance(found, list | tuple) else Called(index)
@@ -119,6 +121,8 @@ def argument(arg: Any, env: dict[fx.Node, Value], builder: Builder) -> Any:
         return [argument(item, env, builder) for item in arg]
     if isinstance(arg, torch.dtype):
         return {"dtype": str(arg).removeprefix("torch.")}
+    if isinstance(arg, torch.device) and arg.type == "cpu":
+        return {"device": "cpu"}
     if isinstance(arg, float) and not math.isfinite(arg):
         return {"float": str(arg)}
     if arg is None or isinstance(arg, bool | int | float):
