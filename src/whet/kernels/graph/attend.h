@@ -177,7 +177,7 @@ class QueryRows {
  public:
   QueryRows(const Attend& op, const Item& item) : op_(op), item_(item), desk_(op, item.num_rows) {
     D_ = op.q.width(), S_ = static_cast<int>(op.k.shape[DIMS - 2]), width_ = padded(op.v.width());
-    shares_mask_ = op.mask.data != nullptr && op.mask.stride[DIMS - 2] == 0;
+    shares_mask_ = op.mask.data != nullptr && mask_rows_are_equal();
   }
 
   void run() {
@@ -207,11 +207,23 @@ class QueryRows {
     return table[count - 1];
   }
 
+  // Whether all rows see the same keys: masks are often given for each row where one for each sequence would do.
+  bool mask_rows_are_equal() const {
+    const View& mask = op_.mask;
+    if (mask.stride[DIMS - 2] == 0) return true;
+    if (mask.stride[DIMS - 1] != 1) return false;
+    const size_t bytes = mask.type == whet::graph::Type::boolean ? 1 : sizeof(float);
+    const uint8_t* first = mask.data + bytes * offset(mask, item_.batch, item_.head, item_.row);
+    for (int r = 1; r < item_.num_rows; r++)
+      if (std::memcmp(first, first + bytes * r * mask.stride[DIMS - 2], bytes * S_) != 0) return false;
+    return true;
+  }
+
   // Pack keys and values; those that the mask hides from all rows stay as they are.
   Chunk open(int first, int count) {
     Chunk chunk{first, count, 0, (count + LANES - 1) / LANES};
     if (shares_mask_) {
-      read_mask(op_.mask, offset(op_.mask, item_.batch, item_.head, 0), first, count, desk_.mask);
+      read_mask(op_.mask, offset(op_.mask, item_.batch, item_.head, item_.row), first, count, desk_.mask);
       const auto hides = [&](int block) { return reduce_max(load(desk_.mask + LANES * block)) == UNSEEN; };
       while (chunk.from < chunk.to && hides(chunk.from)) chunk.from++;
       while (chunk.from < chunk.to && hides(chunk.to - 1)) chunk.to--;
@@ -311,7 +323,7 @@ class QueryRows {
   const Item item_;
   Desk<Type> desk_;
   int D_, S_, width_;
-  bool shares_mask_;  // among all rows
+  bool shares_mask_;  // among the rows of the item
 };
 
 }  // namespace attention_of_rows

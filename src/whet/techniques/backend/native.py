@@ -27,9 +27,9 @@ from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
 from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.attention_pattern import find_attention, fuse
-from whet.techniques.rewriting.graph import Traced, cleaned, trace, trace_original, verify
+from whet.techniques.rewriting.graph import Traced, verify
 from whet.techniques.rewriting.low_precision import bfloat16_refusal
-from whet.techniques.rewriting.native_program.lowering import lower
+from whet.techniques.rewriting.native_program.lowering import functional, lower
 from whet.techniques.rewriting.native_program.precision import with_precision
 from whet.techniques.technique import (
     BACKEND,
@@ -78,7 +78,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
         return NotApplicable(why)
     try:
         library()
-        builder = lower(trace_original(examined))
+        builder = lower(functional(program.original(examined)))
     except (KernelsError, TargetError) as error:
         return NotApplicable(str(error))
     return Applies(f"the whole graph, {len(builder.steps)} operations, in {options.precision}")
@@ -112,17 +112,18 @@ def _with_fused_attention(candidate: Candidate) -> fx.GraphModule:
 
     Where that would change the outputs, attention stays as it is.
     """
-    traced = trace(candidate.module, candidate.examined)
+    examined = candidate.examined
+    exported = program.export(candidate.module, examined)
+    traced = functional(exported)
     found = find_attention(traced)
-    if found:
-        module = Traced(fuse(traced, found))
-        try:
-            verify("native", module, candidate.module, candidate.examined, _TOLERANCE)
-        except TargetError:
-            traced = trace(candidate.module, candidate.examined)
-        else:
-            return cleaned(program.export(module, candidate.examined))
-    return traced
+    if not found:
+        return traced
+    module = Traced(fuse(traced, found))
+    try:
+        verify("native", module, candidate.module, examined, _TOLERANCE)
+    except TargetError:
+        return functional(exported)
+    return functional(program.export(module, examined))
 
 
 TECHNIQUE = Technique(

@@ -10,12 +10,13 @@ from torch._ops import OpOverload
 
 from whet.core.artefact.native.program import CopyStep, Result
 from whet.errors import TargetError
-from whet.techniques.rewriting.graph import operator, parameter, value
+from whet.techniques.rewriting.graph import cleaned, operator, parameter, value
 from whet.techniques.rewriting.native_program.builder import Builder
 from whet.techniques.rewriting.native_program.fusion import fused
 from whet.techniques.rewriting.native_program.patterns import Patterns
 from whet.techniques.rewriting.native_program.strided import Strided
 from whet.techniques.rewriting.native_program.symbolic import Size, product, same, shape_of, size_of
+from whet.techniques.rewriting.native_program.unused import without_unused
 from whet.techniques.rewriting.native_program.values import (
     Called,
     Fixed,
@@ -32,13 +33,21 @@ _CHECKS = ("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_co
 _SPREADING = ("expand", "unsqueeze")  # done by strides where steps read what torch made: fewer numbers are copied
 
 
+def functional(exported: torch.export.ExportedProgram) -> fx.GraphModule:
+    """Return an exported program as a cleaned graph in which no operator writes into its arguments."""
+    targets = [node.target for node in exported.graph.nodes]
+    if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
+        exported = exported.run_decompositions({})  # without a table, operators stay as they are but for that
+    return cleaned(exported)
+
+
 def lower(graph_module: fx.GraphModule) -> Builder:
-    """Return the program of a graph that `rewriting.graph.cleaned` gave, with its weights in float32.
+    """Return the program of a graph that `functional` gave, with its weights in float32.
 
     Raises:
         TargetError: The graph has an operator that the kernels lack; the message names it.
     """
-    return fused(Lowering(graph_module).run())
+    return without_unused(fused(Lowering(graph_module).run()))
 
 
 class Lowering:
@@ -91,7 +100,7 @@ class Lowering:
         if node.target is python.getitem:
             source, item = node.args
             self.env[node] = self.env[source][item]  # type: ignore[index]
-        elif not isinstance(node.target, OpOverload):
+        elif not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
             raise refuse(node)
         elif is_constant(node, self.env) and not _has_sizes(node):
             self.env[node] = folded(node, self.env)
