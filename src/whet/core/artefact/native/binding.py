@@ -75,17 +75,17 @@ class Bound:
         """Bind a program. Other programs on the same arena may have to be bound again: `moved` says so.
 
         Raises:
-            InputsError: A free size is 0.
+            InputsError: A free size is 0, or inputs have shapes that the program does not take.
             ArtefactError: The program is damaged: a place lies outside its buffer.
         """
         program = loaded.program
         self._loaded = loaded
-        self._sizes = Sizes({name: shapes[i][dim] for name, (i, dim) in program.free.items()})
+        self._sizes = Sizes(_free_sizes(program, shapes))
         if empty := [f"size {dim} of input {i}" for i, dim in program.free.values() if shapes[i][dim] == 0]:
             raise InputsError(f"{' and '.join(empty)} is 0; whet's kernels take inputs with at least one of each")
         self._fixed = loaded.calls.fixed(self._sizes)
         self._numbers: list[Numbers] = []
-        self.moved = self._lay_out(arena)
+        self.moved = self._lay_out(shapes, arena)
         self._filled = [
             (buffer.origin == "input", int(buffer.source), numbers)
             for i, (buffer, numbers) in enumerate(zip(program.buffers, self._numbers, strict=True))
@@ -107,10 +107,13 @@ class Bound:
             for found in self._results
         )
 
-    def _lay_out(self, arena: Arena) -> bool:
+    def _lay_out(self, shapes: Sequence[Sequence[int]], arena: Arena) -> bool:
         """Find memory for every buffer, and return whether the arena moved."""
         program, sizes = self._loaded.program, self._sizes
         counts = [sizes(buffer.size) for buffer in program.buffers]
+        for buffer, count in zip(program.buffers, counts, strict=True):
+            if buffer.origin == "input" and count != math.prod(shapes[int(buffer.source)]):
+                raise _wrong_shape(int(buffer.source), shapes)
         same = _in_place(program, counts, sizes)
         lives = _lives(program, same)
         types = [_TYPES[buffer.dtype][0] for buffer in program.buffers]
@@ -188,6 +191,18 @@ class Bound:
             )
         dtype = _TYPES[self._loaded.program.buffers[place.buffer].dtype][1]
         return operations.View(numbers.ctypes.data + offset * numbers.itemsize, shape, strides, dtype)
+
+
+def _free_sizes(program: Program, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    for i, dim in program.free.values():
+        if i >= len(shapes) or dim >= len(shapes[i]):
+            raise _wrong_shape(i, shapes)
+    return {name: shapes[i][dim] for name, (i, dim) in program.free.items()}
+
+
+def _wrong_shape(index: int, shapes: Sequence[Sequence[int]]) -> InputsError:
+    found = list(shapes[index]) if index < len(shapes) else "missing"
+    return InputsError(f"input {index} has the shape {found}, which the program does not take")
 
 
 def _in_place(program: Program, counts: Sequence[int], sizes: Sizes) -> list[int]:

@@ -83,7 +83,7 @@ class GatedStep:
 
 @dataclass(frozen=True)
 class NormaliseStep:
-    """total = x + other, where there is another; out = norm(total)"""
+    """Compute total = x + other, where there is another, and out = norm(total)."""
 
     x: Place
     norm: NormStep

@@ -47,7 +47,7 @@ class NativeRuntime(Runtime):
     NAME = "native"
 
     def __init__(self, program: Program, tensors: Mapping[str, Tensor]) -> None:
-        self._program = program
+        self.program = program
         self._stored: Mapping[str, Tensor] | None = tensors
         self._directory: Path | None = None  # of a model that was loaded: its files are what is written again
         packed = {name: _packed(name, matrix, tensors) for name, matrix in program.matrices.items()}
@@ -79,10 +79,10 @@ class NativeRuntime(Runtime):
     @property
     def conditions(self) -> list[str]:
         """Return that no free size is 0."""
-        return [f"L['tensors'][{i}].size()[{dim}] >= 1" for i, dim in self._program.free.values()]
+        return [f"L['tensors'][{i}].size()[{dim}] >= 1" for i, dim in self.program.free.values()]
 
     def write(self, directory: Path) -> None:
-        write_whole(directory / PROGRAM, write_program(self._program) + "\n")
+        write_whole(directory / PROGRAM, write_program(self.program) + "\n")
         if self._directory is not None:
             shutil.copyfile(self._directory / WEIGHTS, directory / WEIGHTS)
         elif self._stored is not None:

@@ -24,17 +24,18 @@ from whet.core.artefact.native.sizes import Sizes, check_size
 
 OPERATORS = frozenset({
     "abs", "add", "alias", "all", "amax", "amin", "any", "arange", "argmax", "argmin", "bitwise_and", "bitwise_not",
-    "bitwise_or", "bitwise_xor", "__and__", "__or__", "__xor__", "broadcast_to", "bucketize", "cat", "ceil", "chunk",
-    "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy", "cos", "cumsum", "detach", "diff",
-    "div", "embedding", "eq", "exp", "expand", "expand_as", "fill", "flatten", "flip", "floor", "floor_divide", "fmod", "full",
-    "full_like", "gather", "ge", "gt", "index", "index_put", "index_select", "isfinite", "isinf", "isnan", "le", "lift_fresh_copy",
-    "log", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "mT", "masked_fill", "matmul", "max",
-    "maximum", "mean", "min", "minimum", "movedim", "mul", "ne", "neg", "new_empty", "new_full", "new_ones",
-    "new_zeros", "numpy_T", "ones", "ones_like", "outer", "pad", "permute", "pow", "reciprocal", "remainder", "repeat",
-    "reshape", "roll", "round", "rsqrt", "rsub", "scalar_tensor", "select", "select_scatter", "sign", "sin", "slice", "slice_scatter", "split",
-    "split_with_sizes", "sqrt", "square", "squeeze", "stack", "sub", "sum", "t", "to", "_to_copy", "transpose", "tril",
-    "triu", "trunc", "type_as", "unbind", "unflatten", "unsqueeze", "_unsafe_view", "view", "view_as", "where", "zeros",
-    "zeros_like",
+    "bitwise_or", "bitwise_xor", "__and__", "__or__", "__xor__", "broadcast_to", "bucketize", "cat", "ceil",
+    "chunk", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy", "cos", "cumsum",
+    "detach", "diff", "div", "embedding", "eq", "exp", "expand", "expand_as", "fill", "flatten", "flip", "floor",
+    "floor_divide", "fmod", "full", "full_like", "gather", "ge", "gt", "index", "index_put", "index_select",
+    "isfinite", "isinf", "isnan", "le", "lift_fresh_copy", "log", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "lt", "mT", "masked_fill", "matmul", "max", "maximum", "mean", "min", "minimum", "movedim",
+    "mul", "ne", "neg", "new_empty", "new_full", "new_ones", "new_zeros", "numpy_T", "ones", "ones_like", "outer",
+    "pad", "permute", "pow", "reciprocal", "remainder", "repeat", "reshape", "roll", "round", "rsqrt", "rsub",
+    "scalar_tensor", "select", "select_scatter", "sign", "sin", "slice", "slice_scatter", "split",
+    "split_with_sizes", "sqrt", "square", "squeeze", "stack", "sub", "sum", "t", "to", "_to_copy", "transpose",
+    "tril", "triu", "trunc", "type_as", "unbind", "unflatten", "unsqueeze", "_unsafe_view", "view", "view_as",
+    "where", "zeros", "zeros_like",
 })  # fmt: skip
 """The operators that may stay in torch, without their overloads. None of them writes into its arguments."""
 

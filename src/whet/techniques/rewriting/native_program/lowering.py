@@ -1,6 +1,7 @@
 """Lower a cleaned graph to a program, node by node. operators.py holds what becomes of each operator."""
 
 import operator as python
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,9 @@ def functional(exported: torch.export.ExportedProgram) -> fx.GraphModule:
     """Return an exported program as a cleaned graph in which no operator writes into its arguments."""
     targets = [node.target for node in exported.graph.nodes]
     if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
-        exported = exported.run_decompositions({})  # without a table, operators stay as they are but for that
+        with warnings.catch_warnings():  # torch warns of its own copies
+            warnings.simplefilter("ignore", FutureWarning)
+            exported = exported.run_decompositions({})  # without a table, most operators stay as they are but for that
     return cleaned(exported)
 
 
@@ -144,7 +147,9 @@ class Lowering:
             raise refuse(node, f"in {dtype}")
         if isinstance(found, Input):
             return self.builder.input(found.index, dtype, shape_of(tensor))
-        assert isinstance(found, Called) and found.item is None, node
+        assert isinstance(found, Called), node
+        if found.item is not None:
+            raise refuse(node, "as one of several results")
         return self.builder.value(found.index, dtype, shape_of(tensor))
 
     def rows(self, x: Strided) -> Strided:

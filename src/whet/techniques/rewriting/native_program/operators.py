@@ -66,17 +66,26 @@ def _expand(low: "Lowering", node: fx.Node) -> Value:
 
 
 def _select(low: "Lowering", node: fx.Node) -> Value:
-    dim, index = low.sizes(node.args[1:3])
-    return low.tensor(node.args[0]).selected(dim, index)
+    x, (dim, index) = low.tensor(node.args[0]), low.sizes(node.args[1:3])
+    return x.selected(dim % x.dim, _from_start(node, index, x.shape[dim]))
 
 
 def _slice(low: "Lowering", node: fx.Node) -> Value:
     x, given = low.tensor(node.args[0]), named(node)
     dim = int(given["dim"]) % x.dim
-    start = low.sizes(given["start"]) or 0
-    if isinstance(start, int) and start < 0:
-        start = x.shape[dim] + start
+    start = _from_start(node, low.sizes(given["start"]) or 0, x.shape[dim])
+    if isinstance(start, int):
+        start = max(0, start)
     return x.sliced(dim, start, low.shape(node)[dim], given.get("step", 1))
+
+
+def _from_start(node: fx.Node, index: Size, size: Size) -> Size:
+    """Return an index that may count from the end as one that counts from the start."""
+    if isinstance(index, int):
+        return index if index >= 0 else size + index
+    if not index.is_nonnegative and not index.is_negative:
+        raise refuse(node, "from a place that depends on the sizes of the inputs")
+    return index if index.is_nonnegative else size + index
 
 
 def _parts(low: "Lowering", node: fx.Node) -> Value:
@@ -101,6 +110,8 @@ def _cat(low: "Lowering", node: fx.Node) -> Value:
     dim = int(given["dim"]) % len(shape)
     out, first = low.builder.room(shape), 0
     for part in given["tensors"]:
+        if value(part) is None or value(part).dtype is not torch.float32:  # type: ignore[union-attr]
+            raise refuse(node, "of several types")
         x = low.tensor(part).unsqueezed(dim) if is_stack else low.tensor(part)
         low.builder.steps.append(CopyStep(x, out.sliced(dim, first, x.shape[dim])))
         first += x.shape[dim]
@@ -125,6 +136,8 @@ def _pad(low: "Lowering", node: fx.Node) -> Value:
 
 
 def _unary(low: "Lowering", node: fx.Node) -> Value:
+    if named(node).get("decimals"):
+        raise refuse(node, "to decimals")
     return low.builder.elementwise(_UNARY[operator(node)], low.shape(node), low.tensor(node.args[0]))
 
 
@@ -307,6 +320,7 @@ OPERATORS: dict[str, Handler] = {
     "embedding": _embedding,
     "linear": products.linear,
     "batch_norm": products.batch_norm,
+    "_native_batch_norm_legit_no_training": lambda low, node: [products.batch_norm(low, node)],
     "scaled_dot_product_attention": products.attend,
 }
 """What becomes of an operator, by its name without overload and without the underscore of in-place forms."""

@@ -94,10 +94,12 @@ def attend(low: "Lowering", node: fx.Node) -> Value:
     if lead > 0 or len({q.dim, k.dim, v.dim}) > 1:
         raise refuse(node, "with more than 4 dimensions")
     q, k, v = (_in_four(x) for x in (q, k, v))
-    batch = q.shape[0]
-    k, v = (x.expanded((batch, *x.shape[1:])) for x in (k, v))
-    if not given.get("enable_gqa") and not same(k.shape[1], q.shape[1]):
-        k, v = (x.expanded((batch, q.shape[1], *x.shape[2:])) for x in (k, v))
+    batch, heads = (1,) * (-lead) + shape[: 2 + lead] if lead else shape[:2]
+    q = q.expanded((batch, heads, *q.shape[2:]))
+    if given.get("enable_gqa"):
+        k, v = (x.expanded((batch, *x.shape[1:])) for x in (k, v))
+    else:
+        k, v = (x.expanded((batch, heads, *x.shape[2:])) for x in (k, v))
     q, k, v = (x if same(x.strides[3], 1) else low.copied(x) for x in (q, k, v))
     B, H, T = q.shape[:3]
     out = low.builder.room((B, T, H, v.shape[3])).transposed(1, 2)
@@ -196,7 +198,7 @@ def _each(found: Any, num_dims: int) -> list[int]:
     return numbers * num_dims if len(numbers) == 1 else numbers
 
 
-def batch_norm(low: "Lowering", node: fx.Node) -> Value:
+def batch_norm(low: "Lowering", node: fx.Node) -> Strided:
     """Lower a batch norm in evaluation: a factor and a summand for each channel."""
     given = named(node)
     if given.get("training"):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from whet.core.artefact.native.program import Place
+from whet.errors import TargetError
 from whet.techniques.rewriting.native_program.symbolic import (
     Size,
     contiguous_strides,
@@ -53,16 +54,7 @@ class Strided(Place):
         shape = (*self.shape[:dim], 1, *self.shape[dim:])
         return replace(self, shape=shape, strides=(*self.strides[:dim], 0, *self.strides[dim:]))
 
-    def squeezed(self, dims: Sequence[int]) -> "Strided":
-        """Return the tensor without those of the dimensions that have size 1."""
-        gone = {dim % self.dim for dim in dims if same(self.shape[dim], 1)}
-        kept = [i for i in range(self.dim) if i not in gone]
-        return self.permuted(kept)
-
     def selected(self, dim: int, index: Size) -> "Strided":
-        dim %= self.dim
-        if isinstance(index, int) and index < 0:
-            index = self.shape[dim] + index
         rest = [i for i in range(self.dim) if i != dim]
         return replace(self.permuted(rest), offset=self.offset + index * self.strides[dim])
 
@@ -73,10 +65,19 @@ class Strided(Place):
         return replace(self, offset=self.offset + start * self.strides[dim], shape=shape, strides=strides)
 
     def expanded(self, shape: Sequence[Size]) -> "Strided":
-        """Return the tensor broadcast to a shape."""
+        """Return the tensor broadcast to a shape.
+
+        Raises:
+            TargetError: A size is neither 1 nor known to be the wanted one.
+        """
         missing = len(shape) - self.dim
         strides: list[Size] = [0] * missing
         for old, new, stride in zip(self.shape, shape[missing:], self.strides, strict=True):
+            if not same(old, new) and not same(old, 1):
+                raise TargetError(
+                    f"whet's native program cannot tell whether the sizes {old} and {new} are equal; leave native out "
+                    "of the recipe"
+                )
             strides.append(stride if same(old, new) else 0)
         return replace(self, shape=tuple(shape), strides=tuple(strides))
 
