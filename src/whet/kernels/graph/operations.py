@@ -54,7 +54,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """out [rows, n] = activation(norm(x) W^T + bias) + residual, of x [rows, k]. The residual may be out itself."""
+    """Compute out [rows, n] = activation(norm(x) W^T + bias) + residual of x [rows, k]. Residual may be out itself."""
 
     x: View
     weights: PackedMatrix
@@ -66,7 +66,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Gated:
-    """out [rows, n] = activation(gate) * up, where gate and up are linear layers of norm(x).
+    """Compute out [rows, n] = activation(gate) * up, where gate and up are linear layers of norm(x).
 
     Their weights are one matrix, as whet.kernels.linear.layout.interleave makes it.
     """
@@ -80,7 +80,7 @@ class Gated:
 
 @dataclass(frozen=True)
 class Normalise:
-    """total = x + other, where there is another, and out = norm(total), of rows. Total may be x or other."""
+    """Compute total = x + other, where there is another, and out = norm(total). Total may be x or other."""
 
     x: View
     norm: Norm
@@ -91,7 +91,7 @@ class Normalise:
 
 @dataclass(frozen=True)
 class Embed:
-    """out [rows, width] = the sum of one row of each table [num, width], float32 or bfloat16.
+    """Compute out [rows, width] = the sum of one row of each table [num, width], float32 or bfloat16.
 
     Indices are int64 [rows]. One that lies outside its table is an error.
     """
@@ -103,7 +103,7 @@ class Embed:
 
 @dataclass(frozen=True)
 class Attend:
-    """out = softmax(scale q k^T + mask) v of each batch and head.
+    """Compute out = softmax(scale q k^T + mask) v of each batch and head.
 
     Attributes:
         q: [B, H, T, D]; head h takes the key-value head h // (H / Hk).
@@ -127,7 +127,7 @@ class Attend:
 
 @dataclass(frozen=True)
 class Multiply:
-    """out [..., m, n] = a [..., m, k] b [..., k, n]; batches of a and b are broadcast to those of out, at most 4."""
+    """Compute out [..., m, n] = a [..., m, k] b [..., k, n]. Batches, at most 4, are broadcast to those of out."""
 
     a: View
     b: View
@@ -136,7 +136,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Softmax:
-    """out = softmax over the last dimension; out may be x."""
+    """Compute out = softmax over the last dimension; out may be x."""
 
     x: View
     out: View
@@ -144,7 +144,7 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Reduce:
-    """out [rows] = the sum, mean or maximum of each row of x [rows, width]."""
+    """Compute out [rows] = the sum, mean or maximum of each row of x [rows, width]."""
 
     x: View
     out: View
@@ -161,7 +161,7 @@ FUNCTIONS = (
 
 @dataclass(frozen=True)
 class Elementwise:
-    """out = a small program for each number.
+    """Run a small program for each number of out.
 
     Attributes:
         inputs: Broadcast to the shape of out, in any type; their numbers become float32. One may be out itself.
@@ -177,7 +177,7 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Copy:
-    """out = x, of one shape and one type, which may be any."""
+    """Copy x to out, of one shape and one type, which may be any."""
 
     x: View
     out: View
@@ -185,7 +185,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fill:
-    """out = a number everywhere, in the type of out."""
+    """Write a number everywhere, in the type of out."""
 
     out: View
     value: float

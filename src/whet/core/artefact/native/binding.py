@@ -98,7 +98,7 @@ class Bound:
         """Return the outputs for flat inputs. They belong to the caller."""
         values = self._loaded.calls.varying(self._sizes, self._fixed, inputs)
         for is_input, source, numbers in self._filled:
-            given = (inputs if is_input else values)[source]  # type: ignore[index]
+            given = inputs[source] if is_input else values[source]
             np.copyto(numbers, given.detach().reshape(-1).numpy())
         self._plan.run()
         # numpy copies, on this thread: torch's clone would wake threads that spin on the cores of the next call
@@ -159,7 +159,7 @@ class Bound:
         return np.lib.stride_tricks.as_strided(first, view.shape, strides)
 
     def _operation(self, step: Step) -> Any:
-        """Return the kernels' operation of a step: its fields, with addresses in place of places."""
+        """Return the operation of the kernels that a step names, with addresses in place of places."""
         fields = {
             item.name: self._argument(item.name, getattr(step, item.name))
             for item in dataclasses.fields(step)
@@ -185,7 +185,7 @@ class Bound:
         numbers, sizes = self._numbers[place.buffer], self._sizes
         offset, shape, strides = sizes(place.offset), sizes.all(place.shape), sizes.all(place.strides)
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        if min((offset, *shape, *strides)) < 0 or (math.prod(shape) and last >= len(numbers)):
+        if min((offset, *shape, *strides)) < 0 or (0 not in shape and last >= len(numbers)):
             raise ArtefactError(
                 f"the artefact is damaged: it reads number {last} of {len(numbers)}; write it again with `whet apply`"
             )

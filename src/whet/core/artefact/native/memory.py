@@ -16,7 +16,7 @@ class Life:
 
 
 def lay_out(lives: Sequence[Life]) -> tuple[list[int], int]:
-    """Return each buffer's offset and the bytes of all together.
+    """Return the offset of each life, and the bytes that all of them take together.
 
     The largest come first, each at the lowest offset that is free while it lives: greedy by size (Pisarchyk and Lee,
     2020, arXiv:2001.03288).

@@ -117,7 +117,7 @@ def _as_one_program(builder: Builder, writer: Step, step: Step) -> Step | None:
     places[own[0]] = num_inputs + len(writer.code) - 1
     for n in range(len(step.code)):
         places[len(step.inputs) + n] = num_inputs + len(writer.code) + n
-    code = [(name, *(i if i < first else i + shift for i in (a, b))) for name, a, b in writer.code]
+    code = [(name, a if a < first else a + shift, b if b < first else b + shift) for name, a, b in writer.code]
     code += [(name, places[a], places[b]) for name, a, b in step.code]
     inputs = (*writer.inputs, *(step.inputs[i] for i in others))
     return dataclasses.replace(step, inputs=inputs, code=tuple(code))

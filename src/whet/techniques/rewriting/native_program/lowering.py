@@ -189,12 +189,10 @@ class Lowering:
     def _linear_module(self, node: fx.Node) -> None:
         if node in self.env or node in self.patterns.absorbed:
             return
-        layer = self.graph_module.get_submodule(str(node.target))
-        assert isinstance(layer, nn.Linear)
-        if layer.weight.dtype is not torch.float32:
-            raise refuse(node, f"in {str(layer.weight.dtype).removeprefix('torch.')}")
         group = self.patterns.groups.get(node, [node])
-        layers = [self.graph_module.get_submodule(str(one.target)) for one in group]
+        layers = [self._layer(one) for one in group]
+        if layers[0].weight.dtype is not torch.float32:
+            raise refuse(node, f"in {str(layers[0].weight.dtype).removeprefix('torch.')}")
         weight, bias, name = joined([str(one.target) for one in group], layers)
         matrix = self.builder.matrix(name, weight, bias)
         x = self.tensor(node.args[0])
@@ -204,6 +202,11 @@ class Lowering:
             width = part.out_features
             self.env[one] = self.reshaped(out.sliced(1, first, width), self.shape(one))
             first += width
+
+    def _layer(self, node: fx.Node) -> nn.Linear:
+        layer = self.graph_module.get_submodule(str(node.target))
+        assert isinstance(layer, nn.Linear)  # `cleaned` leaves no other modules
+        return layer
 
     def _give(self, outputs: Any) -> None:
         for node in outputs:
@@ -217,7 +220,7 @@ class Lowering:
                 self.builder.results.append(Result(place=self.tensor(node)))
 
 
-def joined(names: Sequence[str], layers: Sequence[Any]) -> tuple[Tensor, Tensor | None, str]:
+def joined(names: Sequence[str], layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None, str]:
     """Return one matrix of several linear layers with the same input, its bias, and its name."""
     owner = names[0].rpartition(".")[0]
     ends = [name.removeprefix(f"{owner}.") for name in names]

@@ -263,7 +263,7 @@ def _reduction(low: "Lowering", node: fx.Node) -> Value:
         raise refuse(node, "in another dtype")
     dims = given.get("dim")
     dims = list(range(x.dim)) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
-    gone = sorted(int(dim) % x.dim for dim in dims)  # type: ignore[union-attr]
+    gone = sorted(int(dim) % x.dim for dim in dims)
     kept = [i for i in range(x.dim) if i not in gone]
     moved = x.permuted([*kept, *gone])
     shape = moved.shape[: len(kept)]

@@ -80,8 +80,9 @@ class Patterns:
             if not isinstance(sigmoid, fx.Node) or operator(sigmoid) != "sigmoid" or len(sigmoid.users) > 1:
                 continue
             product = sigmoid.args[0]
-            is_alone = isinstance(product, fx.Node) and operator(product) == "mul" and len(product.users) == 1
-            if is_alone and product.args == (x, 1.702):
+            if not isinstance(product, fx.Node) or not isinstance(x, fx.Node) or operator(product) != "mul":
+                continue
+            if len(product.users) == 1 and product.args == (x, 1.702):
                 self.quick_gelus[node] = x
                 self.absorbed.update((sigmoid, product))
                 return

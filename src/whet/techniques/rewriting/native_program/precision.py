@@ -25,7 +25,8 @@ def with_precision(builder: Builder, precision: Precision) -> tuple[Program, dic
     matrices: dict[str, Matrix] = {}
     for name, weights in builder.matrices.items():
         kind = _KINDS[precision]
-        matrices[name] = Matrix(kind, *weights.weight.shape, weights.bias is not None)
+        num_outputs, num_inputs = weights.weight.shape
+        matrices[name] = Matrix(kind, num_outputs, num_inputs, weights.bias is not None)
         tensors |= {f"{name}.{end}": tensor for end, tensor in _stored(kind, weights).items()}
     for name, tensor in builder.tensors.items():
         is_narrow = name in builder.tables and precision != "f32" and bool(tensor.abs().max() < _MOST_OF_FLOAT16)

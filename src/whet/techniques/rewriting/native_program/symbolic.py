@@ -36,7 +36,7 @@ def same(a: Size, b: Size) -> bool:
     """Return whether two sizes are equal whatever the free sizes are."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    return a == b or sympy.expand(a - b) == 0
+    return bool(a == b or sympy.expand(a - b) == 0)
 
 
 def same_all(a: Sequence[Size], b: Sequence[Size]) -> bool:

@@ -62,7 +62,7 @@ def named(node: fx.Node) -> dict[str, Any]:
 
 
 def stays_in_torch(node: fx.Node, env: dict[fx.Node, Value]) -> bool:
-    """Return whether torch computes a node: an operator on whole numbers, on sizes, and on what torch made of them."""
+    """Return whether torch computes this: an operator on whole numbers, on sizes, and on what torch made of them."""
     if not isinstance(node.target, OpOverload) or _name(node.target) not in OPERATORS or node.target._schema.is_mutable:
         return False
     if operator(node) == "embedding":
