@@ -26,12 +26,14 @@ RECIPES: dict[str, tuple[str, dict[str, Any]] | None] = {
     "openvino int8": ("openvino", {"precision": "int8"}),
     "onnxruntime": ("onnxruntime", {"precision": "f32"}),
     "onnxruntime int8": ("onnxruntime", {"precision": "int8", "mode": "static"}),
+    "native": ("native", {"precision": "f32"}),
+    "native int8": ("native", {"precision": "int8"}),
     "int8_static": ("int8_static", {"rest": "float32"}),
     "int8_dynamic": ("int8_dynamic", {"rest": "float32"}),
     "bf16": ("bf16", {}),
 }
 EXTRAS = {"openvino": "openvino", "onnxruntime": "onnxruntime"}
-ROUNDED = ("openvino int8", "onnxruntime int8", "int8_static", "int8_dynamic", "bf16")
+ROUNDED = ("openvino int8", "onnxruntime int8", "native int8", "int8_static", "int8_dynamic", "bf16")
 
 
 @dataclass
@@ -92,7 +94,7 @@ def built(examined: ExaminedWorkload, recipe: str, directory: Path) -> Any:
     candidate = Candidate.original(examined)
     if chosen is not None:
         name, options = chosen
-        pytest.importorskip(EXTRAS.get(name, "torchao" if "int8" in name else "torch"))
+        pytest.importorskip(EXTRAS.get(name, "torchao" if "int8_" in name else "torch"))
         candidate = TABLE[name].apply(candidate, TABLE[name].options(**options))
     return load(candidate.save(directory))
 

@@ -37,12 +37,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("", {}),
     *((name, {}) for name in TABLE),
     ("inductor", {"engine": "jit"}),
+    ("native", {"precision": "f32"}),
     ("openvino", {"precision": "f32"}),
     ("onnxruntime", {"precision": "f32"}),
     ("onnxruntime", {"mode": "dynamic"}),
 ]
 QUICK = [VARIANTS[0], ("bf16", {}), ("int8_weight", {"rest": "float32"}), ("openvino", {"precision": "f32"})]
-LOOSE = {"openvino": 0.2, "onnxruntime": 0.2}  # int8
+LOOSE = {"native": 0.2, "openvino": 0.2, "onnxruntime": 0.2}  # int8
 # Their int8 clips what lies beyond the ranges of the calibration batches, which have to show every branch of a `where`.
 CALIBRATED = frozenset({"int8_static", "openvino", "onnxruntime"})
 

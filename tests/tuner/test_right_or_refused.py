@@ -36,6 +36,7 @@ STEPS = {
     "openvino": Step(technique="openvino", options={"precision": "f32"}),
     "onnxruntime": Step(technique="onnxruntime", options={"precision": "f32"}),
     "inductor": Step(technique="inductor"),
+    "native": Step(technique="native", options={"precision": "f32"}),
     "program": Step(technique="sdpa_attention"),
 }
 
@@ -107,11 +108,11 @@ graphs = st.builds(
 quietly = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime", "native"])
 @settings(quietly, max_examples=3)
 @given(model=graphs)
 def test_a_drawn_graph_is_right_or_refused(runtime: str, model: Drawn) -> None:
-    pytest.importorskip(runtime)
+    pytest.importorskip("torch" if runtime == "native" else runtime)
     check(runtime, model)
 
 

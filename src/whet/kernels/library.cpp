@@ -63,3 +63,4 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "process_group/cpu.cpp"
 #include "hybrid_model/cpu.cpp"
 #include "memory_model/cpu.cpp"
+#include "graph/cpu.cpp"

@@ -32,6 +32,7 @@ _RUNTIMES = {
     "compile": ("whet.core.artefact.inductor", "CompileRuntime"),
     "openvino": ("whet.core.artefact.openvino", "OpenVINORuntime"),
     "onnxruntime": ("whet.core.artefact.onnxruntime", "ONNXRuntime"),
+    "native": ("whet.core.artefact.native.runtime", "NativeRuntime"),
 }
 
 

@@ -12,7 +12,7 @@ from whet.kernels.build import Library
 from whet.kernels.linear import layout
 from whet.kernels.linear.layout import LANES, PADDING, Kind
 from whet.kernels.linear.places import PRIVATE, Place, large_pages
-from whet.kernels.linear.quantise import quantise_int4, quantise_int8
+from whet.kernels.linear.quantise import Int8Weights, quantise_int4, quantise_int8
 
 __all__ = ["LANES", "Kind", "PackedMatrix", "PackedWeights", "WeightsStruct", "large_pages"]
 
@@ -96,6 +96,8 @@ class PackedMatrix:
 class PackedWeights(PackedMatrix):
     """Pack a matrix [N outputs, K inputs] into memory of a place. Without a library, torch packs it.
 
+    Weights that are int8 already keep their values and scales; others are rounded to the kind.
+
     Raises:
         MachineError: There is not enough memory.
     """
@@ -104,11 +106,11 @@ class PackedWeights(PackedMatrix):
         self,
         library: Library | None,
         kind: Kind,
-        weight_NK: Tensor,
+        weight_NK: Tensor | Int8Weights,
         bias_N: Tensor | None = None,
         place: Place = PRIVATE,
     ) -> None:
-        N, K = weight_NK.shape
+        N, K = (weight_NK.values_NK if isinstance(weight_NK, Int8Weights) else weight_NK).shape
         data = place.take(layout.packed_bytes(kind, N, K), is_matrix=True)
         of_lanes = 4 * layout.num_strips(N) * LANES
         scale = place.take(of_lanes).view(torch.float32)
@@ -121,12 +123,16 @@ class PackedWeights(PackedMatrix):
         if bias is not None and bias_N is not None:
             bias.zero_()[:N] = bias_N
         for first in range(0, N, _ROWS_AT_ONCE):
-            self._pack(library, first, weight_NK[first : first + _ROWS_AT_ONCE])
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            if isinstance(weight_NK, Int8Weights):
+                self._pack(library, first, Int8Weights(weight_NK.values_NK[rows], weight_NK.scale_N[rows]))
+            else:
+                self._pack(library, first, weight_NK[rows])
 
-    def _pack(self, library: Library | None, first: int, part_NK: Tensor) -> None:
+    def _pack(self, library: Library | None, first: int, part_NK: Tensor | Int8Weights) -> None:
         ratios = None
-        if self.kind is Kind.S8:
-            int8 = quantise_int8(part_NK)
+        if isinstance(part_NK, Int8Weights) or self.kind is Kind.S8:
+            int8 = part_NK if isinstance(part_NK, Int8Weights) else quantise_int8(part_NK)
             values, scale_N = int8.values_NK, int8.scale_N
         elif self.kind is Kind.S4:
             int4 = quantise_int4(part_NK)
@@ -134,11 +140,11 @@ class PackedWeights(PackedMatrix):
         else:
             values, scale_N = part_NK.to(_DTYPE[self.kind]), torch.ones(len(part_NK))
         values = values.contiguous()
-        self.scale[first : first + len(part_NK)] = scale_N
+        self.scale[first : first + len(values)] = scale_N
         if library is None:
             packed = layout.pack(self.kind, values, ratios)
             start = layout.packed_bytes(self.kind, first, self.num_inputs)  # parts begin at whole panels
             self.data[start : start + len(packed)] = packed
             return
         given = (values.data_ptr(), None if ratios is None else ratios.data_ptr())
-        library.functions.whet_pack(ctypes.byref(self.struct), first, len(part_NK), self.num_inputs, *given)
+        library.functions.whet_pack(ctypes.byref(self.struct), first, len(values), self.num_inputs, *given)

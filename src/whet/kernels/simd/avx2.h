@@ -82,6 +82,26 @@ inline __m256 sums_of_eight(const float* vectors) {
 }
 inline F sums_of_sixteen(const float* vectors) { return {sums_of_eight(vectors), sums_of_eight(vectors + 8 * LANES)}; }
 
+// the columns of eight rows of eight floats; those of `to` begin sixteen apart
+inline void transpose_8(const float* from, size_t stride, float* to) {
+  __m256 r[8], t[8];
+  for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(from + stride * i);
+  for (int i = 0; i < 8; i += 2)
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]), t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44), r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44), r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int j = 0; j < 4; j++) {
+    _mm256_storeu_ps(to + 16 * j, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
+    _mm256_storeu_ps(to + 16 * (4 + j), _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));
+  }
+}
+inline void transpose_16(const float* from, size_t stride, float* to) {
+  for (int row = 0; row < 16; row += 8)
+    for (int column = 0; column < 16; column += 8) transpose_8(from + stride * row + column, stride, to + 16 * column + row);
+}
+
 inline I set1_i(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline __m256i load_half(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline void store_half(void* p, __m256i x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }

@@ -57,6 +57,30 @@ inline F sums_of_sixteen(const float* vectors) {
   return halved(halved(four[0], four[1]), halved(four[2], four[3]));
 }
 
+// to [16][16] gets the columns of sixteen rows of sixteen floats, which begin `stride` apart
+inline void transpose_16(const float* from, size_t stride, float* to) {
+  F r[16], t[16];
+  for (int i = 0; i < 16; i++) r[i] = load(from + stride * i);
+  for (int i = 0; i < 16; i += 2)
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  for (int i = 0; i < 16; i += 4) {  // r[i + j] has in its 128 bits number l the column 4 l + j of four rows
+    const auto joined = [&](int a, int b, bool is_high) {
+      const __m512d x = _mm512_castps_pd(t[i + a]), y = _mm512_castps_pd(t[i + b]);
+      return _mm512_castpd_ps(is_high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+    };
+    r[i] = joined(0, 2, false), r[i + 1] = joined(0, 2, true);
+    r[i + 2] = joined(1, 3, false), r[i + 3] = joined(1, 3, true);
+  }
+  for (int j = 0; j < 4; j++) {
+    const F even[] = {_mm512_shuffle_f32x4(r[j], r[4 + j], 0x88), _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x88)};
+    const F odd[] = {_mm512_shuffle_f32x4(r[j], r[4 + j], 0xdd), _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xdd)};
+    store(to + 16 * j, _mm512_shuffle_f32x4(even[0], even[1], 0x88));
+    store(to + 16 * (8 + j), _mm512_shuffle_f32x4(even[0], even[1], 0xdd));
+    store(to + 16 * (4 + j), _mm512_shuffle_f32x4(odd[0], odd[1], 0x88));
+    store(to + 16 * (12 + j), _mm512_shuffle_f32x4(odd[0], odd[1], 0xdd));
+  }
+}
+
 inline I set1_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline void store_i(int32_t* p, I x) { _mm512_storeu_si512(p, x); }

@@ -64,6 +64,11 @@ inline F sums_of_sixteen(const float* vectors) {
   return each<F>([=](int i) { return reduce_add(load(vectors + LANES * i)); });
 }
 
+inline void transpose_16(const float* from, size_t stride, float* to) {
+  for (int row = 0; row < LANES; row++)
+    for (int column = 0; column < LANES; column++) to[LANES * column + row] = from[stride * row + column];
+}
+
 inline I set1_i(int32_t x) { return each<I>([=](int) { return x; }); }
 inline I load_i(const int32_t* p) { return each<I>([=](int i) { return p[i]; }); }
 inline void store_i(int32_t* p, I x) { std::memcpy(p, x.v, sizeof x.v); }

@@ -1,0 +1,147 @@
+"""Run a graph as one call of whet's own kernels: program.json, and model.safetensors with its weights.
+
+Nothing is pickled, and neither torch's compiler nor the model's code is needed.
+"""
+
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from whet.core.artefact.native.binding import Arena, Bound, Loaded
+from whet.core.artefact.native.program import Matrix, Program, read_program, write_program
+from whet.core.artefact.native.torch_calls import TorchCalls
+from whet.core.artefact.runtime import Manifest, Runtime
+from whet.errors import ArtefactError, reason
+from whet.files import write_whole
+from whet.kernels.build import library
+from whet.kernels.linear.layout import Kind
+from whet.kernels.linear.packed import PackedWeights
+from whet.kernels.linear.quantise import Int8Weights
+
+PROGRAM = "program.json"
+WEIGHTS = "model.safetensors"
+
+_DTYPES = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16, Kind.S8: torch.int8}
+
+_MOST_SHAPES = 64  # of inputs, for which plans are kept
+
+Shapes = tuple[torch.Size, ...]
+
+
+class NativeRuntime(Runtime):
+    """Run a program with whet's kernels. Threads take turns.
+
+    Raises:
+        KernelsError: There are no compiled kernels here.
+        ValueError: The tensors are not those of the program.
+    """
+
+    NAME = "native"
+
+    def __init__(self, program: Program, tensors: Mapping[str, Tensor]) -> None:
+        self.program = program
+        self._stored: Mapping[str, Tensor] | None = tensors
+        self._directory: Path | None = None  # of a model that was loaded: its files are what is written again
+        packed = {name: _packed(name, matrix, tensors) for name, matrix in program.matrices.items()}
+        used = {str(buffer.source) for buffer in program.buffers if buffer.origin == "tensor"}
+        read = {name: _as_read(tensors, name) for name in {*used, *_named_by(program)}}
+        self._loaded = Loaded(program, packed, read, TorchCalls(program.calls, read, program.free))
+        self._arena = Arena()
+        self._bound: OrderedDict[Shapes, Bound] = OrderedDict()
+        self._turn = threading.Lock()
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        shapes = tuple(x.shape for x in tensors)
+        with self._turn:
+            bound = self._bound.get(shapes)
+            if bound is None:
+                bound = self._bind(shapes)
+            self._bound.move_to_end(shapes)
+            return bound.run(tensors)
+
+    def _bind(self, shapes: Shapes) -> Bound:
+        bound = Bound(self._loaded, shapes, self._arena)
+        if bound.moved:
+            self._bound.clear()
+        self._bound[shapes] = bound
+        if len(self._bound) > _MOST_SHAPES:
+            self._bound.popitem(last=False)
+        return bound
+
+    @property
+    def conditions(self) -> list[str]:
+        """Return that no free size is 0."""
+        return [f"L['tensors'][{i}].size()[{dim}] >= 1" for i, dim in self.program.free.values()]
+
+    def write(self, directory: Path) -> None:
+        write_whole(directory / PROGRAM, write_program(self.program) + "\n")
+        if self._directory is not None:
+            shutil.copyfile(self._directory / WEIGHTS, directory / WEIGHTS)
+        elif self._stored is not None:
+            save_file(dict(self._stored), directory / WEIGHTS)
+
+    @classmethod
+    def read(cls, directory: Path, manifest: Manifest) -> Self:
+        again = "write it again with `whet apply`"
+        try:
+            program = read_program((directory / PROGRAM).read_text(encoding="utf-8"))
+            tensors = load_file(directory / WEIGHTS)
+            runtime = cls(program, tensors)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ArtefactError(f"{directory} is damaged: {reason(error)}; {again}") from error
+        runtime._stored, runtime._directory = None, directory
+        return runtime
+
+
+def _packed(name: str, matrix: Matrix, tensors: Mapping[str, Tensor]) -> PackedWeights:
+    """Return a matrix as the kernels read it."""
+    shape = (matrix.num_outputs, matrix.num_inputs)
+    kind = Kind[matrix.kind]
+    stored = _tensor(tensors, f"{name}.weight", shape, _DTYPES[kind])
+    weight: Tensor | Int8Weights = stored
+    if kind is Kind.S8:
+        weight = Int8Weights(stored, _tensor(tensors, f"{name}.scale", shape[:1]))
+    bias = _tensor(tensors, f"{name}.bias", shape[:1]) if matrix.has_bias else None
+    return PackedWeights(library(), kind, weight, bias)
+
+
+def _tensor(
+    tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    found = tensors.get(name)
+    if found is None or tuple(found.shape) != shape or found.dtype is not dtype:
+        had = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+        raise ValueError(f"{name} is {had}, not {dtype} {list(shape)}")
+    return found
+
+
+def _as_read(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return a stored tensor as the steps read it, in memory of its own: half-precision numbers become float32."""
+    found = tensors.get(name)
+    if found is None:
+        raise ValueError(f"{name} is missing")
+    return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found.clone()
+
+
+def _named_by(program: Program) -> set[str]:
+    """Return the names of the stored tensors that the calls of torch take."""
+    names = set()
+
+    def look(argument: Any) -> None:
+        if isinstance(argument, list):
+            for item in argument:
+                look(item)
+        elif isinstance(argument, dict) and "tensor" in argument:
+            names.add(str(argument["tensor"]))
+
+    for call in program.calls:
+        look([*call.args, *call.kwargs.values()])
+    return names

@@ -1,0 +1,16 @@
+// Plans of operations for callers outside.
+#include "plan.h"
+
+// A plan of `count` operations; null where there is no memory for it. What they point to must live as long as the plan.
+WHET_EXPORT void* whet_graph_new(const whet::graph::Operation* operations, int32_t count) {
+  try {
+    return new whet::graph::Plan(operations, count);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+WHET_EXPORT void whet_graph_free(void* plan) { delete static_cast<whet::graph::Plan*>(plan); }
+
+// Returns -1, or the number of an operation that met an index outside its table. One call of a plan at a time.
+WHET_EXPORT int whet_graph_run(void* plan) { return static_cast<whet::graph::Plan*>(plan)->run(); }

@@ -1,0 +1,111 @@
+"""Find what several nodes of a graph do together, before they are lowered one by one."""
+
+from collections import defaultdict
+
+import torch
+from torch import fx, nn
+
+from whet.techniques.rewriting.graph import operator, parameter, value
+
+ACTIVATIONS = frozenset({"relu", "gelu", "silu", "tanh", "sigmoid"})
+
+
+class Patterns:
+    """Hold the patterns of a graph.
+
+    Attributes:
+        groups: Linear layers with the same input, by each of them: they become one matrix.
+        sums: The embeddings that each sum adds up.
+        quick_gelus: The x of each x sigmoid(1.702 x).
+        gated: The activation's node, the gate's and the other linear layer of each gated product.
+        absorbed: Nodes that are lowered with another one.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self._graph_module = graph_module
+        self.sums: dict[fx.Node, list[fx.Node]] = {}
+        self.gated: dict[fx.Node, tuple[fx.Node, fx.Node, fx.Node]] = {}
+        self.quick_gelus: dict[fx.Node, fx.Node] = {}
+        self.groups: dict[fx.Node, list[fx.Node]] = {}
+        self.absorbed: set[fx.Node] = set()
+        for node in reversed(graph_module.graph.nodes):
+            if operator(node) == "add" and node not in self.absorbed:
+                self._find_sum(node)
+            elif operator(node) == "mul":
+                self._find_gated(node)
+                self._find_quick_gelu(node)
+        self._find_groups()
+
+    def _find_sum(self, node: fx.Node) -> None:
+        inner: list[fx.Node] = []
+        found = self._terms(node, inner)
+        if found is not None and len(found) > 1:
+            self.sums[node] = found
+            self.absorbed.update(inner, found)
+
+    def _terms(self, node: fx.Node, inner: list[fx.Node]) -> list[fx.Node] | None:
+        """Return the embeddings that a sum adds up, or None where it adds something else too."""
+        if node.kwargs:
+            return None
+        found = []
+        for arg in node.args:
+            if not isinstance(arg, fx.Node) or len(arg.users) != 1:
+                return None
+            if operator(arg) == "embedding" and parameter(self._graph_module, arg.args[0]) is not None:
+                found.append(arg)
+            elif operator(arg) == "add" and (terms := self._terms(arg, inner)) is not None:
+                inner.append(arg)
+                found += terms
+            else:
+                return None
+        return found
+
+    def _find_gated(self, node: fx.Node) -> None:
+        for activation, other in (node.args, reversed(node.args)):
+            if not isinstance(activation, fx.Node) or operator(activation) not in ACTIVATIONS:
+                continue
+            gate = activation.args[0]
+            if not (self._is_linear(gate) and self._is_linear(other) and gate is not other):
+                continue
+            assert isinstance(gate, fx.Node) and isinstance(other, fx.Node)
+            alone = all(len(one.users) == 1 for one in (activation, gate, other))
+            a, b = self._layer(gate), self._layer(other)
+            if alone and gate.args[0] is other.args[0] and a.weight.shape == b.weight.shape:
+                self.gated[node] = activation, gate, other
+                self.absorbed.update((activation, gate, other))
+                return
+
+    def _find_quick_gelu(self, node: fx.Node) -> None:
+        for x, sigmoid in (node.args, reversed(node.args)):
+            if not isinstance(sigmoid, fx.Node) or operator(sigmoid) != "sigmoid" or len(sigmoid.users) > 1:
+                continue
+            product = sigmoid.args[0]
+            if not isinstance(product, fx.Node) or not isinstance(x, fx.Node) or operator(product) != "mul":
+                continue
+            if len(product.users) == 1 and product.args == (x, 1.702):
+                self.quick_gelus[node] = x
+                self.absorbed.update((sigmoid, product))
+                return
+
+    def _find_groups(self) -> None:
+        by_input: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        for node in self._graph_module.graph.nodes:
+            if self._is_linear(node) and node not in self.absorbed and not _feeds_activation(node):
+                by_input[node.args[0]].append(node)
+        for nodes in by_input.values():
+            for node in nodes:
+                self.groups[node] = nodes
+
+    def _is_linear(self, node: object) -> bool:
+        if not isinstance(node, fx.Node) or node.op != "call_module":
+            return False
+        layer = self._layer(node)
+        return isinstance(layer, nn.Linear) and layer.weight.dtype is torch.float32 and value(node) is not None
+
+    def _layer(self, node: fx.Node) -> nn.Linear:
+        return self._graph_module.get_submodule(str(node.target))  # type: ignore[return-value]
+
+
+def _feeds_activation(node: fx.Node) -> bool:
+    """Return whether a layer alone feeds an activation, which can then be computed with it."""
+    return len(node.users) == 1 and operator(next(iter(node.users))) in ACTIVATIONS
