@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from whet_audit.cost import cause
 from whet_audit.finding import Confidence, Finding
 from whet_audit.formats import wording
 from whet_audit.report import Report, count
@@ -33,7 +32,7 @@ def _causes(report: Report) -> list[list[Finding]]:
     found: dict[object, list[Finding]] = {}
     for finding in report.findings:
         if finding.cost > 0 and finding.confidence is not Confidence.LOW:
-            found.setdefault(cause(finding), []).append(finding)
+            found.setdefault(finding.cause, []).append(finding)
     return list(found.values())
 
 
