@@ -20,7 +20,7 @@ def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
         lines += [f"\x1b[1m{head}\x1b[0m" if colour else head, *rest]
     num_left = len(report.findings) - sum(map(len, causes))
     if num_left:
-        lines.append(f"{count(num_left, 'finding')} more that should cost less: --all shows them")
+        lines.append(f"{count(num_left, 'finding')} more, less sure or less costly: --all shows them")
     return "\n".join([*lines, *([""] if lines else []), report.summary()])
 
 
