@@ -97,7 +97,7 @@ def test_the_first_ten_fit_in_sixty_lines_and_all_shows_the_rest(make_finding: M
     assert max(map(wording.width, lines)) <= 70
     heads = [line.split()[:3] for line in lines if "[high" in line]
     assert heads == [[f"{place}.", f"train.py:{place}:1:", "SYN101"] for place in range(1, 11)]
-    assert "20 findings more that should cost less: --all shows them" in lines
+    assert "20 findings more, less sure or less costly: --all shows them" in lines
 
 
 def test_findings_of_one_rule_in_one_function_are_one_cause(make_finding: Make) -> None:
@@ -117,7 +117,7 @@ def test_what_is_unsure_costs_nothing_or_stands_in_tests_is_left_to_all(make_fin
     ]
     report = Report(tuple(sorted_by_cost(left_out)), num_files=1)
     lines = render(report, "top").splitlines()
-    assert lines[0] == "3 findings more that should cost less: --all shows them"
+    assert lines[0] == "3 findings more, less sure or less costly: --all shows them"
     assert all(one.code in render(report, "full") for one in left_out)
 
 

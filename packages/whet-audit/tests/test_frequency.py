@@ -105,6 +105,7 @@ def test_times_a_step(body: str, times: float) -> None:
         "if step == len(loader) - 1:\n    here()",
         "if not step > 0:\n    here()",
         "if verbose:\n    here()",
+        "if args.on and checker.should_validate(step):\n    here()",
         "if torch.isnan(loss):\n    here()",
         "if first:\n    first = False\n    here()",
         "total = here() if total is None else total + 1",

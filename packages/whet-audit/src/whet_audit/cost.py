@@ -44,7 +44,7 @@ def sorted_by_cost(findings: Iterable[Finding]) -> list[Finding]:
     waiting = {_loop(one): one.code for one in given if one.code.startswith(_WAITS) and _loop(one) is not None}
     causes: dict[object, list[Finding]] = {}
     for finding in given:
-        causes.setdefault(cause(finding), []).append(_beside(finding, waiting.get(_loop(finding))))
+        causes.setdefault(finding.cause, []).append(_beside(finding, waiting.get(_loop(finding))))
     priced = []
     for members in causes.values():
         shares = [cost(one, trains=trains) for one in members]
@@ -53,11 +53,6 @@ def sorted_by_cost(findings: Iterable[Finding]) -> list[Finding]:
         priced.append((whole, members))
     priced.sort(key=lambda one: -one[0])
     return [replace(finding, cost=whole) for whole, members in priced for finding in members]
-
-
-def cause(finding: Finding) -> object:
-    """What findings have in common that one change mends: the rule and the function."""
-    return finding if finding.hot is None else (finding.code, finding.path, finding.hot.function)
 
 
 def cost(finding: Finding, *, trains: bool) -> float:

@@ -250,3 +250,8 @@ class Finding:
     cell: int | None = None  # the cell of a notebook, from 1; lines are those of the cell then
     is_test: bool = False  # whether it stands in a file of tests
     cost: float = 0.0  # of its cause: the share of the program's time that is expected to go away
+
+    @property
+    def cause(self) -> object:
+        """What findings have in common that one change mends: the rule and the function."""
+        return self if self.hot is None else (self.code, self.path, self.hot.function)

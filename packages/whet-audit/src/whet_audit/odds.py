@@ -24,7 +24,7 @@ _COUNTS = re.compile(
 # Options of a program whose value the code does not show: what they turn on is for people who look on.
 _ASKED_FOR = re.compile(
     r"(^|_)(debug|verbose|dry_run|profil(e|ing)|sanity|plot|vis|visuali[sz]e|save|checkpoint|ckpt|eval|warned|"
-    r"(log|logging|print|eval|save)_\w+|should_log|do_log|early_stop|patience|overflow|is_last|(last|first)_step|"
+    r"(log|logging|print|eval|save|should)_\w+|do_log|early_stop|patience|overflow|is_last|(last|first)_step|"
     r"is_?nan|is_?inf)($|_)",
     re.IGNORECASE,
 )

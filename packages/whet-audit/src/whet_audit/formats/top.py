@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from whet_audit.cost import cause
 from whet_audit.finding import Confidence, Finding
 from whet_audit.formats import wording
 from whet_audit.report import Report, count
@@ -21,7 +20,7 @@ def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
         lines += [f"\x1b[1m{head}\x1b[0m" if colour else head, *rest]
     num_left = len(report.findings) - sum(map(len, causes))
     if num_left:
-        lines.append(f"{count(num_left, 'finding')} more that should cost less: --all shows them")
+        lines.append(f"{count(num_left, 'finding')} more, less sure or less costly: --all shows them")
     return "\n".join([*lines, *([""] if lines else []), report.summary()])
 
 
@@ -33,7 +32,7 @@ def _causes(report: Report) -> list[list[Finding]]:
     found: dict[object, list[Finding]] = {}
     for finding in report.findings:
         if finding.cost > 0 and finding.confidence is not Confidence.LOW:
-            found.setdefault(cause(finding), []).append(finding)
+            found.setdefault(finding.cause, []).append(finding)
     return list(found.values())
 
 
