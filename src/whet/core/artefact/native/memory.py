@@ -16,9 +16,9 @@ class Life:
 
 
 def lay_out(lives: Sequence[Life]) -> tuple[list[int], int]:
-    """Return the offset of each life, and the bytes that all of them take together.
+    """Return the offset of each buffer, and the bytes that all of them take together.
 
-    The largest come first, each at the lowest offset that is free while it lives: greedy by size (Pisarchyk and Lee,
+    The largest come first, each at the lowest offset that is free so long: greedy by size (Pisarchyk and Lee,
     2020, arXiv:2001.03288).
     """
     offsets = [0] * len(lives)

@@ -3,7 +3,6 @@
 Nothing is pickled, and neither torch's compiler nor the model's code is needed.
 """
 
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from whet.core.artefact.native.binding import Arena, Bound, Loaded
@@ -84,9 +83,9 @@ class NativeRuntime(Runtime):
     def write(self, directory: Path) -> None:
         write_whole(directory / PROGRAM, write_program(self.program) + "\n")
         if self._directory is not None:
-            shutil.copyfile(self._directory / WEIGHTS, directory / WEIGHTS)
+            write_whole(directory / WEIGHTS, (self._directory / WEIGHTS).read_bytes())
         elif self._stored is not None:
-            save_file(dict(self._stored), directory / WEIGHTS)
+            write_whole(directory / WEIGHTS, save(dict(self._stored)))
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
