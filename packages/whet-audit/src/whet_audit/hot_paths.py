@@ -19,6 +19,7 @@ from whet_audit.denoising import refines, turns_a_call
 from whet_audit.finding import HotPath
 from whet_audit.frequency import Frequencies, is_outside, loops_around
 from whet_audit.project import Project, name_of
+from whet_audit.result_flow import ResultFlow, flow_of, leaves_something
 from whet_audit.source import Function, LoopNode, Module
 from whet_audit.type_inference import TypeInference
 
@@ -187,14 +188,26 @@ class HotPaths:
 
     def _is_differentiated(self, function: Function, _depth: int = 0) -> bool:
         """Whether a gradient may be asked for of what a function computes: in it, by its callers, or out of sight."""
-        if any(self.makes_step(call, function.module) for call in function.calls):
+        if _depth == 0 and any(self.makes_step(call, function.module) for call in function.calls):
             return True
         if isinstance(function.node, ast.Module):
             return False
         callers = self._project.callers(function)
         if not callers or _depth == _MOST_FUNCTIONS_ON_THE_WAY or self._is_forward(function):
             return True
-        return any(self._is_differentiated(at, _depth + 1) for at, _ in callers)
+        if leaves_something(function):  # which a caller may differentiate without the result
+            steps = (self.makes_step(call, at.module) for at, _ in callers for call in at.calls)
+            return any(steps) or any(self._is_differentiated(at, _depth + 1) for at, _ in callers)
+        return any(self._asks_for_gradient(at, call, _depth + 1) for at, call in callers)
+
+    def _asks_for_gradient(self, function: Function, call: ast.Call, depth: int) -> bool:
+        """Whether a function, or one that it returns to, may differentiate the result of a call that it makes."""
+        flow = flow_of(function, call)
+        steps = (one for one in function.calls if self.makes_step(one, function.module))
+        if flow.is_kept or any(flow.reaches(one) for one in steps):
+            return True
+        is_returned = any(flow.reaches(one.value) for one in function.returns) or _yields(function, flow)
+        return is_returned and self._is_differentiated(function, depth)
 
     # --- functions ----------------------------------------------------------------------------------------------------
 
@@ -314,6 +327,11 @@ class HotPaths:
             turns=turns,
             assumes="; ".join(filter(None, (often.assumes, assumed))),
         )
+
+
+def _yields(function: Function, flow: ResultFlow) -> bool:
+    yields = (node for node in ast.walk(function.node) if isinstance(node, ast.Yield | ast.YieldFrom))
+    return any(flow.reaches(node.value) for node in yields)
 
 
 def inside(module: Module, node: ast.AST) -> Iterator[ast.AST]:
