@@ -49,7 +49,8 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 def worst_cosine(found: Tensor, wanted: Tensor) -> float:
-    """Of the rows of the last dimension."""
+    """Of the rows of the last dimension; of images, of each whole one: a single pixel has a sign and no direction."""
+    found, wanted = (x.flatten(1) if x.dim() == 4 else x for x in (found, wanted))
     return float(functional.cosine_similarity(found.double(), wanted.double(), dim=-1).min())
 
 
