@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from whet_audit.dataflow import last_name, latest, reads, root_name
+from whet_audit.dataflow import last_name, latest, reads
+from whet_audit.project import root_name
 from whet_audit.rule_context import RuleContext
 
 _PRODUCTS = frozenset("matmul bmm einsum baddbmm contract".split())

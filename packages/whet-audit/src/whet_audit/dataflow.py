@@ -60,13 +60,6 @@ def names_bound_in(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-def root_name(expression: ast.expr) -> str:
-    """`x` of `x.data[0].y`; "" where the chain does not start in a name."""
-    while isinstance(expression, ast.Attribute | ast.Subscript):
-        expression = expression.value
-    return expression.id if isinstance(expression, ast.Name) else ""
-
-
 def last_name(expression: ast.expr) -> str:
     """`y` of `x.y`, `x` of `x`; "" of anything else."""
     return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")

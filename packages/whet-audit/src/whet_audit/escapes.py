@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from whet_audit.abstract_types import Kind
+from whet_audit.project import root_name
 from whet_audit.rule_context import RuleContext
 from whet_audit.source import Function
 
@@ -18,8 +19,7 @@ def returns_tensors(context: RuleContext, function: Function) -> bool:
         if isinstance(node, ast.Yield | ast.YieldFrom | ast.Global | ast.Nonlocal):
             return True
         if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
-            root = _root(node)
-            if root is None or root not in function.bindings:
+            if root_name(node) not in function.bindings:
                 return True
     return any(
         statement.value is not None and _may_hold_tensors(context, statement.value) for statement in function.returns
@@ -69,9 +69,3 @@ def _is_tensor(context: RuleContext, e: ast.expr) -> bool:
         return _may_hold_tensors(context, e.left) or _may_hold_tensors(context, e.right)
     value = context.value(e)
     return value.kind not in _NO_TENSORS or not value.is_sure
-
-
-def _root(node: ast.expr) -> str | None:
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None

@@ -18,7 +18,7 @@ from whet_audit.constants import Constants
 from whet_audit.denoising import refines, turns_a_call
 from whet_audit.finding import HotPath
 from whet_audit.frequency import Frequencies, is_outside, loops_around
-from whet_audit.project import Project, name_of
+from whet_audit.project import Project, name_of, root_name
 from whet_audit.result_flow import ResultFlow, flow_of, leaves_something
 from whet_audit.source import Function, LoopNode, Module
 from whet_audit.type_inference import TypeInference
@@ -164,7 +164,7 @@ class HotPaths:
             return False
         names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
         called = [call.func for call in own_calls(module, function, loop) if self.runs_model(call, module)]
-        return all(isinstance(_root(f), ast.Name) and getattr(_root(f), "id", "") in names for f in called)
+        return all(root_name(f) in names for f in called)
 
     def _has(self, function: Function, known: dict[Function, bool], kinds: tuple[CallKind, ...]) -> bool:
         """Whether a function itself, outside of loops, makes a call of the kinds, or calls one that does."""
@@ -357,12 +357,6 @@ def _is_signature(function: ast.AST, child: ast.AST) -> bool:
     """Whether a direct child of a def runs where the function is made: decorators, defaults."""
     body = getattr(function, "body", [])
     return isinstance(body, list) and child not in body
-
-
-def _root(expression: ast.expr) -> ast.expr:
-    while isinstance(expression, ast.Attribute | ast.Subscript):
-        expression = expression.value
-    return expression
 
 
 def _is_test(function: Function) -> bool:

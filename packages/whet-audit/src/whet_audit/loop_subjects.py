@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from enum import Enum
 
 from whet_audit.abstract_types import Kind
-from whet_audit.dataflow import last_name, latest, root_name
+from whet_audit.dataflow import last_name, latest
 from whet_audit.finding import HotPath
 from whet_audit.hot_paths import HeatKind
+from whet_audit.project import root_name
 from whet_audit.rule_context import RuleContext
 
 Loop = ast.For | ast.comprehension

@@ -6,10 +6,9 @@ import ast
 import re
 
 from whet_audit.abstract_types import Kind
-from whet_audit.dataflow import root_name
 from whet_audit.finding import HotPath
 from whet_audit.hot_paths import HeatKind
-from whet_audit.project import name_of
+from whet_audit.project import name_of, root_name
 from whet_audit.rule_context import RuleContext
 from whet_audit.source import COMPREHENSIONS, Function
 from whet_audit.torch_names import FACTORIES

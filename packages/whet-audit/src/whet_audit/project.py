@@ -204,6 +204,13 @@ def name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
+def root_name(expression: ast.expr) -> str:
+    """`x` of `x.data[0].y`; "" where the chain does not start in a name."""
+    while isinstance(expression, ast.Attribute | ast.Subscript):
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
 def _is_self(expression: ast.expr) -> bool:
     return isinstance(expression, ast.Name) and expression.id in ("self", "cls")
 

@@ -15,7 +15,9 @@ Source          torch.export; Jacob et al., "Quantization and Training of Neural
 """
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import fx
 
 from whet.core.artefact import program
@@ -29,8 +31,8 @@ from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.attention_pattern import find_attention, fuse
 from whet.techniques.rewriting.graph import Traced, verify
 from whet.techniques.rewriting.low_precision import bfloat16_refusal
-from whet.techniques.rewriting.native_program.lowering import functional, lower
 from whet.techniques.rewriting.native_program.precision import with_precision
+from whet.techniques.rewriting.native_program.whole_graph import functional, lower
 from whet.techniques.technique import (
     BACKEND,
     PRECISION,
@@ -48,6 +50,10 @@ _SPACE: OptionSpace = {"precision": ("int8", "f32", "bf16")}
 _DTYPES = {"int8": "int8", "bf16": "bfloat16", "f32": "float32"}
 _WEIGHT_SCALES = {"int8": 0.25, "bf16": 0.5, "f32": 1.0}
 _TOLERANCE = 1e-4  # of attention that is fused
+
+
+_LOWERED: WeakKeyDictionary[torch.export.ExportedProgram, int | str] = WeakKeyDictionary()
+"""How many operations a graph becomes, or why it cannot be lowered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +76,20 @@ def dtype_of(options: Options) -> str:
     return _DTYPES[options.precision]
 
 
+def _num_operations(exported: torch.export.ExportedProgram) -> int:
+    """Return how many operations a graph becomes, or raise TargetError. Each precision asks for it."""
+    found = _LOWERED.get(exported)
+    if found is None:
+        try:
+            found = len(lower(functional(exported)).steps)
+        except TargetError as error:
+            found = str(error)
+        _LOWERED[exported] = found
+    if isinstance(found, str):
+        raise TargetError(found)
+    return found
+
+
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Check that the model is on the CPU, that there are kernels, and that they know every operator of the graph."""
     if examined.device_type != "cpu":
@@ -78,10 +98,10 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
         return NotApplicable(why)
     try:
         library()
-        builder = lower(functional(program.original(examined)))
+        count = _num_operations(program.original(examined))
     except (KernelsError, TargetError) as error:
         return NotApplicable(str(error))
-    return Applies(f"the whole graph, {len(builder.steps)} operations, in {options.precision}")
+    return Applies(f"the whole graph, {count} operations, in {options.precision}")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:

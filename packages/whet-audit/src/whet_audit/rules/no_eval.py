@@ -17,10 +17,10 @@ import re
 from collections.abc import Iterator
 
 from whet_audit.abstract_types import Kind
-from whet_audit.dataflow import root_name
 from whet_audit.finding import Confidence, Fix, Gain, Hit, InsertAfter, InsertBefore, Priority
 from whet_audit.hot_paths import HeatKind
 from whet_audit.inference import is_hook, runs_forward, takes_gradients
+from whet_audit.project import root_name
 from whet_audit.rule_context import RuleContext
 from whet_audit.source import LoopNode
 

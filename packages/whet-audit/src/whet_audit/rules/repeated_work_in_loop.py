@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 from whet_audit.abstract_types import Kind
 from whet_audit.calls import CallKind
-from whet_audit.dataflow import last_name, names_bound_in, names_in, root_name
+from whet_audit.dataflow import last_name, names_bound_in, names_in
 from whet_audit.finding import Confidence, Gain, Hit, Priority
 from whet_audit.hot_paths import TRAINS, HeatKind
+from whet_audit.project import root_name
 from whet_audit.rule_context import RuleContext
 from whet_audit.source import LoopNode
 

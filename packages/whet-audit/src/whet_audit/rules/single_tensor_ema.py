@@ -14,8 +14,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from whet_audit.dataflow import last_name, names_in, root_name
+from whet_audit.dataflow import last_name, names_in
 from whet_audit.finding import Confidence, Gain, Hit, Priority
+from whet_audit.project import root_name
 from whet_audit.rule_context import RuleContext
 
 CODE = "CMP108"

@@ -205,6 +205,16 @@ class Call:
     args: list[Any]
     kwargs: dict[str, Any] = field(default_factory=dict)
 
+    def named(self, kind: str) -> list[Any]:
+        """Return the names of tensors ("tensor") or the indices of calls ("value") in the arguments."""
+        found, waiting = [], [*self.args, *self.kwargs.values()]
+        for argument in waiting:
+            if isinstance(argument, list):
+                waiting += argument
+            elif isinstance(argument, dict) and kind in argument:
+                found.append(argument[kind])
+        return found
+
 
 @dataclass(frozen=True)
 class Result:

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from safetensors import SafetensorError
@@ -51,7 +51,8 @@ class NativeRuntime(Runtime):
         self._directory: Path | None = None  # of a model that was loaded: its files are what is written again
         packed = {name: _packed(name, matrix, tensors) for name, matrix in program.matrices.items()}
         used = {str(buffer.source) for buffer in program.buffers if buffer.origin == "tensor"}
-        read = {name: _as_read(tensors, name) for name in {*used, *_named_by(program)}}
+        used.update(str(name) for call in program.calls for name in call.named("tensor"))
+        read = {name: _as_read(tensors, name) for name in used}
         self._loaded = Loaded(program, packed, read, TorchCalls(program.calls, read, program.free))
         self._arena = Arena()
         self._bound: OrderedDict[Shapes, Bound] = OrderedDict()
@@ -128,19 +129,3 @@ def _as_read(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     if found is None:
         raise ValueError(f"{name} is missing")
     return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found.clone()
-
-
-def _named_by(program: Program) -> set[str]:
-    """Return the names of the stored tensors that the calls of torch take."""
-    names = set()
-
-    def look(argument: Any) -> None:
-        if isinstance(argument, list):
-            for item in argument:
-                look(item)
-        elif isinstance(argument, dict) and "tensor" in argument:
-            names.add(str(argument["tensor"]))
-
-    for call in program.calls:
-        look([*call.args, *call.kwargs.values()])
-    return names

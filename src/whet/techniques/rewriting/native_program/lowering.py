@@ -1,8 +1,7 @@
-"""Lower a cleaned graph to a program, node by node. operators.py holds what becomes of each operator."""
+"""Lower a cleaned graph to a program, node by node. What becomes of each operator is given."""
 
 import operator as python
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +10,11 @@ from torch._ops import OpOverload
 
 from whet.core.artefact.native.program import CopyStep, Result
 from whet.errors import TargetError
-from whet.techniques.rewriting.graph import cleaned, operator, parameter, value
+from whet.techniques.rewriting.graph import operator, parameter, value
 from whet.techniques.rewriting.native_program.builder import Builder
-from whet.techniques.rewriting.native_program.fusion import fused
 from whet.techniques.rewriting.native_program.patterns import Patterns
 from whet.techniques.rewriting.native_program.strided import Strided
 from whet.techniques.rewriting.native_program.symbolic import Size, product, same, shape_of, size_of
-from whet.techniques.rewriting.native_program.unused import without_unused
 from whet.techniques.rewriting.native_program.values import (
     Called,
     Fixed,
@@ -30,41 +27,23 @@ from whet.techniques.rewriting.native_program.values import (
     stays_in_torch,
 )
 
+Handler = Callable[["Lowering", fx.Node], Value]
+
 _CHECKS = ("_assert_async", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "_functional_assert")
 _SPREADING = ("expand", "unsqueeze")  # done by strides where steps read what torch made: fewer numbers are copied
-
-
-def functional(exported: torch.export.ExportedProgram) -> fx.GraphModule:
-    """Return an exported program as a cleaned graph in which no operator writes into its arguments."""
-    targets = [node.target for node in exported.graph.nodes]
-    if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
-        with warnings.catch_warnings():  # torch warns of its own copies
-            warnings.simplefilter("ignore", FutureWarning)
-            exported = exported.run_decompositions({})  # without a table, most operators stay as they are but for that
-    return cleaned(exported)
-
-
-def lower(graph_module: fx.GraphModule) -> Builder:
-    """Return the program of a graph that `functional` gave, with its weights in float32.
-
-    Raises:
-        TargetError: The graph has an operator that the kernels lack; the message names it.
-    """
-    return without_unused(fused(Lowering(graph_module).run()))
 
 
 class Lowering:
     """Go through a graph in order, and keep what each node stands for."""
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
+    def __init__(self, graph_module: fx.GraphModule, operators: Mapping[str, Handler]) -> None:
         self.graph_module = graph_module
+        self._operators = operators
         self.builder = Builder()
         self.patterns = Patterns(graph_module)
         self.env: dict[fx.Node, Value] = {}
 
     def run(self) -> Builder:
-        from whet.techniques.rewriting.native_program.operators import OPERATORS
-
         num_inputs = 0
         for node in self.graph_module.graph.nodes:
             if node.op == "placeholder":
@@ -79,7 +58,7 @@ class Lowering:
             elif node.op == "output":
                 self._give(node.args[0])
             elif not _is_size(node):
-                self._call(node, OPERATORS)
+                self._call(node)
         self.builder.finish_numbers()
         return self.builder
 
@@ -97,7 +76,7 @@ class Lowering:
                 self.builder.free.setdefault(str(size.node.expr), (index, dim))
         self.env[node] = Input(index)
 
-    def _call(self, node: fx.Node, operators: Any) -> None:
+    def _call(self, node: fx.Node) -> None:
         if operator(node).startswith(_CHECKS) or node in self.patterns.absorbed:
             return
         if node.target is python.getitem:
@@ -110,7 +89,7 @@ class Lowering:
         elif stays_in_torch(node, self.env):
             self.env[node] = called(node, self.env, self.builder)
         else:
-            lowered = operators.get(operator(node))
+            lowered = self._operators.get(operator(node))
             if lowered is None:
                 raise refuse(node)
             self._check_dtypes(node)

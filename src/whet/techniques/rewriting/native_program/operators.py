@@ -1,7 +1,7 @@
 """Say what becomes of each operator of a graph: views of the same numbers, and steps of whet's kernels."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,9 +23,7 @@ from whet.techniques.rewriting.native_program.symbolic import Size, product
 from whet.techniques.rewriting.native_program.values import Value, named, refuse
 
 if TYPE_CHECKING:
-    from whet.techniques.rewriting.native_program.lowering import Lowering
-
-Handler = Callable[["Lowering", fx.Node], Value]
+    from whet.techniques.rewriting.native_program.lowering import Handler, Lowering
 
 _UNARY = {
     **{
@@ -296,7 +294,7 @@ def _norm(low: "Lowering", node: fx.Node) -> Value:
 
 _VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "view_as", "reshape_as")
 
-OPERATORS: dict[str, Handler] = {
+OPERATORS: "dict[str, Handler]" = {
     **dict.fromkeys(("contiguous", "clone", "detach", "alias", "to", "_to_copy", "type_as", "lift_fresh_copy"), _same),
     **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(("transpose", "permute", "t", "mT", "numpy_T"), _transpose),

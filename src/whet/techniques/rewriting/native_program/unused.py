@@ -16,10 +16,10 @@ def without_unused(builder: Builder) -> Builder:
     needed |= {result.value for result in builder.results if result.value is not None}
     for i in reversed(range(len(builder.calls))):
         if i in needed:
-            needed.update(_named(builder, i, "value"))
+            needed.update(builder.calls[i].named("value"))
     kept = sorted(needed)
     tensors = {str(buffer.source) for buffer in buffers if buffer.origin == "tensor"}
-    tensors.update(name for i in kept for name in _named(builder, i, "tensor"))
+    tensors.update(name for i in kept for name in builder.calls[i].named("tensor"))
     _renumber(builder, kept, used)
     builder.tensors = {name: tensor for name, tensor in builder.tensors.items() if name in tensors}
     return builder
@@ -45,22 +45,6 @@ def _renumber(builder: Builder, kept: list[int], used: set[int]) -> None:
         result if result.value is None else dataclasses.replace(result, value=index[result.value])
         for result in builder.results
     ]
-
-
-def _named(builder: Builder, index: int, kind: str) -> list[Any]:
-    """Return what the arguments of a call name, of one kind."""
-    found = []
-
-    def look(argument: Any) -> None:
-        if isinstance(argument, list):
-            for item in argument:
-                look(item)
-        elif isinstance(argument, dict) and kind in argument:
-            found.append(argument[kind])
-
-    call = builder.calls[index]
-    look([*call.args, *call.kwargs.values()])
-    return found
 
 
 def _with(argument: Any, index: dict[int, int]) -> Any:
