@@ -18,9 +18,12 @@ def returns_tensors(context: RuleContext, function: Function) -> bool:
     for node in ast.walk(function.node):
         if isinstance(node, ast.Yield | ast.YieldFrom | ast.Global | ast.Nonlocal):
             return True
-        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
-            if root_name(node) not in function.bindings:
-                return True
+        if (
+            isinstance(node, ast.Attribute | ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and root_name(node) not in function.bindings
+        ):
+            return True
     return any(
         statement.value is not None and _may_hold_tensors(context, statement.value) for statement in function.returns
     )
