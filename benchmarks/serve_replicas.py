@@ -4,9 +4,10 @@
 
 - Throughput: 32 clients, prompts of their own, 64 tokens each. Two replicas, each on half of the cores, and one server
   on all of them, in turns on the same machine.
-- The proxy's time: 16 clients, each with one request of 8 tokens after the other, through the proxy, and in turns to
-  the replicas themselves on their Unix sockets, half of the clients to each. Whole answers and streams (the time to
-  the first event). What is added is the difference of the medians and of the 99th percentiles of all rounds.
+- The proxy's time: 1 and 16 clients, each with one request of 8 tokens after the other, through the proxy, and in turns
+  to the replicas themselves on their Unix sockets, half of the clients to each. Whole answers and streams (the time to
+  the first event). What is added is the difference of the medians and of the 99th percentiles of all rounds. Where two
+  replicas have all cores, the proxy takes its time from them: what it computes for a request is counted beside.
 - Prefix hits: conversations that grow by a turn, with one of four instructions at their beginning, sent in a random
   order, by the proxy and to the replicas in turn. The engines count the tokens that they find.
 - Answered: requests at a steady rate. One replica is killed with -9 after a third of them, and SIGHUP replaces all
@@ -43,7 +44,7 @@ from whet.files import write_whole
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "serve_replicas.json"
 TARGET_MS = 1.0
-THROUGHPUT_CLIENTS, CLIENTS = 32, 16
+THROUGHPUT_CLIENTS, CLIENTS = 32, (1, 16)
 _LIMIT_S = 120.0
 _WORDS = "sharpen the edge of a tool by turning it on stone and water until light falls off both sides of steel".split()
 _fresh = itertools.count()
@@ -165,25 +166,40 @@ def throughput(model: str, rounds: int, seconds: float) -> dict[str, Any]:
     return {"tokens_per_s": rates, "ratio": statistics.median(ratios), "ratios": ratios}
 
 
-def added(server: Server, rounds: int, seconds: float) -> dict[str, Any]:
-    """Milliseconds of requests through the proxy and to the replicas, and what the proxy adds."""
-    through = [server.place] * CLIENTS
-    direct = [server.sockets[i % 2] for i in range(CLIENTS)]
+def added(server: Server, num_clients: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """Milliseconds of requests through the proxy and to the replicas, what the proxy adds, and what it computes."""
+    through = [server.place] * num_clients
+    direct = [server.sockets[i % 2] for i in range(num_clients)]
+    front = psutil.Process(server.process.pid)
     report = {}
     for kind, more in (("whole", {}), ("stream", {"stream": True})):
         times: dict[str, list[float]] = {"proxy": [], "direct": []}
+        computed_s = 0.0
         for number in range(rounds + 1):
             for name, places in (("proxy", through), ("direct", direct))[:: 1 if number % 2 else -1]:
                 body = lambda more=more: completion(fresh_prompt(), 8, **more)  # noqa: E731
+                before_s = cpu_s(front)
                 _, _, took = asyncio.run(clients(places, seconds, body))
                 times[name] += took if number else []
+                computed_s += cpu_s(front) - before_s if number and name == "proxy" else 0.0
         points = {
             name: {"p50_ms": statistics.median(took) * 1e3, "p99_ms": statistics.quantiles(took, n=100)[98] * 1e3}
             for name, took in times.items()
         }
         difference = {key: points["proxy"][key] - points["direct"][key] for key in points["proxy"]}
-        report[kind] = {**points, "added": difference, "requests": {name: len(took) for name, took in times.items()}}
+        report[kind] = {
+            **points,
+            "added": difference,
+            "requests": {name: len(took) for name, took in times.items()},
+            "computed_ms": computed_s / len(times["proxy"]) * 1e3,
+        }
     return report
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the processor time of a process so far."""
+    spent = process.cpu_times()
+    return spent.user + spent.system
 
 
 def conversations(num: int, turns: int, seed: int) -> list[str]:
@@ -293,14 +309,14 @@ def main() -> None:
     with nullcontext() if options.is_trial else quiet_machine():
         rates = throughput(options.model, options.rounds, options.seconds)
         with serving(options.model, "--replicas", "2") as server:
-            proxy = added(server, options.rounds, options.seconds)
+            proxy = {str(number): added(server, number, options.rounds, options.seconds) for number in CLIENTS}
             found = prefix_hits(server, options.rounds)
             counted = answered(server, options.requests, options.rate)
     given = f"--model {options.model} --rounds {options.rounds} --seconds {options.seconds:g}"
     report = {
         **circumstances(f"python benchmarks/serve_replicas.py {given} --requests {options.requests}"),
         "model": options.model,
-        "clients": {"throughput": THROUGHPUT_CLIENTS, "proxy": CLIENTS},
+        "clients": THROUGHPUT_CLIENTS,
         "target_ms": TARGET_MS,
         "throughput": rates,
         "proxy": proxy,

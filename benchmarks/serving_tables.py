@@ -43,22 +43,24 @@ def _replicas(report: Report) -> list[str]:
     speeds, answered = rates["tokens_per_s"], report["answered"]
     lines = [
         "## Several replicas",
-        f"{report['model']}, {report['clients']['throughput']} clients with prompts of their own, in turns: two "
-        f"replicas {speeds['replicas']:.0f} tokens/s, one server with all cores {speeds['one']:.0f} tokens/s, "
+        f"{report['model']}, {report['clients']} clients with prompts of their own, in turns: two replicas "
+        f"{speeds['replicas']:.0f} tokens/s, one server with all cores {speeds['one']:.0f} tokens/s, "
         f"**{rates['ratio']:.2f}x** ({min(rates['ratios']):.2f} to {max(rates['ratios']):.2f} in single rounds).",
         "",
-        f"The proxy's time, {report['clients']['proxy']} clients at a time (whet's goal is at most "
-        f"{report['target_ms']:g} ms):",
+        f"What the proxy adds (whet's goal is at most {report['target_ms']:g} ms with 16 clients). With 16 clients the "
+        "two replicas have all cores, and the proxy takes what it computes from them.",
         "",
-        "| answers | replicas themselves, p50 / p99 | through the proxy, p50 / p99 | added, p50 / p99 |",
-        "|---|---|---|---|",
+        "| clients | answers | replicas themselves, p50 / p99 | through the proxy, p50 / p99 | added, p50 / p99 "
+        "| the proxy computes |",
+        "|---|---|---|---|---|---|",
     ]
-    for kind, name in (("whole", "whole"), ("stream", "streams, to the first event")):
-        cells = [
-            f"{added[kind][side]['p50_ms']:.2f} / {added[kind][side]['p99_ms']:.2f} ms"
-            for side in ("direct", "proxy", "added")
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for number, kinds in added.items():
+        for kind, name in (("whole", "whole"), ("stream", "streams, to the first event")):
+            row = kinds[kind]
+            cells = [
+                f"{row[side]['p50_ms']:.2f} / {row[side]['p99_ms']:.2f} ms" for side in ("direct", "proxy", "added")
+            ]
+            lines.append(f"| {number} | {name} | {' | '.join(cells)} | {row['computed_ms']:.2f} ms |")
     ended = ", ".join(f"{count} {how}" for how, count in sorted(answered["ended"].items()))
     return [
         *lines,
