@@ -12,5 +12,8 @@ WHET_EXPORT void* whet_graph_new(const whet::graph::Operation* operations, int32
 
 WHET_EXPORT void whet_graph_free(void* plan) { delete static_cast<whet::graph::Plan*>(plan); }
 
-// Returns -1, or the number of an operation that met an index outside its table. One call of a plan at a time.
-WHET_EXPORT int whet_graph_run(void* plan) { return static_cast<whet::graph::Plan*>(plan)->run(); }
+// Returns -1, or the number of an operation that met an index outside its table. One call of a plan at a time. `seen`: null
+// where no row is left out.
+WHET_EXPORT int whet_graph_run(void* plan, const whet::graph::Seen* seen) {
+  return static_cast<whet::graph::Plan*>(plan)->run(seen);
+}

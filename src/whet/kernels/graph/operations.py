@@ -194,3 +194,18 @@ class Fill:
 Operation = (
     Linear | Gated | Normalise | Embed | Attend | Multiply | Softmax | Reduce | Elementwise | Copy | Fill
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OfRows:
+    """Do an operation on the rows of a batch [B, L] that a call works on, or on the others alone.
+
+    Of Attend, "seen" leaves out queries and keys: the others' keys and values are not read, and count as zeros.
+
+    Attributes:
+        operation: No Multiply. Its views begin with B and L, or with B * L; inputs of Elementwise have the shape of out.
+        of: "hidden" are the rows that a call leaves out: none, if it names no rows.
+    """
+
+    operation: Operation
+    of: Literal["seen", "hidden"]

@@ -114,4 +114,11 @@ class FillStruct(ctypes.Structure):
 
 
 class OperationStruct(ctypes.Structure):
-    _fields_ = (("name", Int), ("what", Pointer))
+    _fields_ = (("name", Int), ("of", Int), ("each", ctypes.c_int64), ("what", Pointer))
+
+
+class SeenStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, Pointer) for name in ("rows", "is_seen")),
+        *((name, Int) for name in ("num_seen", "num_rows", "length")),
+    )

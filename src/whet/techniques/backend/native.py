@@ -21,9 +21,11 @@ import torch
 from torch import fx
 
 from whet.core.artefact import program
+from whet.core.artefact.native.program import Padding
 from whet.core.artefact.native.runtime import NativeRuntime
 from whet.core.workload import ExaminedWorkload
-from whet.errors import KernelsError, OptionError, TargetError
+from whet.core.workload.unseen import masked
+from whet.errors import InputsError, KernelsError, OptionError, TargetError
 from whet.kernels.build import library
 from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
@@ -31,6 +33,7 @@ from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.attention_pattern import find_attention, fuse
 from whet.techniques.rewriting.graph import Traced, verify
 from whet.techniques.rewriting.low_precision import bfloat16_refusal
+from whet.techniques.rewriting.native_program.padding import padding_of
 from whet.techniques.rewriting.native_program.precision import with_precision
 from whet.techniques.rewriting.native_program.whole_graph import functional, lower
 from whet.techniques.technique import (
@@ -124,7 +127,23 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         KernelsError: There are no compiled kernels here.
     """
     lowered = lower(_with_fused_attention(candidate))
-    return candidate.with_runtime(NativeRuntime(*with_precision(lowered, options.precision)))  # type: ignore[arg-type]
+    runtime = NativeRuntime(*with_precision(lowered, options.precision))  # type: ignore[arg-type]
+    padding = padding_of(lowered, candidate.signature)
+    return candidate.with_runtime(runtime if padding is None else _leaving_out(padding, runtime, candidate.examined))
+
+
+def _leaving_out(padding: Padding, runtime: NativeRuntime, examined: ExaminedWorkload) -> NativeRuntime:
+    """Return the runtime that leaves out padding, if it can, and if that changes no bit of the outputs, whatever the masks."""
+    other = runtime.leaving_out(padding)
+    batches = [examined.flat_calibration[0], *(batch for _, batch in masked(examined.flat_calibration))]
+    for batch in batches:
+        try:
+            wanted = runtime.run(batch)
+        except InputsError:  # the batch is one that the model does not take
+            continue
+        if not all(torch.equal(y.nan_to_num(), exact.nan_to_num()) for y, exact in zip(other.run(batch), wanted, strict=True)):
+            return runtime
+    return other if other.leaves_out_padding else runtime
 
 
 def _with_fused_attention(candidate: Candidate) -> fx.GraphModule:
