@@ -7,6 +7,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from whet.models.decoder import Decoder, DecoderConfig
+from whet.models.encoder import Encoder, EncoderConfig
+
 Batches = list[Any]
 Built = tuple[nn.Module, Batches]
 
@@ -60,6 +63,15 @@ def sounds() -> Batches:
     return [{"input_features": torch.randn(num_rows, 16, 100)} for num_rows in (2, 3)]
 
 
+def docs_gpt() -> nn.Module:
+    sizes = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    return Decoder(DecoderConfig(**sizes))
+
+
+def ids() -> Batches:
+    return [(torch.randint(3, 100, (num_rows, length)),) for num_rows, length in ((2, 9), (3, 16))]
+
+
 WHOLE: dict[str, Callable[[], Built]] = {
     "bert": lambda: (hf.BertModel(hf.BertConfig(**TEXT)), texts()),
     "bert, attention by hand": lambda: (
@@ -90,6 +102,10 @@ WHOLE: dict[str, Callable[[], Built]] = {
         hf.T5EncoderModel(hf.T5Config(vocab_size=100, d_model=48, d_kv=16, d_ff=80, num_layers=2, num_heads=3)),
         texts(),
     ),
+    "clip's text tower": lambda: (
+        hf.CLIPTextModel(hf.CLIPTextConfig(**TEXT, max_position_embeddings=40, eos_token_id=99)),
+        texts(),
+    ),
     "clip's vision tower": lambda: (hf.CLIPVisionModel(hf.CLIPVisionConfig(**IMAGE)), images()),
     "siglip's vision tower": lambda: (hf.SiglipVisionModel(hf.SiglipVisionConfig(**IMAGE)), images()),
     "siglip's text tower": lambda: (
@@ -116,6 +132,11 @@ WHOLE: dict[str, Callable[[], Built]] = {
     ),
     "torch's transformer": lambda: (torch_encoder(), sequences()),
     "torch's transformer, norms first": lambda: (torch_encoder(norm_first=True, activation="gelu"), sequences()),
+    "docs-encoder": lambda: (
+        Encoder(EncoderConfig(vocab_size=100, num_classes=3, max_tokens=32, width=48, num_heads=3, mlp_width=80)),
+        ids(),
+    ),
+    "docs-gpt": lambda: (docs_gpt(), ids()),
     "whisper's encoder": lambda: (whisper_encoder(), sounds()),
 }
 
@@ -126,13 +147,6 @@ REFUSED: dict[str, tuple[str, Callable[[], Built]]] = {
             hf.DebertaV2Model(
                 hf.DebertaV2Config(**TEXT, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
             ),
-            texts(),
-        ),
-    ),
-    "clip's text tower": (
-        r"aten\.index\.Tensor",
-        lambda: (
-            hf.CLIPTextModel(hf.CLIPTextConfig(**TEXT, max_position_embeddings=40, eos_token_id=99)),
             texts(),
         ),
     ),

@@ -17,7 +17,7 @@ from whet.core.artefact.native import binding
 from whet.core.artefact.native.program import Program
 from whet.core.artefact.native.runtime import NativeRuntime
 from whet.core.workload import ExaminedWorkload, Workload, examine
-from whet.errors import KernelsError, OptionError, TargetError
+from whet.errors import InputsError, KernelsError, OptionError, TargetError
 from whet.measure.machine import describe
 from whet.techniques.backend import native
 from whet.techniques.backend.native import Options
@@ -115,7 +115,7 @@ def test_a_row_does_not_depend_on_what_shares_its_batch() -> None:
 def test_an_id_beyond_the_table_is_an_error() -> None:
     batch = text(2, 9)
     batch["input_ids"][1, 3] = 100
-    with pytest.raises(Exception, match="outside an embedding"):
+    with pytest.raises(InputsError, match="outside an embedding"):
         native_bert(F32).call(*bert().flat(batch))
 
 
@@ -256,6 +256,49 @@ def test_what_the_kernels_lack_is_refused_by_name(name: str) -> None:
     assert isinstance(verdict, NotApplicable)
     with pytest.raises(TargetError, match=why):
         native.apply(Candidate.original(subject), F32)
+
+
+class LookedUp(nn.Module):
+    """Take one place of each row, which the caller names: it may count from the end."""
+
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
+        return (x * 2)[torch.arange(len(x)), place]
+
+
+def test_rows_by_index() -> None:
+    batches = [(torch.randn(rows, length, 4), torch.arange(rows) % length) for rows, length in ((2, 5), (3, 7))]
+    subject = examined(LookedUp(), batches)
+    tuned = native.apply(Candidate.original(subject), F32)
+    for place in ([0, 5, 2], [-1, -6, 3]):
+        x = torch.randn(3, 6, 4)
+        (y,) = tuned.call(x, torch.tensor(place))
+        assert torch.equal(y, (x * 2)[torch.arange(3), torch.tensor(place)])
+    for place in ([0, 6, 2], [0, 0, -7]):
+        with pytest.raises(InputsError, match="an index lies outside"):
+            tuned.call(torch.randn(3, 6, 4), torch.tensor(place))
+
+
+class SpelledNorm(nn.Module):
+    """An RMS norm as models spell it out, and what it was made from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.linspace(0.5, 2, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 1
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-3)
+        return self.last(self.weight * wide.to(x.dtype)) + x
+
+
+def test_an_rms_norm_that_is_written_out_is_one_operation() -> None:
+    torch.manual_seed(0)
+    subject = examined(SpelledNorm(), rows())
+    tuned = native.apply(Candidate.original(subject), F32)
+    for y, wanted in answers(subject, tuned, (torch.randn(4, 8),)):
+        torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+    assert steps_of(tuned) == {"Elementwise": 1, "Linear": 1}
 
 
 @pytest.mark.parametrize("precision", ["f32", "int8"])

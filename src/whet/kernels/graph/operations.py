@@ -102,6 +102,18 @@ class Embed:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """Compute out [..., n] = the numbers of each row of x [..., width] that int64 indices [..., n] name.
+
+    Indices are broadcast to out. One that lies outside its row is an error.
+    """
+
+    x: View
+    indices: View
+    out: View
+
+
+@dataclass(frozen=True)
 class Attend:
     """Compute out = softmax(scale q k^T + mask) v of each batch and head.
 
@@ -192,7 +204,7 @@ class Fill:
 
 
 Operation = (
-    Linear | Gated | Normalise | Embed | Attend | Multiply | Softmax | Reduce | Elementwise | Copy | Fill
+    Linear | Gated | Normalise | Embed | Gather | Attend | Multiply | Softmax | Reduce | Elementwise | Copy | Fill
 )  # fmt: skip
 
 

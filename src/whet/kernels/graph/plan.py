@@ -21,6 +21,7 @@ from whet.kernels.graph.operations import (
     Embed,
     Fill,
     Gated,
+    Gather,
     Linear,
     Multiply,
     Norm,
@@ -39,6 +40,7 @@ from whet.kernels.graph.structs import (
     ElementwiseStruct,
     EmbedStruct,
     FillStruct,
+    GatherStruct,
     LinearStruct,
     MultiplyStruct,
     Name,
@@ -58,6 +60,7 @@ _KINDS = ("sum", "mean", "max")
 _NUM_BINARY = FUNCTIONS.index("neg")
 _OF = ("all", "seen", "hidden")  # as seen.h numbers them
 _BATCH_DIMS = 2
+_NO_MEMORY = -2
 
 
 class Plan:
@@ -88,7 +91,7 @@ class Plan:
         named = (OperationStruct * len(self._structs))(*map(_named, self._operations, self._structs))
         self._handle = self._functions.whet_graph_new(named, len(named))
         if not self._handle:
-            raise MachineError("there is no memory for the rows of the plan's widest linear layer; take fewer rows")
+            raise MachineError("there is no memory for a plan; take fewer rows")
         weakref.finalize(self, self._functions.whet_graph_free, self._handle)
 
     def run(self, seen: SeenRows | None = None) -> None:
@@ -99,14 +102,22 @@ class Plan:
 
         Raises:
             InputsError: An index lies outside the table that it is for. What was computed is not valid.
+            MachineError: There is not enough memory.
         """
         if seen is not None and self._batch not in (None, seen.is_seen.shape):
             raise InputsError(f"rows {list(seen.is_seen.shape)} are named of a batch {list(self._batch or ())}")
         failed = self._functions.whet_graph_run(self._handle, None if seen is None else ctypes.addressof(seen.struct))
+        if failed == _NO_MEMORY:
+            raise MachineError("there is no memory for the rows of the plan's widest linear layer; take fewer rows")
         if failed >= 0:
-            embed = cast(Embed, _plain(self._operations[failed]))
-            sizes = " and ".join(str(table.shape[0]) for table in embed.tables)
-            raise InputsError(f"an index lies outside an embedding of {sizes} rows; check the ids of the inputs")
+            operation = cast(Embed | Gather, _plain(self._operations[failed]))
+            raise InputsError(f"an index lies outside {_table(operation)}; check the ids of the inputs")
+
+
+def _table(operation: Embed | Gather) -> str:
+    if isinstance(operation, Gather):
+        return f"a row of {operation.x.shape[-1]} numbers"
+    return f"an embedding of {' and '.join(str(table.shape[0]) for table in operation.tables)} rows"
 
 
 def _plain(operation: Operation | OfRows) -> Operation:
@@ -221,6 +232,19 @@ def _embed(op: Embed) -> EmbedStruct:
     return EmbedStruct(len(op.tables), tables, indices_of, rows_struct("out", op.out))
 
 
+def _gather(op: Gather) -> GatherStruct:
+    *rows, num = op.out.shape
+    _not_empty("x", op.x)
+    check("out", op.out)
+    check("x", op.x, (*rows, op.x.shape[-1]))
+    check("indices", op.indices, None, (torch.int64,))
+    indices = expanded("indices", op.indices, op.out.shape)
+    views = [dataclasses.replace(view, shape=(*rows, num)) for view in (op.x, indices, op.out)]
+    x, *others = joined(views, num_kept=1)
+    x = dataclasses.replace(x, shape=(*x.shape[:-1], op.x.shape[-1]))
+    return GatherStruct(*map(struct_of, (x, *others)))
+
+
 def _columns(view: View) -> View:
     """Return each number as a row of its own."""
     (rows,) = joined([view])
@@ -310,6 +334,7 @@ _CONVERTERS: dict[type[Any], Callable[..., ctypes.Structure]] = {
     Gated: _gated,
     Normalise: _normalise,
     Embed: _embed,
+    Gather: _gather,
     Attend: _attend,
     Multiply: _multiply,
     Softmax: _softmax,

@@ -1,4 +1,4 @@
-// Rows: softmax, sums, means and maxima, and embeddings.
+// Rows: softmax, sums, means and maxima, embeddings, and numbers by index.
 #pragma once
 
 #include <atomic>
@@ -118,6 +118,32 @@ inline bool embed_row(const Embed& op, int64_t r) {
 inline void embed(Team& team, const Embed& op, const Chosen& chosen, std::atomic<bool>& failed) {
   each_row(team, chosen, op.out.num_rows(), [&](int64_t r) {
     if (!embed_row(op, r)) failed.store(true, std::memory_order_relaxed);
+  });
+}
+
+// out [rows, n] = the numbers of each row of x that indices [rows, n] of int64 name.
+struct Gather {
+  View x, indices, out;
+};
+
+// Returns false where an index lies outside the row; the row is then not finished.
+inline bool gather_row(const Gather& op, int64_t r) {
+  const int64_t from = op.x.stride[DIMS - 1], step = op.indices.stride[DIMS - 1], to = op.out.stride[DIMS - 1];
+  const float* x = op.x.row(r);
+  const int64_t* indices = reinterpret_cast<const int64_t*>(op.indices.data) + op.indices.offset(r);
+  float* out = op.out.row(r);
+  for (int i = 0; i < op.out.width(); i++) {
+    const int64_t index = indices[step * i];
+    if (index < 0 || index >= op.x.width()) return false;
+    out[to * i] = x[from * index];
+  }
+  return true;
+}
+
+// Sets `failed` where an index lies outside its row.
+inline void gather(Team& team, const Gather& op, const Chosen& chosen, std::atomic<bool>& failed) {
+  each_row(team, chosen, op.out.num_rows(), [&](int64_t r) {
+    if (!gather_row(op, r)) failed.store(true, std::memory_order_relaxed);
   });
 }
 

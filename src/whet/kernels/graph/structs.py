@@ -31,6 +31,7 @@ class Name(IntEnum):
     ELEMENTWISE = 7
     COPY = 8
     FILL = 9
+    GATHER = 10
 
 
 class ViewStruct(ctypes.Structure):
@@ -111,6 +112,10 @@ class CopyStruct(ctypes.Structure):
 
 class FillStruct(ctypes.Structure):
     _fields_ = (("out", ViewStruct), ("value", Float))
+
+
+class GatherStruct(ctypes.Structure):
+    _fields_ = tuple((name, ViewStruct) for name in ("x", "indices", "out"))
 
 
 class OperationStruct(ctypes.Structure):

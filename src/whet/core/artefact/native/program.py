@@ -104,6 +104,16 @@ class EmbedStep:
 
 
 @dataclass(frozen=True)
+class GatherStep:
+    """Take the numbers of each row of x that indices name."""
+
+    x: Place
+    indices: Place
+    out: Place
+    step: Literal["Gather"] = "Gather"
+
+
+@dataclass(frozen=True)
 class AttendStep:
     """Compute scaled dot-product attention; the mask is True where a query looks, or is added to the scores."""
 
@@ -175,8 +185,8 @@ class FillStep:
 
 
 Step = Annotated[
-    LinearStep | GatedStep | NormaliseStep | EmbedStep | AttendStep | MultiplyStep | SoftmaxStep | ReduceStep
-    | ElementwiseStep | CopyStep | FillStep,
+    LinearStep | GatedStep | NormaliseStep | EmbedStep | GatherStep | AttendStep | MultiplyStep | SoftmaxStep
+    | ReduceStep | ElementwiseStep | CopyStep | FillStep,
     Field(discriminator="step"),
 ]  # fmt: skip
 

@@ -78,8 +78,8 @@ class NativeRuntime(Runtime):
             self._bound.popitem(last=False)
         return bound
 
-    def leaving_out(self, padding: Padding) -> Self:
-        """Return a runtime of the same weights that leaves out padding where it can."""
+    def leaving_out(self, padding: Padding | None) -> Self:
+        """Return a runtime of the same weights that leaves out padding where it can; with None, nowhere."""
         other = copy.copy(self)
         other.program = dataclasses.replace(self.program, padding=padding)
         other._loaded = dataclasses.replace(self._loaded, program=other.program)
