@@ -21,6 +21,12 @@ IMAGE: dict[str, Any] = {
     **{"image_size": 32, "patch_size": 8},
 }
 
+SOUND: dict[str, Any] = {
+    **{"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 80},
+    **{"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2},
+    **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2},
+}
+
 
 def text(num_rows: int, length: int, *pads: tuple[int, int]) -> dict[str, Tensor]:
     """Ids with a mask: `pads` says for each of the first rows how many places are padded on the left and the right."""
@@ -59,6 +65,10 @@ def whisper_encoder() -> nn.Module:
     return encoder
 
 
+def waves() -> Batches:
+    return [{"input_values": torch.randn(num_rows, 400)} for num_rows in (2, 3)]
+
+
 def sounds() -> Batches:
     return [{"input_features": torch.randn(num_rows, 16, 100)} for num_rows in (2, 3)]
 
@@ -88,6 +98,12 @@ WHOLE: dict[str, Callable[[], Built]] = {
     "mpnet": lambda: (hf.MPNetModel(hf.MPNetConfig(**TEXT)), texts()),
     "electra": lambda: (hf.ElectraModel(hf.ElectraConfig(**TEXT, embedding_size=24)), texts()),
     "albert": lambda: (hf.AlbertModel(hf.AlbertConfig(**TEXT, embedding_size=24)), texts()),
+    "deberta-v2": lambda: (
+        hf.DebertaV2Model(
+            hf.DebertaV2Config(**TEXT, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
+        ),
+        texts(),
+    ),
     "modernbert": lambda: (
         hf.ModernBertModel(
             hf.ModernBertConfig(
@@ -116,9 +132,20 @@ WHOLE: dict[str, Callable[[], Built]] = {
     "deit": lambda: (hf.DeiTModel(hf.DeiTConfig(**IMAGE)), images()),
     "beit": lambda: (hf.BeitModel(hf.BeitConfig(**IMAGE)), images()),
     "dinov2": lambda: (hf.Dinov2Model(hf.Dinov2Config(**IMAGE)), images()),
+    "swin": lambda: (
+        hf.SwinModel(
+            hf.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4)
+        ),
+        images(),
+    ),
     "convnext": lambda: (
         hf.ConvNextModel(hf.ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])),
         images(),
+    ),
+    "wav2vec2": lambda: (hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SOUND)), waves()),
+    "wav2vec2, norms first": lambda: (
+        hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SOUND, feat_extract_norm="layer", do_stable_layer_norm=True)),
+        waves(),
     ),
     "gpt2": lambda: (
         hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=100, n_embd=48, n_layer=2, n_head=3, use_cache=False)),
@@ -141,22 +168,11 @@ WHOLE: dict[str, Callable[[], Built]] = {
 }
 
 REFUSED: dict[str, tuple[str, Callable[[], Built]]] = {
-    "deberta-v2": (
-        r"aten\.repeat",
+    "deberta": (
+        r"no sizes that depend on the numbers",
         lambda: (
-            hf.DebertaV2Model(
-                hf.DebertaV2Config(**TEXT, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
-            ),
+            hf.DebertaModel(hf.DebertaConfig(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"])),
             texts(),
-        ),
-    ),
-    "swin": (
-        r"aten\.adaptive_avg_pool1d",
-        lambda: (
-            hf.SwinModel(
-                hf.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4)
-            ),
-            images(),
         ),
     ),
 }

@@ -176,7 +176,7 @@ def test_families_that_are_refused_by_name(name: str) -> None:
     subject = examined(model, batches)
     verdict = native.check(subject, describe(), F32)
     assert isinstance(verdict, NotApplicable)
-    with pytest.raises(TargetError, match=f"do not compute {why}"):
+    with pytest.raises(TargetError, match=why):
         native.apply(Candidate.original(subject), F32)
 
 
@@ -258,11 +258,29 @@ def test_what_the_kernels_lack_is_refused_by_name(name: str) -> None:
         native.apply(Candidate.original(subject), F32)
 
 
+@pytest.mark.parametrize("how", ["interleaved", "expanded"])
+def test_shared_heads_are_not_copied(how: str) -> None:
+    def attended(x: Tensor) -> Tensor:
+        q, k = x.view(-1, 1, 4, 2).transpose(1, 2), x[:, :4].view(-1, 1, 2, 2).transpose(1, 2)
+        v = k * 2
+        if how == "interleaved":
+            k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        else:
+            k, v = (y[:, :, None].expand(-1, 2, 2, -1, -1).reshape(y.shape[0], 4, -1, 2) for y in (k, v))
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 8)
+
+    subject = examined(Written(attended), rows())
+    tuned = native.apply(Candidate.original(subject), F32)
+    for y, wanted in answers(subject, tuned, (torch.randn(4, 8),)):
+        torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+    assert "Copy" not in steps_of(tuned)
+
+
 class LookedUp(nn.Module):
     """Take one place of each row, which the caller names: it may count from the end."""
 
     def forward(self, x: Tensor, place: Tensor) -> Tensor:
-        return (x * 2)[torch.arange(len(x)), place]
+        return (x * 2)[torch.arange(x.shape[0]), place]
 
 
 def test_rows_by_index() -> None:

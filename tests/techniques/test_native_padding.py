@@ -93,7 +93,7 @@ LEFT_OUT: dict[str, Callable[[], nn.Module]] = {
     "t5's encoder": lambda: Pooled(masked_mean, t5()),
     "mpnet": lambda: Pooled(masked_mean, hf.MPNetModel(hf.MPNetConfig(**TEXT), add_pooling_layer=False)),
     "clip's text tower": lambda: Pooled(
-        lambda states, mask: states[torch.arange(len(states)), mask.sum(1) % 7],
+        lambda states, mask: states[torch.arange(states.shape[0]), mask.sum(1) % 7],
         hf.CLIPTextModel(hf.CLIPTextConfig(**TEXT, max_position_embeddings=40, eos_token_id=99)),
     ),
 }

@@ -283,6 +283,15 @@ def _repeat(low: "Lowering", node: fx.Node) -> Value:
     return low.reshaped(x.expanded([size for pair in pairs for size in pair]), low.shape(node))
 
 
+def _repeat_interleave(low: "Lowering", node: fx.Node) -> Value:
+    given = named(node)
+    x, times = low.tensor(given["self"]), given["repeats"]
+    if not isinstance(times, int) or given.get("dim") is None:
+        raise refuse(node)
+    wide = x.unsqueezed(dim := int(given["dim"]) % x.dim + 1)
+    return low.reshaped(wide.expanded((*wide.shape[:dim], times, *wide.shape[dim + 1 :])), low.shape(node))
+
+
 def _group_norm(low: "Lowering", node: fx.Node) -> Value:
     given = named(node)
     x, groups = low.tensor(node.args[0]), int(given["num_groups"])
@@ -329,6 +338,7 @@ OPERATORS: "dict[str, Handler]" = {
     **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _average),
     "repeat": _repeat,
+    "repeat_interleave": _repeat_interleave,
     "group_norm": _group_norm,
     **dict.fromkeys(("linalg_vector_norm", "norm"), _norm),
     **dict.fromkeys(("softmax", "_softmax"), _softmax),
