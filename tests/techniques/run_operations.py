@@ -82,7 +82,8 @@ def of_rows(rows: OfRows, is_seen: Tensor) -> None:
         op = dataclasses.replace(op, k=View.of(keys[0]), v=View.of(keys[1]))
     _RUN[type(op)](op)
     for out, old in zip(outs, before, strict=True):
-        chosen = (is_seen if rows.of == "seen" else ~is_seen).reshape(*is_seen.shape, *[1] * (old.dim() - is_seen.dim()))
+        chosen = is_seen if rows.of == "seen" else ~is_seen
+        chosen = chosen.reshape(*chosen.shape, *[1] * (old.dim() - chosen.dim()))
         tensor(out).copy_(torch.where(chosen, tensor(out), torch.nan if rows.of == "seen" else old))
 
 

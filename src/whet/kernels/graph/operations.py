@@ -215,7 +215,8 @@ class OfRows:
     Of Attend, "seen" leaves out queries and keys: the others' keys and values are not read, and count as zeros.
 
     Attributes:
-        operation: No Multiply. Its views begin with B and L, or with B * L; inputs of Elementwise have the shape of out.
+        operation: No Multiply. Its views begin with B and L, but for those of Attend; inputs of Elementwise have the
+            shape of out.
         of: "hidden" are the rows that a call leaves out: none, if it names no rows.
     """
 

@@ -149,7 +149,8 @@ def _struct_of(index: int, operation: Operation | OfRows) -> ctypes.Structure:
 def _named(operation: Operation | OfRows, struct: ctypes.Structure) -> OperationStruct:
     of, each = "all", 1
     if isinstance(operation, OfRows):
-        of, each = operation.of, math.prod(struct.out.shape[:-1]) // math.prod(operation.operation.out.shape[:_BATCH_DIMS])
+        num_rows = math.prod(operation.operation.out.shape[:_BATCH_DIMS])
+        of, each = operation.of, math.prod(struct.out.shape[:-1]) // num_rows
     return OperationStruct(_name_of(struct), _OF.index(of), each, ctypes.addressof(struct))
 
 

@@ -38,7 +38,9 @@ struct Chosen {
                              : Chosen{seen->rows + seen->num_seen, seen->num_rows - seen->num_seen, each};
   }
   int64_t count(int64_t all) const { return rows == nullptr ? all : num_rows * each; }
-  int64_t operator[](int64_t i) const { return rows == nullptr ? i : rows[i / each] * each + i % each; }
+  int64_t operator[](int64_t i) const {
+    return rows == nullptr ? i : each == 1 ? rows[i] : rows[i / each] * each + i % each;
+  }
 };
 
 }  // namespace whet::graph

@@ -141,10 +141,10 @@ def _leaving_out(padding: Padding, runtime: NativeRuntime, examined: ExaminedWor
     other = runtime.leaving_out(padding)
     for _, batch in masked(examined.flat_calibration):
         try:
-            outputs = zip(other.run(batch), runtime.run(batch), strict=True)
+            found, wanted = other.run(batch), runtime.run(batch)
         except InputsError:  # the batch is one that the model does not take
             continue
-        if not other.leaves_out_padding or not all(torch.equal(y.nan_to_num(), exact.nan_to_num()) for y, exact in outputs):
+        if not all(torch.equal(y.nan_to_num(), exact.nan_to_num()) for y, exact in zip(found, wanted, strict=True)):
             return runtime
     return other if other.leaves_out_padding else runtime
 

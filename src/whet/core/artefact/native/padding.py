@@ -38,9 +38,10 @@ Of = Literal["all", "seen", "hidden"]
 
 _HIDDEN = -1e30  # added to a score, it makes its weight exactly 0
 _FIRST = (LinearStep, GatedStep, NormaliseStep, EmbedStep)  # what makes rows of what has none
-_ROW_DIMS = {LinearStep: 1, GatedStep: 1, NormaliseStep: 1, EmbedStep: 1, SoftmaxStep: 1, ReduceStep: 1} | dict.fromkeys(
-    (ElementwiseStep, CopyStep, FillStep), 0
-)
+_ROW_DIMS = {
+    **{LinearStep: 1, GatedStep: 1, NormaliseStep: 1, EmbedStep: 1, SoftmaxStep: 1, ReduceStep: 1},
+    **{ElementwiseStep: 0, CopyStep: 0, FillStep: 0},
+}
 """The steps that work row by row, with the last dimensions of their places that are a row's own."""
 _BARE = ((EmbedStep, "indices"), (ReduceStep, "out"))  # the places with one number a row instead
 _OF_ALL = ("tables", "norm")  # what every row reads

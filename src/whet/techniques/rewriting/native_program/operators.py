@@ -1,7 +1,6 @@
 """Say what becomes of each operator of a graph: views of the same numbers, and steps of whet's kernels."""
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
