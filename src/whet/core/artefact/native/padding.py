@@ -119,8 +119,8 @@ def _shown(mask: Numbers) -> NDArray[np.bool_]:
     if mask.dtype == np.bool_:
         return cast("NDArray[np.bool_]", mask.any((1, 2)))
     sees = ~(mask <= _HIDDEN)
-    blind: NDArray[np.bool_] = np.logical_not(sees.any(3))  # such a query weighs all keys
-    return cast("NDArray[np.bool_]", sees.any((1, 2)) | blind.any((1, 2))[:, None])
+    blind = np.asarray(~sees.any(3)).any((1, 2))  # in such sequences a query weighs all keys
+    return sees.any((1, 2)) | np.asarray(blind)[:, None]
 
 
 def without_padding(program: Program, sizes: Sizes) -> Padded | None:
