@@ -3,7 +3,8 @@
     python benchmarks/mutants.py [--module MODULE ...] [--draw N] [--seed N]
 
 The mutants are a random draw of all that `mutations.py` finds in a module, and those that benchmarks/mutants.toml
-names. That file also says which tests judge a module, and why a survivor may survive. Everything happens in a copy of
+names; of a header of C++, the latter alone. That file also says which tests judge a module, and why a survivor may
+survive. Everything happens in a copy of
 src/ and tests/: a mutant is written there, its tests are run, and the file is put back. A mutant is killed if a test
 fails, or if the tests take many times as long as without it. A run over all modules writes docs/mutants.md; the script
 ends with 1 where a named mutant survives. Outcomes are kept in .mutants.json and hold as long as src/, the module's
@@ -61,7 +62,7 @@ class Module:
     """What became of one module's mutants.
 
     Attributes:
-        name: The module's path below src/whet, without its ending.
+        name: The module's path below src/whet, without the ending .py.
         total: How many mutants there are.
         drawn: Those that were drawn.
         named: Those that the settings name.
@@ -99,9 +100,9 @@ def main() -> None:
 
 def judged(name: str, settings: Mapping[str, Any], num_drawn: int, seed: int) -> Module:
     """Test a module's mutants in the copy, which is the working directory, and print those that survive."""
-    path = Path("src", "whet", name).with_suffix(".py")
+    path = Path("src", "whet", file_of(name))
     source = path.read_text(encoding="utf-8")
-    everything = mutants_of(source)
+    everything = mutants_of(source) if path.suffix == ".py" else []
     drawn = random.Random(f"{seed} {name}").sample(everything, min(num_drawn, len(everything)))
     drawn.sort(key=lambda mutant: mutant.line)
     named = []
@@ -123,10 +124,16 @@ def judged(name: str, settings: Mapping[str, Any], num_drawn: int, seed: int) ->
     return found
 
 
+def file_of(name: str) -> str:
+    """Return the file of a module."""
+    return name if name.endswith(".h") else f"{name}.py"
+
+
 def killed_of(path: Path, source: str, mutants: Sequence[Mutant], tests: Sequence[str]) -> Iterator[bool]:
     """Return for each mutant of a file whether the tests notice it, as it was kept or as it is found now."""
     digest = hashlib.sha256()
-    for file in (*sorted(Path("src", "whet").rglob("*.py")), *map(Path, tests)):
+    sources = sorted(file for ending in ("py", "h", "cpp") for file in Path("src", "whet").rglob(f"*.{ending}"))
+    for file in (*sources, *map(Path, tests)):
         digest.update(file.read_bytes())
     for mutant in mutants:
         digest.update(mutant.source.encode())
@@ -169,24 +176,24 @@ def diff(mutant: Mutant) -> str:
 def in_words(name: str, fates: Sequence[Fate]) -> str:
     """Return how many mutants were killed."""
     killed = sum(fate.is_killed for fate in fates)
-    return f"{name}: {killed} of {len(fates)} killed, {killed / len(fates):.0%}"
+    return f"{name}: {killed} of {len(fates)} killed" + (f", {killed / len(fates):.0%}" if fates else "")
 
 
 def page(modules: Sequence[Module], seed: int) -> str:
     """Return docs/mutants.md: the counts of each module, the named mutants, and the survivors with their reasons."""
     everything = Module("all", sum(m.total for m in modules), [f for m in modules for f in m.drawn], [])
     rows = []
-    for module in [*modules, everything]:
+    for module in (module for module in [*modules, everything] if module.drawn):
         num, killed = len(module.drawn), sum(fate.is_killed for fate in module.drawn)
         rows.append(f"| {module.name} | {module.total} | {num} | {killed} | {num - killed} | {killed / num:.0%} |")
     named = [
-        f"| {fate.note} | {module.name}.py:{fate.mutant.line} | `{fate.mutant.old}` | `{fate.mutant.new}` "
+        f"| {fate.note} | {file_of(module.name)}:{fate.mutant.line} | `{fate.mutant.old}` | `{fate.mutant.new}` "
         f"| {outcome_of(fate)} |"
         for module in modules
         for fate in module.named
     ]
     survivors = [
-        f"**{module.name}.py:{fate.mutant.line}**, in `{fate.mutant.function}`. "
+        f"**{file_of(module.name)}:{fate.mutant.line}**, in `{fate.mutant.function}`. "
         f"{fate.note or 'Nobody has explained this one yet.'}\n\n```diff\n{diff(fate.mutant)}\n```"
         for module in modules
         for fate in module.drawn
@@ -202,7 +209,7 @@ PAGE_TEXT = """# Would a test notice?
 `make mutants` puts one small mistake at a time into the code that decides: another comparison, a number that is off by
 one, a statement left out. A mutant is killed if one of its module's tests fails or finds no end. One that survives
 shows a rule that no test holds, or changes nothing that anybody could see. `benchmarks/mutants.py` writes this page.
-The mutants are a random draw (seed {seed}) of all that there are; paths are below src/whet.
+The mutants are a random draw (seed {seed}) of all that there are in Python; paths are below src/whet.
 
 | module | all mutants | drawn | killed | survived | share killed |
 |---|---|---|---|---|---|

@@ -125,8 +125,12 @@ def changed(source: str, mutated: str) -> Mutant:
 
 
 def _function_at(source: str, line: int) -> str:
-    """Return the qualified name of the innermost function or class around a line."""
-    names, body = [], ast.parse(source).body
+    """Return the qualified name of the innermost function or class around a line; "module" where there is none."""
+    names: list[str] = []
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # a header of C++
+        return "module"
     while around := [
         node
         for node in body

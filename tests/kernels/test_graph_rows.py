@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from whet.errors import InputsError
 from whet.kernels.build import Library
-from whet.kernels.graph.operations import Embed, Multiply, Norm, Normalise, Reduce, Softmax, View
+from whet.kernels.graph.operations import Embed, Gather, Multiply, Norm, Normalise, Reduce, Softmax, View
 from whet.kernels.graph.plan import Plan
 
 WIDTHS = (1, 2, 15, 16, 17, 63, 64, 100, 768)
@@ -144,3 +144,16 @@ def test_what_does_not_fit_is_refused(kernels: Library) -> None:
         Plan([Normalise(View.of(x), Norm(None, None, 1e-5, True), View.of(out), total=View.of(out))])
     with pytest.raises(InputsError, match=r"x has no address"):
         Plan([Softmax(View(0, (3, 40), (40, 1)), View.of(out))])
+
+
+def test_numbers_by_index(kernels: Library) -> None:
+    x, indices = torch.randn(2, 3, 5, 40), torch.randint(0, 40, (5, 17))
+    wanted = x.gather(-1, indices.expand(2, 3, 5, 17))
+    for given in (x, x.mT.contiguous().mT, x.transpose(0, 1).contiguous().transpose(0, 1)):
+        out = torch.full((2, 3, 5, 17), 7.0)
+        Plan([Gather(View.of(given), View.of(indices), View.of(out))]).run()
+        assert torch.equal(out, wanted)
+    for bad in (40, -1):
+        indices[2, 3] = bad
+        with pytest.raises(InputsError, match="outside a row of 40 numbers"):
+            Plan([Gather(View.of(x), View.of(indices), View.of(out))]).run()

@@ -7,6 +7,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from whet.models.decoder import Decoder, DecoderConfig
+from whet.models.encoder import Encoder, EncoderConfig
+
 Batches = list[Any]
 Built = tuple[nn.Module, Batches]
 
@@ -16,6 +19,12 @@ TEXT: dict[str, Any] = {
 IMAGE: dict[str, Any] = {
     **{"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 80},
     **{"image_size": 32, "patch_size": 8},
+}
+
+SOUND: dict[str, Any] = {
+    **{"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 80},
+    **{"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2},
+    **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2},
 }
 
 
@@ -56,8 +65,21 @@ def whisper_encoder() -> nn.Module:
     return encoder
 
 
+def waves() -> Batches:
+    return [{"input_values": torch.randn(num_rows, 400)} for num_rows in (2, 3)]
+
+
 def sounds() -> Batches:
     return [{"input_features": torch.randn(num_rows, 16, 100)} for num_rows in (2, 3)]
+
+
+def docs_gpt() -> nn.Module:
+    sizes = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    return Decoder(DecoderConfig(**sizes))
+
+
+def ids() -> Batches:
+    return [(torch.randint(3, 100, (num_rows, length)),) for num_rows, length in ((2, 9), (3, 16))]
 
 
 WHOLE: dict[str, Callable[[], Built]] = {
@@ -76,6 +98,12 @@ WHOLE: dict[str, Callable[[], Built]] = {
     "mpnet": lambda: (hf.MPNetModel(hf.MPNetConfig(**TEXT)), texts()),
     "electra": lambda: (hf.ElectraModel(hf.ElectraConfig(**TEXT, embedding_size=24)), texts()),
     "albert": lambda: (hf.AlbertModel(hf.AlbertConfig(**TEXT, embedding_size=24)), texts()),
+    "deberta-v2": lambda: (
+        hf.DebertaV2Model(
+            hf.DebertaV2Config(**TEXT, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
+        ),
+        texts(),
+    ),
     "modernbert": lambda: (
         hf.ModernBertModel(
             hf.ModernBertConfig(
@@ -90,6 +118,10 @@ WHOLE: dict[str, Callable[[], Built]] = {
         hf.T5EncoderModel(hf.T5Config(vocab_size=100, d_model=48, d_kv=16, d_ff=80, num_layers=2, num_heads=3)),
         texts(),
     ),
+    "clip's text tower": lambda: (
+        hf.CLIPTextModel(hf.CLIPTextConfig(**TEXT, max_position_embeddings=40, eos_token_id=99)),
+        texts(),
+    ),
     "clip's vision tower": lambda: (hf.CLIPVisionModel(hf.CLIPVisionConfig(**IMAGE)), images()),
     "siglip's vision tower": lambda: (hf.SiglipVisionModel(hf.SiglipVisionConfig(**IMAGE)), images()),
     "siglip's text tower": lambda: (
@@ -100,9 +132,20 @@ WHOLE: dict[str, Callable[[], Built]] = {
     "deit": lambda: (hf.DeiTModel(hf.DeiTConfig(**IMAGE)), images()),
     "beit": lambda: (hf.BeitModel(hf.BeitConfig(**IMAGE)), images()),
     "dinov2": lambda: (hf.Dinov2Model(hf.Dinov2Config(**IMAGE)), images()),
+    "swin": lambda: (
+        hf.SwinModel(
+            hf.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4)
+        ),
+        images(),
+    ),
     "convnext": lambda: (
         hf.ConvNextModel(hf.ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])),
         images(),
+    ),
+    "wav2vec2": lambda: (hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SOUND)), waves()),
+    "wav2vec2, norms first": lambda: (
+        hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SOUND, feat_extract_norm="layer", do_stable_layer_norm=True)),
+        waves(),
     ),
     "gpt2": lambda: (
         hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=100, n_embd=48, n_layer=2, n_head=3, use_cache=False)),
@@ -116,33 +159,20 @@ WHOLE: dict[str, Callable[[], Built]] = {
     ),
     "torch's transformer": lambda: (torch_encoder(), sequences()),
     "torch's transformer, norms first": lambda: (torch_encoder(norm_first=True, activation="gelu"), sequences()),
+    "docs-encoder": lambda: (
+        Encoder(EncoderConfig(vocab_size=100, num_classes=3, max_tokens=32, width=48, num_heads=3, mlp_width=80)),
+        ids(),
+    ),
+    "docs-gpt": lambda: (docs_gpt(), ids()),
     "whisper's encoder": lambda: (whisper_encoder(), sounds()),
 }
 
 REFUSED: dict[str, tuple[str, Callable[[], Built]]] = {
-    "deberta-v2": (
-        r"aten\.repeat",
+    "deberta": (
+        r"no sizes that depend on the numbers",
         lambda: (
-            hf.DebertaV2Model(
-                hf.DebertaV2Config(**TEXT, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
-            ),
+            hf.DebertaModel(hf.DebertaConfig(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"])),
             texts(),
-        ),
-    ),
-    "clip's text tower": (
-        r"aten\.index\.Tensor",
-        lambda: (
-            hf.CLIPTextModel(hf.CLIPTextConfig(**TEXT, max_position_embeddings=40, eos_token_id=99)),
-            texts(),
-        ),
-    ),
-    "swin": (
-        r"aten\.adaptive_avg_pool1d",
-        lambda: (
-            hf.SwinModel(
-                hf.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4)
-            ),
-            images(),
         ),
     ),
 }

@@ -1,6 +1,7 @@
 """Operations of whet.kernels.graph in torch, in place of a plan: what tells a wrong program from a wrong kernel."""
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +17,18 @@ from whet.kernels.graph.operations import (
     Embed,
     Fill,
     Gated,
+    Gather,
     Linear,
     Multiply,
     Norm,
     Normalise,
+    OfRows,
     Operation,
     Reduce,
     Softmax,
     View,
 )
+from whet.kernels.graph.seen import SeenRows
 from whet.kernels.linear.layout import LANES, Kind
 from whet.kernels.linear.reference import quantise_rows
 
@@ -50,14 +54,37 @@ BINARY = ("add", "sub", "mul", "div", "max", "min", "pow", "lt", "le", "eq", "ne
 
 
 class InterpretedPlan:
-    """Run operations one by one, in float64 but for what a linear layer of int8 or bf16 rounds."""
+    """Run operations one by one, in float64 but for what a linear layer of int8 or bf16 rounds.
 
-    def __init__(self, operations: Sequence[Operation], keep: Sequence[object] = ()) -> None:
+    Rows that a call leaves out become NaN, so that nothing can depend on them unnoticed.
+    """
+
+    def __init__(self, operations: Sequence[Operation | OfRows], keep: Sequence[object] = ()) -> None:
         self.operations, self.keep = operations, keep
 
-    def run(self) -> None:
+    def run(self, seen: SeenRows | None = None) -> None:
         for operation in self.operations:
-            _RUN[type(operation)](operation)
+            if not isinstance(operation, OfRows):
+                _RUN[type(operation)](operation)
+            elif seen is not None:
+                of_rows(operation, torch.from_numpy(seen.is_seen))
+            elif operation.of == "seen":
+                _RUN[type(operation.operation)](operation.operation)
+
+
+def of_rows(rows: OfRows, is_seen: Tensor) -> None:
+    op = rows.operation
+    outs = [out for name in ("out", "total") if (out := getattr(op, name, None)) is not None]
+    before = [tensor(out).clone() for out in outs]
+    if isinstance(op, Attend):
+        is_seen = is_seen[:, None]
+        keys = [torch.where(is_seen[..., None], tensor(x), 0.0) for x in (op.k, op.v)]
+        op = dataclasses.replace(op, k=View.of(keys[0]), v=View.of(keys[1]))
+    _RUN[type(op)](op)
+    for out, old in zip(outs, before, strict=True):
+        chosen = is_seen if rows.of == "seen" else ~is_seen
+        chosen = chosen.reshape(*chosen.shape, *[1] * (old.dim() - chosen.dim()))
+        tensor(out).copy_(torch.where(chosen, tensor(out), torch.nan if rows.of == "seen" else old))
 
 
 def tensor(view: View) -> Tensor:
@@ -152,6 +179,7 @@ _RUN: dict[type[Any], Any] = {
     Gated: gated,
     Normalise: normalise,
     Embed: embed,
+    Gather: lambda op: write(op.out, exact(op.x).gather(-1, tensor(op.indices).expand(op.out.shape))),
     Attend: attend,
     Multiply: lambda op: write(op.out, exact(op.a) @ exact(op.b)),
     Softmax: lambda op: write(op.out, exact(op.x).softmax(-1)),

@@ -17,7 +17,7 @@ from whet.core.artefact.native import binding
 from whet.core.artefact.native.program import Program
 from whet.core.artefact.native.runtime import NativeRuntime
 from whet.core.workload import ExaminedWorkload, Workload, examine
-from whet.errors import KernelsError, OptionError, TargetError
+from whet.errors import InputsError, KernelsError, OptionError, TargetError
 from whet.measure.machine import describe
 from whet.techniques.backend import native
 from whet.techniques.backend.native import Options
@@ -115,7 +115,7 @@ def test_a_row_does_not_depend_on_what_shares_its_batch() -> None:
 def test_an_id_beyond_the_table_is_an_error() -> None:
     batch = text(2, 9)
     batch["input_ids"][1, 3] = 100
-    with pytest.raises(Exception, match="outside an embedding"):
+    with pytest.raises(InputsError, match="outside an embedding"):
         native_bert(F32).call(*bert().flat(batch))
 
 
@@ -176,7 +176,7 @@ def test_families_that_are_refused_by_name(name: str) -> None:
     subject = examined(model, batches)
     verdict = native.check(subject, describe(), F32)
     assert isinstance(verdict, NotApplicable)
-    with pytest.raises(TargetError, match=f"do not compute {why}"):
+    with pytest.raises(TargetError, match=why):
         native.apply(Candidate.original(subject), F32)
 
 
@@ -256,6 +256,67 @@ def test_what_the_kernels_lack_is_refused_by_name(name: str) -> None:
     assert isinstance(verdict, NotApplicable)
     with pytest.raises(TargetError, match=why):
         native.apply(Candidate.original(subject), F32)
+
+
+@pytest.mark.parametrize("how", ["interleaved", "expanded"])
+def test_shared_heads_are_not_copied(how: str) -> None:
+    def attended(x: Tensor) -> Tensor:
+        q, k = x.view(-1, 1, 4, 2).transpose(1, 2), x[:, :4].view(-1, 1, 2, 2).transpose(1, 2)
+        v = k * 2
+        if how == "interleaved":
+            k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        else:
+            k, v = (y[:, :, None].expand(-1, 2, 2, -1, -1).reshape(y.shape[0], 4, -1, 2) for y in (k, v))
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 8)
+
+    subject = examined(Written(attended), rows())
+    tuned = native.apply(Candidate.original(subject), F32)
+    for y, wanted in answers(subject, tuned, (torch.randn(4, 8),)):
+        torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+    assert "Copy" not in steps_of(tuned)
+
+
+class LookedUp(nn.Module):
+    """Take one place of each row, which the caller names: it may count from the end."""
+
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
+        return (x * 2)[torch.arange(x.shape[0]), place]
+
+
+def test_rows_by_index() -> None:
+    batches = [(torch.randn(rows, length, 4), torch.arange(rows) % length) for rows, length in ((2, 5), (3, 7))]
+    subject = examined(LookedUp(), batches)
+    tuned = native.apply(Candidate.original(subject), F32)
+    for place in ([0, 5, 2], [-1, -6, 3]):
+        x = torch.randn(3, 6, 4)
+        (y,) = tuned.call(x, torch.tensor(place))
+        assert torch.equal(y, (x * 2)[torch.arange(3), torch.tensor(place)])
+    for place in ([0, 6, 2], [0, 0, -7]):
+        with pytest.raises(InputsError, match="an index lies outside"):
+            tuned.call(torch.randn(3, 6, 4), torch.tensor(place))
+
+
+class SpelledNorm(nn.Module):
+    """An RMS norm as models spell it out, and what it was made from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.last = nn.Parameter(torch.linspace(0.5, 2, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 1
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-3)
+        return self.last(self.weight * wide.to(x.dtype)) + x
+
+
+def test_an_rms_norm_that_is_written_out_is_one_operation() -> None:
+    torch.manual_seed(0)
+    subject = examined(SpelledNorm(), rows())
+    tuned = native.apply(Candidate.original(subject), F32)
+    for y, wanted in answers(subject, tuned, (torch.randn(4, 8),)):
+        torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+    assert steps_of(tuned) == {"Elementwise": 1, "Linear": 1}
 
 
 @pytest.mark.parametrize("precision", ["f32", "int8"])

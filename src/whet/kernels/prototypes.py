@@ -72,7 +72,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "whet_memory_step": (ctypes.c_int, (POINTER, POINTER, Int32, Int32, POINTER, POINTER, Int32, POINTER)),
     "whet_graph_new": (POINTER, (POINTER, Int32)),
     "whet_graph_free": (None, (POINTER,)),
-    "whet_graph_run": (ctypes.c_int, (POINTER,)),
+    "whet_graph_run": (ctypes.c_int, (POINTER, POINTER)),
 }
 """For each exported function, the type of its result and the types of its arguments."""
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -245,6 +247,28 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(runtime_module, "library", missing)
     with pytest.raises(KernelsError, match="install one"):
         load(tmp_path)
+
+
+def test_a_child_of_fork_runs_it(tmp_path: Path) -> None:
+    """Also after its parent has run it, on threads that the child lacks."""
+    code = f"""
+import os, signal, torch
+from whet.core.artefact import load
+from whet.kernels.build import library
+
+artefact, x = load({str(saved(tmp_path))!r}), torch.randn(3, 8)
+library().set_threads(3)
+before = artefact(x)
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # a child that waits for its parent's threads ends by this
+    os._exit(0 if all(map(torch.equal, artefact(x), before)) else 1)
+status = os.waitpid(child, 0)[1]
+assert all(map(torch.equal, artefact(x), before))
+print("child:", os.waitstatus_to_exitcode(status))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "child: 0\n"
 
 
 def test_operators_that_stay_in_torch_write_nothing() -> None:

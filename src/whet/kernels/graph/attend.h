@@ -14,6 +14,7 @@
 #include "../linear/tile.h"
 #include "../paged_attention/tile.h"
 #include "../pool.h"
+#include "seen.h"
 #include "view.h"
 
 namespace whet::graph {
@@ -84,9 +85,12 @@ inline void gather(const View& view, int64_t at, int width, float factor, float*
   for (int i = 0; i < padded(width); i += LANES) store(to + i, mul(load(to + i), set1(factor)));
 }
 
+// What follows packs keys and values: `is_seen` says which of them count, null that all do. The others become zeros.
+inline bool is_there(const uint8_t* is_seen, int i, int count) { return i < count && (is_seen == nullptr || is_seen[i]); }
+
 // Sixteen keys, of which `count` are there, as [D / PACK][16][PACK].
 template <typename Type>
-void pack_keys(const View& k, int64_t at, int count, int D, typename Type::Element* to) {
+void pack_keys(const View& k, int64_t at, int count, const uint8_t* is_seen, int D, typename Type::Element* to) {
   static thread_local Floats rows, narrow;
   const int stride = padded(D);
   if constexpr (Type::PACK == 1)
@@ -97,7 +101,7 @@ void pack_keys(const View& k, int64_t at, int count, int D, typename Type::Eleme
   rows.resize(LANES * stride), narrow.resize(LANES * stride);
   for (int i = 0; i < LANES; i++) {
     float* row = rows.data() + stride * i;
-    i < count ? gather(k, at + i * k.stride[DIMS - 2], D, 1.0f, row) : std::fill(row, row + stride, 0.0f);
+    is_there(is_seen, i, count) ? gather(k, at + i * k.stride[DIMS - 2], D, 1.0f, row) : std::fill(row, row + stride, 0.0f);
   }
   if constexpr (Type::PACK == 1) {
     for (int d = 0; d < stride; d += LANES) transpose_16(rows.data() + d, stride, to + LANES * d);
@@ -117,17 +121,17 @@ void pack_keys(const View& k, int64_t at, int count, int D, typename Type::Eleme
 
 // PACK values as [width][PACK]; those from `count` on are zeros.
 template <typename Type>
-void pack_values(const View& v, int64_t at, int count, int width, typename Type::Element* to) {
+void pack_values(const View& v, int64_t at, int count, const uint8_t* is_seen, int width, typename Type::Element* to) {
   if constexpr (Type::PACK == 1) {
-    gather(v, at, width, 1.0f, to);
+    is_there(is_seen, 0, count) ? gather(v, at, width, 1.0f, to) : std::fill(to, to + padded(width), 0.0f);
   } else {
     static thread_local Floats rows;
     const int wide = padded(width);
     rows.resize(3 * wide);
     float *first = rows.data(), *second = first + wide;
     auto* narrow = reinterpret_cast<uint16_t*>(second + wide);
-    gather(v, at, width, 1.0f, first);
-    count > 1 ? gather(v, at + v.stride[DIMS - 2], width, 1.0f, second) : std::fill(second, second + wide, 0.0f);
+    is_there(is_seen, 0, count) ? gather(v, at, width, 1.0f, first) : std::fill(first, first + wide, 0.0f);
+    is_there(is_seen, 1, count) ? gather(v, at + v.stride[DIMS - 2], width, 1.0f, second) : std::fill(second, second + wide, 0.0f);
     for (int d = 0; d < wide; d += LANES) store_bf16(narrow + d, load(first + d)), store_bf16(narrow + wide + d, load(second + d));
     for (int d = 0; d < wide; d++) to[2 * d] = narrow[d], to[2 * d + 1] = narrow[wide + d];
   }
@@ -189,8 +193,10 @@ struct Chunk {
 template <typename Type>
 class QueryRows {
  public:
-  QueryRows(const Attend& op, const Item& item) : op_(op), item_(item), desk_(op, item.num_rows) {
+  // seen: null where no key is left out.
+  QueryRows(const Attend& op, const Item& item, const Seen* seen) : op_(op), item_(item), desk_(op, item.num_rows) {
     D_ = op.q.width(), S_ = static_cast<int>(op.k.shape[DIMS - 2]), width_ = padded(op.v.width());
+    if (seen != nullptr) is_seen_ = seen->is_seen + static_cast<int64_t>(S_) * item.batch, S_ = seen->range(item.batch).second;
     shares_mask_ = op.mask.data != nullptr && mask_rows_are_equal();
   }
 
@@ -244,14 +250,16 @@ class QueryRows {
     }
     for (int s = chunk.from * LANES; s < std::min(count, chunk.to * LANES); s += LANES) {
       const int64_t at = offset(op_.k, item_.batch, item_.kv_head, first + s);
-      pack_keys<Type>(op_.k, at, std::min(LANES, count - s), D_, desk_.keys + padded(D_) * s);
+      pack_keys<Type>(op_.k, at, std::min(LANES, count - s), seen_from(first + s), D_, desk_.keys + padded(D_) * s);
     }
     for (int s = chunk.from * LANES; s < std::min(count, chunk.to * LANES); s += Type::PACK) {
       const int64_t at = offset(op_.v, item_.batch, item_.kv_head, first + s);
-      pack_values<Type>(op_.v, at, count - s, op_.v.width(), desk_.values + width_ * s);
+      pack_values<Type>(op_.v, at, count - s, seen_from(first + s), op_.v.width(), desk_.values + width_ * s);
     }
     return chunk;
   }
+
+  const uint8_t* seen_from(int key) const { return is_seen_ == nullptr ? nullptr : is_seen_ + key; }
 
   template <int R>
   static void step(QueryRows& rows, const Chunk& chunk, int row) {
@@ -342,12 +350,14 @@ class QueryRows {
   const Item item_;
   Desk<Type> desk_;
   int D_, S_, width_;
+  const uint8_t* is_seen_ = nullptr;  // by key of the sequence
   bool shares_mask_;  // among the rows of the item
 };
 
 }  // namespace attention_of_rows
 
-inline void attend(Team& team, const Attend& op) {
+// seen: the queries and keys that count, null where all do; the others get no results.
+inline void attend(Team& team, const Attend& op, const Seen* seen) {
   using namespace attention_of_rows;
   constexpr int PIECES = 4;  // a thread, so that the last to finish is not far behind
   const int B = static_cast<int>(op.q.shape[2]), H = static_cast<int>(op.q.shape[3]);
@@ -356,12 +366,16 @@ inline void attend(Team& team, const Attend& op) {
   const int wanted = std::min((PIECES * team.size() + B * H - 1) / (B * H), (T + MIN_ROWS - 1) / MIN_ROWS);
   const int pieces = std::max(wanted, (T + MOST_ROWS - 1) / MOST_ROWS);
   team.each(B * H * pieces, [&](int i) {
-    const int piece = i % pieces, head = i / pieces % H, row = T * piece / pieces;
-    const Item item{i / pieces / H, head, head / group, row, T * (piece + 1) / pieces - row};
+    const int piece = i % pieces, head = i / pieces % H, batch = i / pieces / H;
+    const auto [first, end] = seen == nullptr ? std::pair(0, T) : seen->range(batch);
+    const int count = end - first, own = std::min(pieces, (count + MIN_ROWS - 1) / MIN_ROWS);
+    if (piece >= own) return;
+    const int row = first + count * piece / own;
+    const Item item{batch, head, head / group, row, first + count * (piece + 1) / own - row};
     if (op.is_bf16)
-      QueryRows<Bf16s>(op, item).run();
+      QueryRows<Bf16s>(op, item, seen).run();
     else
-      QueryRows<attention::Floats>(op, item).run();
+      QueryRows<attention::Floats>(op, item, seen).run();
   });
 }
 

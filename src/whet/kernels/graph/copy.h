@@ -15,9 +15,9 @@ namespace copying {
 constexpr int AT_ONCE = 16384;  // numbers of an item of work
 
 template <typename Number>
-void copy(Team& team, const Copy& op) {
+void copy(Team& team, const Copy& op, const Chosen& chosen) {
   const int64_t from_stride = op.x.stride[DIMS - 1], to_stride = op.out.stride[DIMS - 1];
-  each_part(team, op.out, AT_ONCE, AT_ONCE, [&](int64_t row, int first, int count) {
+  each_part(team, op.out, chosen, AT_ONCE, AT_ONCE, [&](int64_t row, int first, int count) {
     const Number* from = reinterpret_cast<const Number*>(op.x.data) + op.x.offset(row) + first * from_stride;
     Number* to = reinterpret_cast<Number*>(op.out.data) + op.out.offset(row) + first * to_stride;
     if (from_stride == 1 && to_stride == 1) return static_cast<void>(std::memcpy(to, from, sizeof(Number) * count));
@@ -27,12 +27,12 @@ void copy(Team& team, const Copy& op) {
 
 }  // namespace copying
 
-inline void copy(Team& team, const Copy& op) {
+inline void copy(Team& team, const Copy& op, const Chosen& chosen) {
   switch (op.num_bytes) {
-    case 1: return copying::copy<uint8_t>(team, op);
-    case 2: return copying::copy<uint16_t>(team, op);
-    case 4: return copying::copy<uint32_t>(team, op);
-    default: return copying::copy<uint64_t>(team, op);
+    case 1: return copying::copy<uint8_t>(team, op, chosen);
+    case 2: return copying::copy<uint16_t>(team, op, chosen);
+    case 4: return copying::copy<uint32_t>(team, op, chosen);
+    default: return copying::copy<uint64_t>(team, op, chosen);
   }
 }
 
@@ -42,21 +42,21 @@ struct Fill {
 };
 
 template <typename Number>
-void fill(Team& team, const View& out, Number value) {
+void fill(Team& team, const View& out, const Chosen& chosen, Number value) {
   const int64_t stride = out.stride[DIMS - 1];
-  each_part(team, out, copying::AT_ONCE, copying::AT_ONCE, [&](int64_t row, int first, int count) {
+  each_part(team, out, chosen, copying::AT_ONCE, copying::AT_ONCE, [&](int64_t row, int first, int count) {
     Number* to = reinterpret_cast<Number*>(out.data) + out.offset(row) + first * stride;
     for (int i = 0; i < count; i++) to[stride * i] = value;
   });
 }
 
-inline void fill(Team& team, const Fill& op) {
+inline void fill(Team& team, const Fill& op, const Chosen& chosen) {
   switch (op.out.type) {
-    case Type::f32: return fill(team, op.out, op.value);
-    case Type::bf16: return fill(team, op.out, float_to_bf16(op.value));
-    case Type::i32: return fill(team, op.out, static_cast<int32_t>(op.value));
-    case Type::i64: return fill(team, op.out, static_cast<int64_t>(op.value));
-    case Type::boolean: return fill(team, op.out, static_cast<uint8_t>(op.value != 0.0f));
+    case Type::f32: return fill(team, op.out, chosen, op.value);
+    case Type::bf16: return fill(team, op.out, chosen, float_to_bf16(op.value));
+    case Type::i32: return fill(team, op.out, chosen, static_cast<int32_t>(op.value));
+    case Type::i64: return fill(team, op.out, chosen, static_cast<int64_t>(op.value));
+    case Type::boolean: return fill(team, op.out, chosen, static_cast<uint8_t>(op.value != 0.0f));
   }
 }
 

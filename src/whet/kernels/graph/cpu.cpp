@@ -12,5 +12,12 @@ WHET_EXPORT void* whet_graph_new(const whet::graph::Operation* operations, int32
 
 WHET_EXPORT void whet_graph_free(void* plan) { delete static_cast<whet::graph::Plan*>(plan); }
 
-// Returns -1, or the number of an operation that met an index outside its table. One call of a plan at a time.
-WHET_EXPORT int whet_graph_run(void* plan) { return static_cast<whet::graph::Plan*>(plan)->run(); }
+// Returns -1, the number of an operation that met an index outside its table, or -2 where there is no memory for the rows
+// of the widest linear layer. One call of a plan at a time. `seen`: null where no row is left out.
+WHET_EXPORT int whet_graph_run(void* plan, const whet::graph::Seen* seen) {
+  try {
+    return static_cast<whet::graph::Plan*>(plan)->run(seen);
+  } catch (const std::bad_alloc&) {
+    return -2;
+  }
+}

@@ -6,6 +6,7 @@
 
 #include "../pool.h"
 #include "activations.h"
+#include "seen.h"
 #include "view.h"
 
 namespace whet::graph {
@@ -124,20 +125,20 @@ inline void compute_block(const Elementwise& op, int64_t row, int first, int cou
 
 // Share out rows of a view: work(row, first, count) for parts of at most `at_once` numbers.
 template <typename Work>
-void each_part(Team& team, const View& out, int at_once, int part_size, Work work) {
+void each_part(Team& team, const View& out, const Chosen& chosen, int at_once, int part_size, Work work) {
   const int width = out.width(), parts = (width + at_once - 1) / at_once;
-  const int64_t rows = out.num_rows(), together = std::max(1, at_once / std::max(1, width));
+  const int64_t rows = chosen.count(out.num_rows()), together = std::max(1, at_once / std::max(1, width));
   team.each(static_cast<int>((rows + together - 1) / together) * parts, [&](int item) {
     const int begin = item % parts * at_once, end = std::min(width, begin + at_once);
     const int64_t row = item / parts * together;
     for (int64_t r = row; r < std::min(rows, row + together); r++)
-      for (int first = begin; first < end; first += part_size) work(r, first, std::min(part_size, end - first));
+      for (int first = begin; first < end; first += part_size) work(chosen[r], first, std::min(part_size, end - first));
   });
 }
 
-inline void elementwise(Team& team, const Elementwise& op) {
+inline void elementwise(Team& team, const Elementwise& op, const Chosen& chosen) {
   using namespace elementwise_of_block;
-  each_part(team, op.out, NUMBERS_AT_ONCE, BLOCK_SIZE,
+  each_part(team, op.out, chosen, NUMBERS_AT_ONCE, BLOCK_SIZE,
             [&](int64_t row, int first, int count) { compute_block(op, row, first, count); });
 }
 

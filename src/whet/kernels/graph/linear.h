@@ -21,11 +21,12 @@ struct Linear {
 // What becomes of a finished tile.
 struct Finish {
   const Linear& op;
+  const Chosen& chosen;
 
   void expect(int row, int num_rows, int column) const {
     const int first = op.is_gated ? column / 2 : column, width = op.is_gated ? PANEL / 2 : PANEL;
     for (int m = 0; m < num_rows; m++) {
-      const float* to = op.out.row(row + m) + first;
+      const float* to = op.out.row(chosen[row + m]) + first;
       for (int c = 0; c < std::min(width, op.out.width() - first); c += LANES) prefetch_to_write(to + c);
     }
   }
@@ -43,8 +44,9 @@ struct Finish {
     const int width = std::min(tile.num_columns / (STRIDE / LANES), op.out.width() - first);
     for (int m = 0; m < tile.num_rows; m++) {
       const float* y = tile.y + tile.stride * m;
-      float* to = op.out.row(tile.row + m) + first;
-      const float* residual = op.residual.data == nullptr ? nullptr : op.residual.row(tile.row + m) + first;
+      const int64_t row = chosen[tile.row + m];
+      float* to = op.out.row(row) + first;
+      const float* residual = op.residual.data == nullptr ? nullptr : op.residual.row(row) + first;
       for (int c = 0; c < width; c += LANES, y += STRIDE) {
         const int count = std::min(LANES, width - c);
         F value = activate<A>(load(y));
@@ -76,12 +78,12 @@ struct Room {
 };
 
 // Make rows ready for the matrix. `before`: a norm whose results are the layer's input, done on the way, or null.
-inline void prepare(Team& team, const Linear& op, const Normalise* before, const Rows& rows) {
-  const int count = static_cast<int>(op.x.num_rows()), width = op.x.width();
+inline void prepare(Team& team, const Linear& op, const Chosen& chosen, const Normalise* before, const Rows& rows) {
+  const int count = static_cast<int>(chosen.count(op.x.num_rows())), width = op.x.width();
   team.each((count + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, [&](int item) {
     for (int r = item * ROWS_AT_ONCE; r < std::min(count, (item + 1) * ROWS_AT_ONCE); r++) {
-      if (before != nullptr) normalise_row(*before, r);
-      const float* from = op.x.row(r);
+      if (before != nullptr) normalise_row(*before, chosen[r]);
+      const float* from = op.x.row(chosen[r]);
       if (op.has_norm) {
         static thread_local Floats normalised;
         normalised.resize(width);
@@ -97,18 +99,18 @@ inline void prepare(Team& team, const Linear& op, const Normalise* before, const
 // rows would read all weights for them alone.
 constexpr int MOST_ROWS_OF_BLOCK = 208;
 
-inline void linear(Team& team, const Linear& op, const Normalise* before, const Room& room) {
+inline void linear(Team& team, const Linear& op, const Chosen& chosen, const Normalise* before, const Room& room) {
   const Weights& weights = op.weights;
-  const int num_rows = static_cast<int>(op.x.num_rows()), panels = weights.num_panels();
+  const int num_rows = static_cast<int>(chosen.count(op.x.num_rows())), panels = weights.num_panels();
   Rows rows = room.rows_for(weights);
-  if (weights.kind == Kind::f32 && !op.has_norm && before == nullptr && op.x.is_flat())
+  if (weights.kind == Kind::f32 && !op.has_norm && before == nullptr && chosen.rows == nullptr && op.x.is_flat())
     rows = {op.x.data, sizeof(float) * op.x.stride[DIMS - 2], nullptr, nullptr};
   else
-    prepare(team, op, before, rows);
+    prepare(team, op, chosen, before, rows);
   constexpr int TILE = max_rows(Kind::s8);
   const int blocks = std::max(1, (num_rows + MOST_ROWS_OF_BLOCK - 1) / MOST_ROWS_OF_BLOCK);
   const int size = ((num_rows + blocks - 1) / blocks + TILE - 1) / TILE * TILE;
-  const Finish done{op};
+  const Finish done{op, chosen};
   team.each_from_rank(blocks * panels, [&](int item, int next) {
     const int row0 = std::min(num_rows, item / panels * size), row1 = std::min(num_rows, row0 + size);
     const uint8_t* after = next < 0 ? nullptr : weights.panel(next % panels);

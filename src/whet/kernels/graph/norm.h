@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../pool.h"
+#include "seen.h"
 #include "view.h"
 
 namespace whet::graph {
@@ -39,6 +40,15 @@ struct Normalise {
 
 constexpr int ROWS_AT_ONCE = 4;  // of an item of work
 
+// Share out rows: work(row). `all`: how many there are if none is left out.
+template <typename Work>
+void each_row(Team& team, const Chosen& chosen, int64_t all, Work work) {
+  const int rows = static_cast<int>(chosen.count(all));
+  team.each((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, [&](int item) {
+    for (int r = item * ROWS_AT_ONCE; r < std::min(rows, (item + 1) * ROWS_AT_ONCE); r++) work(chosen[r]);
+  });
+}
+
 inline void normalise_row(const Normalise& op, int64_t r) {
   const int width = op.x.width();
   const float* from = op.x.row(r);
@@ -55,11 +65,8 @@ inline void normalise_row(const Normalise& op, int64_t r) {
   normalise_row(from, op.norm, width, out);
 }
 
-inline void normalise(Team& team, const Normalise& op) {
-  const int rows = static_cast<int>(op.x.num_rows());
-  team.each((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, [&](int item) {
-    for (int r = item * ROWS_AT_ONCE; r < std::min(rows, (item + 1) * ROWS_AT_ONCE); r++) normalise_row(op, r);
-  });
+inline void normalise(Team& team, const Normalise& op, const Chosen& chosen) {
+  each_row(team, chosen, op.x.num_rows(), [&](int64_t r) { normalise_row(op, r); });
 }
 
 }  // namespace whet::graph

@@ -102,6 +102,18 @@ class Embed:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """Compute out [..., n] = the numbers of each row of x [..., width] that int64 indices [..., n] name.
+
+    Indices are broadcast to out. One that lies outside its row is an error.
+    """
+
+    x: View
+    indices: View
+    out: View
+
+
+@dataclass(frozen=True)
 class Attend:
     """Compute out = softmax(scale q k^T + mask) v of each batch and head.
 
@@ -192,5 +204,21 @@ class Fill:
 
 
 Operation = (
-    Linear | Gated | Normalise | Embed | Attend | Multiply | Softmax | Reduce | Elementwise | Copy | Fill
+    Linear | Gated | Normalise | Embed | Gather | Attend | Multiply | Softmax | Reduce | Elementwise | Copy | Fill
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OfRows:
+    """Do an operation on the rows of a batch [B, L] that a call works on, or on the others alone.
+
+    Of Attend, "seen" leaves out queries and keys: the others' keys and values are not read, and count as zeros.
+
+    Attributes:
+        operation: No Multiply. Its views begin with B and L, but for those of Attend; inputs of Elementwise have the
+            shape of out.
+        of: "hidden" are the rows that a call leaves out: none, if it names no rows.
+    """
+
+    operation: Operation
+    of: Literal["seen", "hidden"]

@@ -11,26 +11,30 @@
 #include "linear.h"
 #include "multiply.h"
 #include "rows.h"
+#include "seen.h"
 
 namespace whet::graph {
 
-enum class Name : int32_t { linear = 0, normalise, embed, attend, multiply, softmax, reduce, elementwise, copy, fill };
+enum class Name : int32_t { linear = 0, normalise, embed, attend, multiply, softmax, reduce, elementwise, copy, fill, gather };
 
-// `what` points to the structure of that name.
+// `what` points to the structure of that name. `of`: which rows it works on where a call leaves some out; each row of the
+// batch is then `each` rows of its views, whose first dimensions are those of the batch.
 struct Operation {
   Name name;
+  Of of;
+  int64_t each;
   const void* what;
 };
 
 class Plan {
  public:
-  // Keeps pointers to what the operations point to. Raises std::bad_alloc.
+  // Keeps pointers to what the operations point to.
   Plan(const Operation* operations, int count) {
     for (int i = 0; i < count; i++) {
       Planned planned{operations[i], i, nullptr};
       if (const auto* op = of<Linear>(operations[i], Name::linear)) {
-        room_.fit(*op);
-        if (!planned_.empty()) planned.before = norm_of(*op, planned_.back().operation);
+        if (!planned_.empty() && planned_.back().operation.of == operations[i].of)
+          planned.before = norm_of(*op, planned_.back().operation);
         if (planned.before != nullptr) planned_.pop_back();
       }
       planned_.push_back(planned);
@@ -38,14 +42,18 @@ class Plan {
     }
   }
 
-  // Returns -1, or the number of an operation that met an index outside its table.
-  int run() {
+  // Returns -1, or the number of an operation that met an index outside its table. `seen`: null where no row is left out.
+  // Raises std::bad_alloc.
+  int run(const Seen* seen) {
+    static thread_local Room room;  // plans of a thread share it: they run one after the other
+    for (const Planned& planned : planned_)
+      if (const auto* op = of<Linear>(planned.operation, Name::linear)) room.fit(*op);
     std::atomic<int> failed{-1};
-    pool_for(work_)->run([&](Team& team) {
+    pool_for(work_)->run([&, &room = room](Team& team) {
       const WithoutDenormals flushed;
       for (const Planned& planned : planned_) {
         std::atomic<bool> met{false};
-        perform(team, planned, met);
+        perform(team, planned, seen, room, met);
         if (met.load(std::memory_order_relaxed)) failed.store(planned.number, std::memory_order_relaxed);
       }
     });
@@ -73,19 +81,21 @@ class Plan {
     return is_same ? norm : nullptr;
   }
 
-  void perform(Team& team, const Planned& planned, std::atomic<bool>& met) const {
+  void perform(Team& team, const Planned& planned, const Seen* seen, const Room& room, std::atomic<bool>& met) const {
     const void* what = planned.operation.what;
+    const Chosen chosen = Chosen::of(planned.operation.of, planned.operation.each, seen);
     switch (planned.operation.name) {
-      case Name::linear: return linear(team, *static_cast<const Linear*>(what), planned.before, room_);
-      case Name::normalise: return normalise(team, *static_cast<const Normalise*>(what));
-      case Name::embed: return embed(team, *static_cast<const Embed*>(what), met);
-      case Name::attend: return attend(team, *static_cast<const Attend*>(what));
+      case Name::linear: return linear(team, *static_cast<const Linear*>(what), chosen, planned.before, room);
+      case Name::normalise: return normalise(team, *static_cast<const Normalise*>(what), chosen);
+      case Name::embed: return embed(team, *static_cast<const Embed*>(what), chosen, met);
+      case Name::attend: return attend(team, *static_cast<const Attend*>(what), planned.operation.of == Of::seen ? seen : nullptr);
       case Name::multiply: return multiply(team, *static_cast<const Multiply*>(what));
-      case Name::softmax: return softmax(team, *static_cast<const Softmax*>(what));
-      case Name::reduce: return reduce(team, *static_cast<const Reduce*>(what));
-      case Name::elementwise: return elementwise(team, *static_cast<const Elementwise*>(what));
-      case Name::copy: return copy(team, *static_cast<const Copy*>(what));
-      case Name::fill: return fill(team, *static_cast<const Fill*>(what));
+      case Name::softmax: return softmax(team, *static_cast<const Softmax*>(what), chosen);
+      case Name::reduce: return reduce(team, *static_cast<const Reduce*>(what), chosen);
+      case Name::elementwise: return elementwise(team, *static_cast<const Elementwise*>(what), chosen);
+      case Name::copy: return copy(team, *static_cast<const Copy*>(what), chosen);
+      case Name::fill: return fill(team, *static_cast<const Fill*>(what), chosen);
+      case Name::gather: return gather(team, *static_cast<const Gather*>(what), chosen, met);
     }
   }
 
@@ -108,12 +118,12 @@ class Plan {
     if (const auto* op = of<Softmax>(operation, Name::softmax)) add(size(op->out), 16 * size(op->out));
     if (const auto* op = of<Reduce>(operation, Name::reduce)) add(size(op->x), size(op->x));
     if (const auto* op = of<Elementwise>(operation, Name::elementwise)) add(size(op->out), size(op->out) * op->num_steps);
+    if (const auto* op = of<Gather>(operation, Name::gather)) add(size(op->out), size(op->out));
     if (const auto* op = of<Copy>(operation, Name::copy)) add(size(op->out), 0);
     if (const auto* op = of<Fill>(operation, Name::fill)) add(size(op->out), 0);
   }
 
   std::vector<Planned> planned_;
-  Room room_;
   Work work_{0, 0};
 };
 

@@ -21,15 +21,18 @@ from whet.kernels.graph.operations import (
     Embed,
     Fill,
     Gated,
+    Gather,
     Linear,
     Multiply,
     Norm,
     Normalise,
+    OfRows,
     Operation,
     Reduce,
     Softmax,
     View,
 )
+from whet.kernels.graph.seen import SeenRows
 from whet.kernels.graph.structs import (
     TYPES,
     AttendStruct,
@@ -37,6 +40,7 @@ from whet.kernels.graph.structs import (
     ElementwiseStruct,
     EmbedStruct,
     FillStruct,
+    GatherStruct,
     LinearStruct,
     MultiplyStruct,
     Name,
@@ -54,6 +58,9 @@ from whet.kernels.linear.packed import PackedMatrix
 
 _KINDS = ("sum", "mean", "max")
 _NUM_BINARY = FUNCTIONS.index("neg")
+_OF = ("all", "seen", "hidden")  # as seen.h numbers them
+_BATCH_DIMS = 2
+_NO_MEMORY = -2
 
 
 class Plan:
@@ -64,7 +71,7 @@ class Plan:
     also depends on its own sequence.
     """
 
-    def __init__(self, operations: Sequence[Operation], keep: Sequence[object] = ()) -> None:
+    def __init__(self, operations: Sequence[Operation | OfRows], keep: Sequence[object] = ()) -> None:
         """Check operations, and make them ready.
 
         Args:
@@ -76,36 +83,75 @@ class Plan:
             InputsError: Shapes, types or strides of an operation do not fit.
             MachineError: There is not enough memory.
         """
-        self._operations = [operation for operation in operations if math.prod(operation.out.shape)]
+        self._operations = [operation for operation in operations if math.prod(_plain(operation).out.shape)]
+        self._batch = _batch_of(self._operations)
         self._keep = list(keep)
         self._functions = (dispatch.kernels() or library()).functions
         self._structs = [_struct_of(i, operation) for i, operation in enumerate(self._operations)]
-        named = (OperationStruct * len(self._structs))(
-            *(OperationStruct(_name_of(struct), ctypes.addressof(struct)) for struct in self._structs)
-        )
+        named = (OperationStruct * len(self._structs))(*map(_named, self._operations, self._structs))
         self._handle = self._functions.whet_graph_new(named, len(named))
         if not self._handle:
-            raise MachineError("there is no memory for the rows of the plan's widest linear layer; take fewer rows")
+            raise MachineError("there is no memory for a plan; take fewer rows")
         weakref.finalize(self, self._functions.whet_graph_free, self._handle)
 
-    def run(self) -> None:
+    def run(self, seen: SeenRows | None = None) -> None:
         """Run all operations.
+
+        Args:
+            seen: The rows that operations of some rows work on; by default all.
 
         Raises:
             InputsError: An index lies outside the table that it is for. What was computed is not valid.
+            MachineError: There is not enough memory.
         """
-        failed = self._functions.whet_graph_run(self._handle)
+        if seen is not None and self._batch not in (None, seen.is_seen.shape):
+            raise InputsError(f"rows {list(seen.is_seen.shape)} are named of a batch {list(self._batch or ())}")
+        failed = self._functions.whet_graph_run(self._handle, None if seen is None else ctypes.addressof(seen.struct))
+        if failed == _NO_MEMORY:
+            raise MachineError("there is no memory for the rows of the plan's widest linear layer; take fewer rows")
         if failed >= 0:
-            embed = cast(Embed, self._operations[failed])
-            sizes = " and ".join(str(table.shape[0]) for table in embed.tables)
-            raise InputsError(f"an index lies outside an embedding of {sizes} rows; check the ids of the inputs")
+            operation = cast(Embed | Gather, _plain(self._operations[failed]))
+            raise InputsError(f"an index lies outside {_table(operation)}; check the ids of the inputs")
 
 
-def _struct_of(index: int, operation: Operation) -> ctypes.Structure:
+def _table(operation: Embed | Gather) -> str:
+    if isinstance(operation, Gather):
+        return f"a row of {operation.x.shape[-1]} numbers"
+    return f"an embedding of {' and '.join(str(table.shape[0]) for table in operation.tables)} rows"
+
+
+def _plain(operation: Operation | OfRows) -> Operation:
+    return operation.operation if isinstance(operation, OfRows) else operation
+
+
+def _batch_of(operations: Sequence[Operation | OfRows]) -> tuple[int, int] | None:
+    """Return the batch and the length of the operations of some rows, or None where there are none."""
+    found: tuple[int, int] | None = None
+    for operation in operations:
+        if isinstance(operation, OfRows):
+            inner = operation.operation
+            shape = inner.out.shape[::2] if isinstance(inner, Attend) else inner.out.shape
+            if len(shape) < 2 or isinstance(inner, Multiply) or found not in (None, shape[:2]):
+                raise InputsError(f"{type(inner).__name__} {list(inner.out.shape)} has no rows of a batch of {found}")
+            found = shape[0], shape[1]
+    return found
+
+
+def _struct_of(index: int, operation: Operation | OfRows) -> ctypes.Structure:
+    inner = _plain(operation)
+    is_apart = isinstance(operation, OfRows) and isinstance(inner, Elementwise | Copy | Fill)
     try:
-        return _CONVERTERS[type(operation)](operation)
+        return _CONVERTERS[type(inner)](inner, *([_BATCH_DIMS] if is_apart else []))
     except InputsError as error:
-        raise InputsError(f"operation {index}, {type(operation).__name__}: {error}") from error
+        raise InputsError(f"operation {index}, {type(inner).__name__}: {error}") from error
+
+
+def _named(operation: Operation | OfRows, struct: ctypes.Structure) -> OperationStruct:
+    of, each = "all", 1
+    if isinstance(operation, OfRows):
+        num_rows = math.prod(operation.operation.out.shape[:_BATCH_DIMS])
+        of, each = operation.of, math.prod(struct.out.shape[:-1]) // num_rows
+    return OperationStruct(_name_of(struct), _OF.index(of), each, ctypes.addressof(struct))
 
 
 def _name_of(struct: ctypes.Structure) -> Name:
@@ -187,6 +233,19 @@ def _embed(op: Embed) -> EmbedStruct:
     return EmbedStruct(len(op.tables), tables, indices_of, rows_struct("out", op.out))
 
 
+def _gather(op: Gather) -> GatherStruct:
+    *rows, num = op.out.shape
+    _not_empty("x", op.x)
+    check("out", op.out)
+    check("x", op.x, (*rows, op.x.shape[-1]))
+    check("indices", op.indices, None, (torch.int64,))
+    indices = expanded("indices", op.indices, op.out.shape)
+    views = [dataclasses.replace(view, shape=(*rows, num)) for view in (op.x, indices, op.out)]
+    x, *others = joined(views, num_kept=1)
+    x = dataclasses.replace(x, shape=(*x.shape[:-1], op.x.shape[-1]))
+    return GatherStruct(*map(struct_of, (x, *others)))
+
+
 def _columns(view: View) -> View:
     """Return each number as a row of its own."""
     (rows,) = joined([view])
@@ -235,7 +294,7 @@ def _reduce(op: Reduce) -> ReduceStruct:
     return ReduceStruct(struct_of(x), struct_of(_columns(op.out)), _KINDS.index(op.kind))
 
 
-def _elementwise(op: Elementwise) -> ElementwiseStruct:
+def _elementwise(op: Elementwise, num_first: int = 0) -> ElementwiseStruct:
     check("out", op.out)
     if not op.inputs:
         raise InputsError("there is no input")
@@ -249,7 +308,7 @@ def _elementwise(op: Elementwise) -> ElementwiseStruct:
         used = (i, j) if FUNCTIONS.index(name) < _NUM_BINARY else (i,)
         if not 0 <= min(used) <= max(used) < len(views) + number:
             raise InputsError(f"step {number} ({name}) takes a value that is not there yet")
-    *inputs, out = joined([*views, op.out])
+    *inputs, out = joined([*views, op.out], num_first=num_first)
     steps = (StepStruct * len(op.code))(*(_step(*step) for step in op.code))
     inputs_of = (ViewStruct * len(inputs))(*map(struct_of, inputs))
     return ElementwiseStruct(len(inputs), len(steps), inputs_of, steps, struct_of(out))
@@ -260,22 +319,23 @@ def _step(name: str, i: int, j: int) -> StepStruct:
     return StepStruct(function, i, j if function < _NUM_BINARY else i)
 
 
-def _copy(op: Copy) -> CopyStruct:
+def _copy(op: Copy, num_first: int = 0) -> CopyStruct:
     check("out", op.out, op.x.shape, tuple(TYPES))
     check("x", op.x, op.x.shape, (op.out.dtype,))
-    return CopyStruct(*map(struct_of, joined([op.x, op.out])), op.out.dtype.itemsize)
+    return CopyStruct(*map(struct_of, joined([op.x, op.out], num_first=num_first)), op.out.dtype.itemsize)
 
 
-def _fill(op: Fill) -> FillStruct:
+def _fill(op: Fill, num_first: int = 0) -> FillStruct:
     check("out", op.out, None, tuple(TYPES))
-    return FillStruct(struct_of(joined([op.out])[0]), op.value)
+    return FillStruct(struct_of(joined([op.out], num_first=num_first)[0]), op.value)
 
 
-_CONVERTERS: dict[type[Any], Callable[[Any], ctypes.Structure]] = {
+_CONVERTERS: dict[type[Any], Callable[..., ctypes.Structure]] = {
     Linear: _linear,
     Gated: _gated,
     Normalise: _normalise,
     Embed: _embed,
+    Gather: _gather,
     Attend: _attend,
     Multiply: _multiply,
     Softmax: _softmax,

@@ -1,4 +1,4 @@
-// Rows: softmax, sums, means and maxima, and embeddings.
+// Rows: softmax, sums, means and maxima, embeddings, and numbers by index.
 #pragma once
 
 #include <atomic>
@@ -34,12 +34,8 @@ inline void softmax_row(const float* x, int width, float* out) {
   }
 }
 
-inline void softmax(Team& team, const Softmax& op) {
-  const int rows = static_cast<int>(op.x.num_rows());
-  team.each((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, [&](int item) {
-    for (int r = item * ROWS_AT_ONCE; r < std::min(rows, (item + 1) * ROWS_AT_ONCE); r++)
-      softmax_row(op.x.row(r), op.x.width(), op.out.row(r));
-  });
+inline void softmax(Team& team, const Softmax& op, const Chosen& chosen) {
+  each_row(team, chosen, op.x.num_rows(), [&](int64_t r) { softmax_row(op.x.row(r), op.x.width(), op.out.row(r)); });
 }
 
 enum class Reduction : int32_t { sum = 0, mean, max };
@@ -82,9 +78,9 @@ inline float reduced(const Reduce& op, const float* x) {
   return op.kind == Reduction::mean ? result / static_cast<float>(width) : result;
 }
 
-inline void reduce(Team& team, const Reduce& op) {
+inline void reduce(Team& team, const Reduce& op, const Chosen& chosen) {
   const int64_t inner = op.x.shape[DIMS - 2];
-  if (op.x.stride[DIMS - 1] != 1 && op.x.stride[DIMS - 2] == 1) {
+  if (chosen.rows == nullptr && op.x.stride[DIMS - 1] != 1 && op.x.stride[DIMS - 2] == 1) {
     const int parts = static_cast<int>((inner + LANES - 1) / LANES), outer = static_cast<int>(op.x.num_rows() / std::max<int64_t>(inner, 1));
     team.each(outer * parts, [&](int item) {
       const int64_t first = static_cast<int64_t>(item % parts) * LANES;
@@ -92,10 +88,7 @@ inline void reduce(Team& team, const Reduce& op) {
     });
     return;
   }
-  const int rows = static_cast<int>(op.x.num_rows());
-  team.each((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, [&](int item) {
-    for (int r = item * ROWS_AT_ONCE; r < std::min(rows, (item + 1) * ROWS_AT_ONCE); r++) *op.out.row(r) = reduced(op, op.x.row(r));
-  });
+  each_row(team, chosen, op.x.num_rows(), [&](int64_t r) { *op.out.row(r) = reduced(op, op.x.row(r)); });
 }
 
 // out = the sum of one row of each table [num][width], float or bf16, by indices [rows, 1] of int64.
@@ -122,11 +115,35 @@ inline bool embed_row(const Embed& op, int64_t r) {
 }
 
 // Sets `failed` where an index lies outside its table.
-inline void embed(Team& team, const Embed& op, std::atomic<bool>& failed) {
-  const int rows = static_cast<int>(op.out.num_rows());
-  team.each((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, [&](int item) {
-    for (int r = item * ROWS_AT_ONCE; r < std::min(rows, (item + 1) * ROWS_AT_ONCE); r++)
-      if (!embed_row(op, r)) failed.store(true, std::memory_order_relaxed);
+inline void embed(Team& team, const Embed& op, const Chosen& chosen, std::atomic<bool>& failed) {
+  each_row(team, chosen, op.out.num_rows(), [&](int64_t r) {
+    if (!embed_row(op, r)) failed.store(true, std::memory_order_relaxed);
+  });
+}
+
+// out [rows, n] = the numbers of each row of x that indices [rows, n] of int64 name.
+struct Gather {
+  View x, indices, out;
+};
+
+// Returns false where an index lies outside the row; the row is then not finished.
+inline bool gather_row(const Gather& op, int64_t r) {
+  const int64_t from = op.x.stride[DIMS - 1], step = op.indices.stride[DIMS - 1], to = op.out.stride[DIMS - 1];
+  const float* x = op.x.row(r);
+  const int64_t* indices = reinterpret_cast<const int64_t*>(op.indices.data) + op.indices.offset(r);
+  float* out = op.out.row(r);
+  for (int i = 0; i < op.out.width(); i++) {
+    const int64_t index = indices[step * i];
+    if (index < 0 || index >= op.x.width()) return false;
+    out[to * i] = x[from * index];
+  }
+  return true;
+}
+
+// Sets `failed` where an index lies outside its row.
+inline void gather(Team& team, const Gather& op, const Chosen& chosen, std::atomic<bool>& failed) {
+  each_row(team, chosen, op.out.num_rows(), [&](int64_t r) {
+    if (!gather_row(op, r)) failed.store(true, std::memory_order_relaxed);
   });
 }
 

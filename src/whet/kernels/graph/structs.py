@@ -31,6 +31,7 @@ class Name(IntEnum):
     ELEMENTWISE = 7
     COPY = 8
     FILL = 9
+    GATHER = 10
 
 
 class ViewStruct(ctypes.Structure):
@@ -113,5 +114,16 @@ class FillStruct(ctypes.Structure):
     _fields_ = (("out", ViewStruct), ("value", Float))
 
 
+class GatherStruct(ctypes.Structure):
+    _fields_ = tuple((name, ViewStruct) for name in ("x", "indices", "out"))
+
+
 class OperationStruct(ctypes.Structure):
-    _fields_ = (("name", Int), ("what", Pointer))
+    _fields_ = (("name", Int), ("of", Int), ("each", ctypes.c_int64), ("what", Pointer))
+
+
+class SeenStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, Pointer) for name in ("rows", "is_seen")),
+        *((name, Int) for name in ("num_seen", "num_rows", "length")),
+    )

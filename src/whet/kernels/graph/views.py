@@ -42,16 +42,17 @@ def expanded(name: str, view: View, shape: Sequence[int]) -> View:
     return dataclasses.replace(view, shape=tuple(shape), strides=kept)
 
 
-def joined(views: Sequence[View], num_kept: int = 0) -> list[View]:
+def joined(views: Sequence[View], num_kept: int = 0, num_first: int = 0) -> list[View]:
     """Return views of one shape with those neighbouring dimensions joined that lie one in the other in all of them.
 
     Args:
         num_kept: This many last dimensions stay as they are.
+        num_first: So do this many first ones. Behind them at least one dimension is given.
     """
     shape = views[0].shape
     end = len(shape) - num_kept
     dims: list[list[int]] = []  # size, then the stride in each view
-    for d in range(end):
+    for d in range(num_first, end):
         strides = [view.strides[d] for view in views]
         if shape[d] == 1:
             continue
@@ -59,11 +60,13 @@ def joined(views: Sequence[View], num_kept: int = 0) -> list[View]:
             dims[-1] = [dims[-1][0] * shape[d], *strides]
         else:
             dims.append([shape[d], *strides])
+    if num_first and not dims:
+        dims.append([1] * (1 + len(views)))
     return [
         dataclasses.replace(
             view,
-            shape=(*(dim[0] for dim in dims), *shape[end:]),
-            strides=(*(dim[1 + i] for dim in dims), *view.strides[end:]),
+            shape=(*shape[:num_first], *(dim[0] for dim in dims), *shape[end:]),
+            strides=(*view.strides[:num_first], *(dim[1 + i] for dim in dims), *view.strides[end:]),
         )
         for i, view in enumerate(views)
     ]

@@ -5,7 +5,8 @@ What            The module's graph becomes a list of operations on memory that i
                 all operations on one pool of threads. int8 has a scale for each output of the weights and, found at
                 each call, for each row of activations.
 When it helps   Transformer encoders on x86 with AVX-512 VNNI: nothing is dispatched between layers, and int8 products
-                take a quarter of the instructions. Sizes may vary from call to call.
+                take a quarter of the instructions. Sizes may vary from call to call. Rows of padding are not computed
+                where no output depends on them: those of classifiers, masked means, single places.
 When it hurts   Convolutional networks, whose windows are copied into rows; chips without VNNI.
 Numerics        f32: within 1e-4 relative. bf16: 8 bits of mantissa in linear layers. int8: 256 levels per row; nothing
                 is calibrated. All else is in float32.
@@ -21,9 +22,11 @@ import torch
 from torch import fx
 
 from whet.core.artefact import program
+from whet.core.artefact.native.program import Padding
 from whet.core.artefact.native.runtime import NativeRuntime
 from whet.core.workload import ExaminedWorkload
-from whet.errors import KernelsError, OptionError, TargetError
+from whet.core.workload.unseen import masked
+from whet.errors import InputsError, KernelsError, OptionError, TargetError
 from whet.kernels.build import library
 from whet.measure.machine import Limits, Machine
 from whet.profiling.model import Profile
@@ -31,6 +34,7 @@ from whet.profiling.model.diagnosis import speedup_bound
 from whet.techniques.rewriting.attention_pattern import find_attention, fuse
 from whet.techniques.rewriting.graph import Traced, verify
 from whet.techniques.rewriting.low_precision import bfloat16_refusal
+from whet.techniques.rewriting.native_program.padding import padding_of
 from whet.techniques.rewriting.native_program.precision import with_precision
 from whet.techniques.rewriting.native_program.whole_graph import functional, lower
 from whet.techniques.technique import (
@@ -124,7 +128,25 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         KernelsError: There are no compiled kernels here.
     """
     lowered = lower(_with_fused_attention(candidate))
-    return candidate.with_runtime(NativeRuntime(*with_precision(lowered, options.precision)))  # type: ignore[arg-type]
+    runtime = NativeRuntime(*with_precision(lowered, options.precision))  # type: ignore[arg-type]
+    padding = padding_of(lowered, candidate.signature)
+    return candidate.with_runtime(runtime if padding is None else _leaving_out(padding, runtime, candidate.examined))
+
+
+def _leaving_out(padding: Padding, runtime: NativeRuntime, examined: ExaminedWorkload) -> NativeRuntime:
+    """Return the runtime that leaves out padding, if there is one, and if it changes no bit of the outputs.
+
+    That follows from the program. It is tried nonetheless, with masks of several kinds.
+    """
+    other = runtime.leaving_out(padding)
+    for _, batch in masked(examined.flat_calibration):
+        try:
+            found, wanted = other.run(batch), runtime.run(batch)
+        except InputsError:  # the batch is one that the model does not take
+            continue
+        if not all(torch.equal(y.nan_to_num(), exact.nan_to_num()) for y, exact in zip(found, wanted, strict=True)):
+            return runtime
+    return other if other.leaves_out_padding else runtime
 
 
 def _with_fused_attention(candidate: Candidate) -> fx.GraphModule:

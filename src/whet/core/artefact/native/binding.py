@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whet.core.artefact.native.memory import ALIGNMENT, Life, lay_out
+from whet.core.artefact.native.padding import Of, without_padding
 from whet.core.artefact.native.program import (
     LinearStep,
     NormStep,
@@ -27,6 +28,7 @@ from whet.core.artefact.native.torch_calls import TorchCalls
 from whet.errors import ArtefactError, InputsError
 from whet.kernels.graph import operations
 from whet.kernels.graph.plan import Plan
+from whet.kernels.graph.seen import SeenRows
 from whet.kernels.linear.packed import PackedWeights
 
 Numbers = NDArray[Any]
@@ -92,7 +94,10 @@ class Bound:
             if buffer.origin == "input" or (buffer.origin == "value" and loaded.calls.varies(int(buffer.source)))
         ]
         self._results = [self._result(result) for result in program.results]
-        self._plan = Plan([self._operation(step) for step in program.steps], keep=[self._numbers, loaded.matrices])
+        self._padded = without_padding(program, self._sizes)
+        steps: Sequence[tuple[Step, Of]] = [(step, "all") for step in program.steps]
+        steps = steps if self._padded is None else self._padded.steps
+        self._plan = Plan([self._operation(*step) for step in steps], keep=[self._numbers, loaded.matrices])
 
     def run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the outputs for flat inputs. They belong to the caller."""
@@ -100,12 +105,17 @@ class Bound:
         for is_input, source, numbers in self._filled:
             given = inputs[source] if is_input else values[source]
             np.copyto(numbers, given.detach().reshape(-1).numpy())
-        self._plan.run()
+        seen = None if self._padded is None else self._padded.seen(self._numbers)
+        self._plan.run(None if seen is None else SeenRows(seen))
         # numpy copies, on this thread: torch's clone would wake threads that spin on the cores of the next call
         return tuple(
             values[found].detach().clone() if isinstance(found, int) else torch.from_numpy(found.copy())
             for found in self._results
         )
+
+    @property
+    def leaves_out_padding(self) -> bool:
+        return self._padded is not None
 
     def _lay_out(self, shapes: Sequence[Sequence[int]], arena: Arena) -> bool:
         """Find memory for every buffer, and return whether the arena moved."""
@@ -158,14 +168,15 @@ class Bound:
         strides = [stride * flat.itemsize for stride in view.strides]
         return np.lib.stride_tricks.as_strided(first, view.shape, strides)
 
-    def _operation(self, step: Step) -> Any:
+    def _operation(self, step: Step, of: Of) -> Any:
         """Return the operation of the kernels that a step names, with addresses in place of places."""
         fields = {
             item.name: self._argument(item.name, getattr(step, item.name))
             for item in dataclasses.fields(step)
             if item.name != "step"
         }
-        return getattr(operations, step.step)(**fields)
+        operation = getattr(operations, step.step)(**fields)
+        return operation if of == "all" else operations.OfRows(operation, of)
 
     def _argument(self, name: str, found: Any) -> Any:
         if isinstance(found, Place):

@@ -104,6 +104,16 @@ class EmbedStep:
 
 
 @dataclass(frozen=True)
+class GatherStep:
+    """Take the numbers of each row of x that indices name."""
+
+    x: Place
+    indices: Place
+    out: Place
+    step: Literal["Gather"] = "Gather"
+
+
+@dataclass(frozen=True)
 class AttendStep:
     """Compute scaled dot-product attention; the mask is True where a query looks, or is added to the scores."""
 
@@ -175,8 +185,8 @@ class FillStep:
 
 
 Step = Annotated[
-    LinearStep | GatedStep | NormaliseStep | EmbedStep | AttendStep | MultiplyStep | SoftmaxStep | ReduceStep
-    | ElementwiseStep | CopyStep | FillStep,
+    LinearStep | GatedStep | NormaliseStep | EmbedStep | GatherStep | AttendStep | MultiplyStep | SoftmaxStep
+    | ReduceStep | ElementwiseStep | CopyStep | FillStep,
     Field(discriminator="step"),
 ]  # fmt: skip
 
@@ -225,12 +235,26 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Padding:
+    """Say which sizes are those of a batch of sequences of which rows may be padding.
+
+    Attributes:
+        masks: The names of the inputs that say so.
+    """
+
+    batch: Size
+    length: Size
+    masks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """Describe a whole graph.
 
     Attributes:
         free: Each free size's name, with the input and the dimension that it is read from.
         calls: What torch computes before the steps, from inputs of whole numbers and from sizes.
+        padding: Set where padding is left out.
     """
 
     free: dict[str, tuple[int, int]]
@@ -239,6 +263,7 @@ class Program:
     calls: list[Call]
     steps: list[Step]
     results: list[Result]
+    padding: Padding | None = None
     format: int = FORMAT
 
 
@@ -261,6 +286,8 @@ def read_program(text: str) -> Program:
     program = _PROGRAM.validate_json(text)
     for buffer in program.buffers:
         check_size(buffer.size, program.free)
+    for size in () if program.padding is None else (program.padding.batch, program.padding.length):
+        check_size(size, program.free)
     places = [place for step in program.steps for place in (*read_by(step), *written_by(step))]
     for place in [*places, *(result.place for result in program.results if result.place is not None)]:
         if not 0 <= place.buffer < len(program.buffers):

@@ -3,6 +3,8 @@
 Nothing is pickled, and neither torch's compiler nor the model's code is needed.
 """
 
+import copy
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from whet.core.artefact.native.binding import Arena, Bound, Loaded
-from whet.core.artefact.native.program import Matrix, Program, read_program, write_program
+from whet.core.artefact.native.program import Matrix, Padding, Program, read_program, write_program
 from whet.core.artefact.native.torch_calls import TorchCalls
 from whet.core.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, reason
@@ -75,6 +77,19 @@ class NativeRuntime(Runtime):
         if len(self._bound) > _MOST_SHAPES:
             self._bound.popitem(last=False)
         return bound
+
+    def leaving_out(self, padding: Padding | None) -> Self:
+        """Return a runtime of the same weights that leaves out padding where it can; with None, nowhere."""
+        other = copy.copy(self)
+        other.program = dataclasses.replace(self.program, padding=padding)
+        other._loaded = dataclasses.replace(self._loaded, program=other.program)
+        other._arena, other._bound, other._turn = Arena(), OrderedDict(), threading.Lock()
+        return other
+
+    @property
+    def leaves_out_padding(self) -> bool:
+        """Return whether calls of the shapes that were last seen can leave out padding."""
+        return any(bound.leaves_out_padding for bound in self._bound.values())
 
     @property
     def conditions(self) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from whet.core.artefact.native.program import (
+    AttendStep,
+    CopyStep,
     ElementwiseStep,
     GatedStep,
     LinearStep,
@@ -26,9 +28,34 @@ _Join = Callable[[Builder, Step, Step], Step | None]
 
 def fused(builder: Builder) -> Builder:
     """Join the steps of a program, and return it."""
+    _share_heads(builder)
     for join in (_with_activation, _with_residual, _with_norm, _as_one_program):
         _join_all(builder, join)
     return builder
+
+
+def _share_heads(builder: Builder) -> None:
+    """Have attention read each head of keys and values where copies of it, one for each head of queries, were made."""
+    uses = _uses(builder)
+    copies = {step.out.buffer: step for step in builder.steps if isinstance(step, CopyStep)}
+    for i, step in enumerate(builder.steps):
+        if not isinstance(step, AttendStep):
+            continue
+        found: list[Any] = [copies.get(place.buffer) for place in (step.k, step.v)]
+        if all(
+            copy is not None and uses[place.buffer] == 1 and _is_whole(builder, place) and _repeats_heads(copy)
+            for place, copy in zip((step.k, step.v), found, strict=True)
+        ):
+            k, v = (copy.x.selected(2, 0) for copy in found)
+            if same_all(k.shape[:3], v.shape[:3]):
+                builder.steps[i] = dataclasses.replace(step, k=k, v=v)
+                builder.steps[:] = [other for other in builder.steps if other not in found]
+
+
+def _repeats_heads(copy: Any) -> bool:
+    """Return whether a copy [B, heads, times, T, D] repeats each head."""
+    x = copy.x
+    return x.dim == 5 and same(x.strides[2], 0) and same(x.strides[4], 1)
 
 
 def _join_all(builder: Builder, join: _Join) -> None:

@@ -1,7 +1,6 @@
 """Say what becomes of each operator of a graph: views of the same numbers, and steps of whet's kernels."""
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +8,6 @@ from torch import fx
 
 from whet.core.artefact.native.program import (
     CopyStep,
-    EmbedStep,
     FillStep,
     NormaliseStep,
     NormStep,
@@ -17,7 +15,7 @@ from whet.core.artefact.native.program import (
     SoftmaxStep,
 )
 from whet.techniques.rewriting.graph import operator, value
-from whet.techniques.rewriting.native_program import products
+from whet.techniques.rewriting.native_program import lookups, products
 from whet.techniques.rewriting.native_program.strided import Strided
 from whet.techniques.rewriting.native_program.symbolic import Size, product
 from whet.techniques.rewriting.native_program.values import Value, named, refuse
@@ -146,7 +144,9 @@ def _gelu(low: "Lowering", node: fx.Node) -> Value:
 
 def _binary(low: "Lowering", node: fx.Node) -> Value:
     if node in low.patterns.sums:
-        return _embeddings(low, node, low.patterns.sums[node])
+        return lookups.embeddings(low, node, low.patterns.sums[node])
+    if node in low.patterns.rms_norms:
+        return _spelled_rms_norm(low, node)
     if node in low.patterns.gated:
         return products.gated(low, node)
     if node in low.patterns.quick_gelus:
@@ -171,6 +171,14 @@ def _rsub(low: "Lowering", node: fx.Node) -> Value:
     return low.builder.elementwise("sub", low.shape(node), b, a)
 
 
+def _clamp(low: "Lowering", node: fx.Node) -> Value:
+    x, given = low.tensor(node.args[0]), named(node)
+    for bound, name in (("min", "max"), ("max", "min")):
+        if (limit := given.get(bound)) is not None:
+            x = low.builder.elementwise(name, low.shape(node), x, _operand(low, node, limit))
+    return x
+
+
 def _power(low: "Lowering", node: fx.Node, exponent: float) -> Strided:
     x, shape = low.tensor(node.args[0]), low.shape(node)
     if exponent in (2, 3):
@@ -186,35 +194,6 @@ def _operand(low: "Lowering", node: fx.Node, arg: Any) -> Strided:
     if isinstance(arg, bool | int | float):
         return low.builder.number(arg)
     raise refuse(node, "with a number that depends on the sizes of the inputs")
-
-
-def _embedding(low: "Lowering", node: fx.Node) -> Value:
-    return _embeddings(low, node, [node])
-
-
-def _embeddings(low: "Lowering", node: fx.Node, terms: Sequence[fx.Node]) -> Value:
-    """Lower the sum of several embeddings."""
-    shape = low.shape(node)
-    tables, indices = [], []
-    for term in terms:
-        table = low.fixed(term.args[0])
-        if table is None or table.dtype is not torch.float32 or table.dim() != 2:
-            raise refuse(term, "on such a table")
-        place = low.tensor(term.args[0])
-        low.builder.tables.add(str(low.builder.buffers[place.buffer].source))
-        tables.append(place)
-        indices.append(_indices(low, term.args[1], shape[:-1]))
-    out = low.builder.room(shape)
-    low.builder.steps.append(EmbedStep(tuple(t for t in tables), tuple(i for i in indices), out))
-    return out
-
-
-def _indices(low: "Lowering", node: Any, shape: Sequence[Size]) -> Strided:
-    """Return indices as int64, broadcast to a shape."""
-    found = value(node)
-    if found is None or found.dtype is not torch.int64:
-        raise refuse(node, "as indices that are not int64")
-    return low.tensor(node).expanded(shape)
 
 
 def _layer_norm(low: "Lowering", node: fx.Node) -> Value:
@@ -235,6 +214,12 @@ def normalised(low: "Lowering", x: Strided, norm: NormStep) -> Strided:
     out = low.builder.room(rows.shape)
     low.builder.steps.append(NormaliseStep(rows, norm, out))
     return low.reshaped(out, x.shape)
+
+
+def _spelled_rms_norm(low: "Lowering", node: fx.Node) -> Strided:
+    """Lower an RMS norm that is written out."""
+    x, weight, eps = low.patterns.rms_norms[node]
+    return normalised(low, low.tensor(x), NormStep(low.tensor(weight), None, eps, is_rms=True))
 
 
 def _vector(low: "Lowering", node: fx.Node, arg: Any) -> Any:
@@ -276,6 +261,50 @@ def reduced(low: "Lowering", rows: Strided, kind: Any) -> Strided:
     return out
 
 
+def _average(low: "Lowering", node: fx.Node) -> Value:
+    """Lower the mean of each channel."""
+    x, sizes = low.tensor(node.args[0]), named(node)["output_size"]
+    sizes = [sizes] if isinstance(sizes, int) else sizes
+    if any(size != 1 for size in sizes):
+        raise refuse(node, "to other sizes than 1")
+    kept = x.dim - len(sizes)
+    rows = low.reshaped(x, (*x.shape[:kept], product(x.shape[kept:])))
+    return low.reshaped(reduced(low, rows, "mean"), low.shape(node))
+
+
+def _repeat(low: "Lowering", node: fx.Node) -> Value:
+    x, repeats = low.tensor(node.args[0]), low.sizes(node.args[1])
+    while x.dim < len(repeats):
+        x = x.unsqueezed(0)
+    for i in range(x.dim):
+        x = x.unsqueezed(2 * i)
+    pairs = zip(repeats, x.shape[1::2], strict=True)
+    return low.reshaped(x.expanded([size for pair in pairs for size in pair]), low.shape(node))
+
+
+def _repeat_interleave(low: "Lowering", node: fx.Node) -> Value:
+    given = named(node)
+    x, times = low.tensor(given["self"]), given["repeats"]
+    if not isinstance(times, int) or given.get("dim") is None:
+        raise refuse(node)
+    wide = x.unsqueezed(dim := int(given["dim"]) % x.dim + 1)
+    return low.reshaped(wide.expanded((*wide.shape[:dim], times, *wide.shape[dim + 1 :])), low.shape(node))
+
+
+def _group_norm(low: "Lowering", node: fx.Node) -> Value:
+    given = named(node)
+    x, groups = low.tensor(node.args[0]), int(given["num_groups"])
+    num_channels = x.shape[1]
+    weight, bias = (_vector(low, node, given.get(name)) for name in ("weight", "bias"))
+    rows = low.reshaped(x, (x.shape[0] * groups, num_channels // groups * product(x.shape[2:])))
+    found = low.reshaped(normalised(low, rows, NormStep(None, None, float(given["eps"]), False)), x.shape)
+    for name, vector in (("mul", weight), ("add", bias)):
+        if vector is not None:
+            by_channel = low.reshaped(vector, (num_channels, *[1] * (x.dim - 2)))
+            found = low.builder.elementwise(name, x.shape, found, by_channel)
+    return found
+
+
 def _norm(low: "Lowering", node: fx.Node) -> Value:
     """Lower the length of vectors."""
     given = named(node)
@@ -306,6 +335,10 @@ OPERATORS: "dict[str, Handler]" = {
     **dict.fromkeys(_BINARY, _binary),
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _average),
+    "repeat": _repeat,
+    "repeat_interleave": _repeat_interleave,
+    "group_norm": _group_norm,
     **dict.fromkeys(("linalg_vector_norm", "norm"), _norm),
     **dict.fromkeys(("softmax", "_softmax"), _softmax),
     **dict.fromkeys(("matmul", "mm", "bmm", "addmm"), products.multiply),
@@ -314,8 +347,12 @@ OPERATORS: "dict[str, Handler]" = {
     "select": _select,
     "slice": _slice,
     "gelu": _gelu,
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
     "rsub": _rsub,
-    "embedding": _embedding,
+    "embedding": lookups.embedding,
+    "index": lookups.index,
+    "gather": lookups.gather,
+    "masked_fill": lookups.masked_fill,
     "linear": products.linear,
     "batch_norm": products.batch_norm,
     "_native_batch_norm_legit_no_training": lambda low, node: [products.batch_norm(low, node)],

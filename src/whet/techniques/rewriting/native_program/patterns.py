@@ -1,6 +1,7 @@
 """Find what several nodes of a graph do together, before they are lowered one by one."""
 
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -17,6 +18,7 @@ class Patterns:
         groups: Linear layers with the same input, by each of them: they become one matrix.
         sums: The embeddings that each sum adds up.
         quick_gelus: The x of each x sigmoid(1.702 x).
+        rms_norms: The x, the weight and eps of each x rsqrt(mean(x^2) + eps) weight.
         gated: The activation's node, the gate's and the other linear layer of each gated product.
         absorbed: Nodes that are lowered with another one.
     """
@@ -26,6 +28,7 @@ class Patterns:
         self.sums: dict[fx.Node, list[fx.Node]] = {}
         self.gated: dict[fx.Node, tuple[fx.Node, fx.Node, fx.Node]] = {}
         self.quick_gelus: dict[fx.Node, fx.Node] = {}
+        self.rms_norms: dict[fx.Node, tuple[fx.Node, fx.Node, float]] = {}
         self.groups: dict[fx.Node, list[fx.Node]] = {}
         self.absorbed: set[fx.Node] = set()
         for node in reversed(graph_module.graph.nodes):
@@ -34,6 +37,7 @@ class Patterns:
             elif operator(node) == "mul":
                 self._find_gated(node)
                 self._find_quick_gelu(node)
+                self._find_rms_norm(node)
         self._find_groups()
 
     def _find_sum(self, node: fx.Node) -> None:
@@ -87,6 +91,24 @@ class Patterns:
                 self.absorbed.update((sigmoid, product))
                 return
 
+    def _find_rms_norm(self, node: fx.Node) -> None:
+        for weight, scaled in (node.args, reversed(node.args)):
+            held = parameter(self._graph_module, weight)
+            if held is None or held.dim() != 1 or held.dtype is not torch.float32 or not isinstance(weight, fx.Node):
+                continue
+            product = _uncast(scaled)
+            for x, factor in (product.args, reversed(product.args)) if operator(product) == "mul" else ():
+                inner = _root_mean_square(_uncast(x), factor)
+                whole = value(x)
+                if inner is None or whole is None or whole.shape[-1] != len(held):
+                    continue
+                nodes, eps = inner
+                nodes += [product] if scaled is product else [product, scaled]
+                if all(len(one.users) == 1 for one in nodes) and isinstance(x, fx.Node):
+                    self.rms_norms[node] = _uncast(x), weight, eps
+                    self.absorbed.update(nodes)
+                    return
+
     def _find_groups(self) -> None:
         by_input: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         for node in self._graph_module.graph.nodes:
@@ -104,6 +126,27 @@ class Patterns:
 
     def _layer(self, node: fx.Node) -> nn.Linear:
         return self._graph_module.get_submodule(str(node.target))  # type: ignore[return-value]
+
+
+def _uncast(node: Any) -> Any:
+    """Return what a conversion hands on without changing it."""
+    found, given = value(node), value(node.args[0]) if operator(node) in ("to", "_to_copy") else None
+    return node.args[0] if found is not None and given is not None and given.dtype is found.dtype else node
+
+
+def _root_mean_square(x: Any, node: Any) -> tuple[list[fx.Node], float] | None:
+    """Return the nodes and eps where a node is rsqrt(mean(x^2) + eps) over the last dimension; None elsewhere."""
+    if operator(node) != "rsqrt" or operator(total := node.args[0]) != "add" or total.kwargs:
+        return None
+    mean, eps = total.args[:2]
+    if operator(mean) != "mean" or mean.kwargs or len(mean.args) != 3 or not isinstance(eps, int | float):
+        return None
+    square, dims, keeps = mean.args
+    if operator(square) != "pow" or not keeps or list(dims) not in ([-1], [value(mean).dim() - 1]):  # type: ignore[union-attr]
+        return None
+    if square.args[1] != 2 or _uncast(square.args[0]) is not x:
+        return None
+    return [node, total, mean, square], float(eps)
 
 
 def _feeds_activation(node: fx.Node) -> bool:

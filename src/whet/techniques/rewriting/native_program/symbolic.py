@@ -7,6 +7,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from whet.core.artefact.native.sizes import Size as WrittenSize
 from whet.errors import TargetError
@@ -20,7 +21,15 @@ _EXTREMES = {"Max": "max", "Min": "min"}
 
 
 def size_of(size: Any) -> Size:
-    """Return a size of a tensor that torch.export recorded."""
+    """Return a size of a tensor that torch.export recorded.
+
+    Raises:
+        TargetError: It depends on more than the sizes of inputs.
+    """
+    if isinstance(size, torch.SymInt) and free_unbacked_symbols(size):
+        raise TargetError(
+            "whet's native program has no sizes that depend on the numbers of inputs; leave native out of the recipe"
+        )
     return _plain(size.node.expr) if isinstance(size, torch.SymInt) else int(size)
 
 
