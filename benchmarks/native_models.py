@@ -1,4 +1,4 @@
-"""The models of native_peers.py, as targets of `whet tune FILE.py:FUNCTION`: weights at random, from transformers' configs."""
+"""The models of native_peers.py, as targets FILE.py:FUNCTION: weights at random, from transformers' configs."""
 
 from typing import Any
 

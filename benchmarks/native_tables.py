@@ -12,9 +12,9 @@ def native_lines(report: dict[str, Any]) -> list[str]:
     """Return the section: its heading, then its lines."""
     lines = [
         f"## whet's own kernels beside the dedicated runtimes, on {report['machine']['chip']}",
-        "Weights are random, all models int8. Each contender is loaded from its own files in a fresh process. *Load* is",
-        "the time to read them and answer once, without imports. *Memory* is the peak of the whole process, torch included.",
-        "*Cosine* is that of the worst row with the float32 model.",
+        "Weights are random, all models int8. Each contender is loaded from its files in a fresh process. *Load* is",
+        "the time to read them and answer once, without imports; *memory* the peak of the whole process, torch",
+        "included; *cosine* that of the worst row with the float32 model.",
         "",
         "| model | contender | latency | load | memory | files | cosine | over the best peer (95%) | aim |",
         "|---" * 9 + "|",
