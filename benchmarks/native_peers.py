@@ -1,6 +1,6 @@
 """whet's own kernels beside the dedicated runtimes: int8 of a whole model, each from its own saved files, paired.
 
-    python benchmarks/native_peers.py [--sets 3] [--rounds 8] [--models bert-1x128,...] [--try]
+    python benchmarks/native_peers.py [--sets 3] [--rounds 8] [--models bert-1x128,...] [--work DIR] [--try]
 
 `whet apply` writes the model with native(precision=int8); NNCF and OpenVINO, and ONNX Runtime's quantiser, write theirs
 by their own documented calls (peers.py). Then each contender is loaded from its files by a fresh process, which is idle
@@ -8,8 +8,8 @@ but for its turn, and is asked for a short burst of calls in random order, round
 processes. Ratios are geometric means over the rounds of all sets, with their 95 % interval.
 
 Beside the ratio: the worst row's cosine to the float32 outputs, the time to load the files and answer once (imports
-are not counted), the peak of the process's memory, and the size of the files. --try runs on a busy machine too and
-writes nothing.
+are not counted), the peak of the process's memory, and the size of the files. --work keeps the contenders' files, and
+takes those that are there. --try runs on a busy machine too and writes nothing.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import inspect
 import json
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -58,7 +59,7 @@ WHET, OPENVINO, ONNXRUNTIME = "whet native int8", "openvino int8", "onnxruntime 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 _RECIPE = Recipe(steps=(Step(technique="native", options={"precision": "int8"}),))
 _BURST_S = 0.4
-_INPUTS, _OUTPUTS = "inputs.safetensors", "outputs.safetensors"
+_INPUTS, _OUTPUTS, _FAILED = "inputs.safetensors", "outputs.safetensors", "failed.json"
 
 Call = Callable[[], Sequence[Tensor]]
 
@@ -71,7 +72,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="whet-native-") as scratch:
         for name in arguments.models.split(","):
-            rows.append(_one_model(name, Path(scratch) / name, arguments))
+            rows.append(_one_model(name, (arguments.work or Path(scratch)) / name, arguments))
             print(json.dumps(rows[-1]), flush=True)
             if not arguments.is_trial:
                 _write(rows, arguments)
@@ -82,6 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sets", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--models", default=",".join(MODELS), help="some of them, as a list with commas")
+    parser.add_argument("--work", type=Path, help="a directory for the contenders' files")
     parser.add_argument("--try", dest="is_trial", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
@@ -98,7 +100,7 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 
 def _one_model(name: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     what, target, goal = MODELS[name]
-    failed = _prepare(target, directory)
+    failed = _prepared(target, directory)
     contenders = [c for c in (WHET, OPENVINO, ONNXRUNTIME) if c not in failed]
     bursts: dict[str, list[float]] = {c: [] for c in contenders}
     facts: dict[str, list[dict[str, float]]] = {c: [] for c in contenders}
@@ -128,13 +130,22 @@ def _one_model(name: str, directory: Path, arguments: argparse.Namespace) -> dic
     return row
 
 
+def _prepared(target: str, directory: Path) -> dict[str, str]:
+    """Return why a contender could not write its files, which are written where they are not there yet."""
+    if not (directory / _FAILED).exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        write_whole(directory / _FAILED, json.dumps(_prepare(target, directory)))
+    failed: dict[str, str] = json.loads((directory / _FAILED).read_text(encoding="utf-8"))
+    return failed
+
+
 def _prepare(target: str, directory: Path) -> dict[str, str]:
     """Write inputs, the float32 outputs and each contender's files; return why a contender could not write its own."""
     workload = resolve(target)
     args, kwargs = split(workload.inputs[0])
     with torch.no_grad():
         outputs = _tensors(workload.model(*args, **kwargs))
-    directory.mkdir()
+    directory.mkdir(parents=True)
     named = _named(workload.model, args, kwargs)
     save_file({name: x.contiguous() for name, x in named.items()}, directory / _INPUTS)
     save_file({str(i): x.contiguous() for i, x in enumerate(outputs)}, directory / _OUTPUTS)
