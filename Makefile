@@ -7,7 +7,7 @@ QUIETLY := --quiet --disable-pip-version-check --no-compile --constraint constra
 
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=25
 
-.PHONY: demo test test-thorough test-all sanitize check docs format mutants gpu gpu-wheels clean
+.PHONY: demo test test-thorough test-all check docs format mutants gpu gpu-wheels clean
 
 demo: $(STAMP)
 	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 3m --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
@@ -22,10 +22,6 @@ test-thorough: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST) --junitxml=build/tests-all.xml -m ''
-
-# The kernels of graphs and the pool of threads, built with sanitizers.
-sanitize: $(STAMP)
-	$(PYTEST) tests/kernels/test_sanitized.py tests/kernels/test_pool.py -m slow
 
 check: $(STAMP)
 	$(BIN)/ruff check .

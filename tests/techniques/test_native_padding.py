@@ -227,7 +227,7 @@ def test_no_row_of_padding_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_the_artefact_says_so(tmp_path: Path, counted: list[int | None]) -> None:
     padding = runtime("classifier", "int8").program.padding
     assert padding is not None
-    assert padding.masks == ("attention_mask",)
+    assert padding.masks == {"attention_mask": 1}
     tuned = native.apply(Candidate.original(examined("classifier")), Options())
     batch = MASKS["right"]()
     wanted = tuned.call(*flat("classifier", batch))

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -83,12 +83,14 @@ class Plan:
             InputsError: Shapes, types or strides of an operation do not fit.
             MachineError: There is not enough memory.
         """
-        self._operations = [operation for operation in operations if math.prod(_plain(operation).out.shape)]
-        self._batch = _batch_of(self._operations)
-        self._keep = list(keep)
+        operations = [operation for operation in operations if math.prod(_plain(operation).out.shape)]
+        self._batch = _batch_of(operations)
+        plain = [_plain(operation) for operation in operations]
+        self._tables = {i: _table(one) for i, one in enumerate(plain) if isinstance(one, Embed | Gather)}
+        self._keep = [*keep, *(one.weights for one in plain if isinstance(one, Linear | Gated))]
         self._functions = (dispatch.kernels() or library()).functions
-        self._structs = [_struct_of(i, operation) for i, operation in enumerate(self._operations)]
-        named = (OperationStruct * len(self._structs))(*map(_named, self._operations, self._structs))
+        self._structs = [_struct_of(i, operation) for i, operation in enumerate(operations)]
+        named = (OperationStruct * len(self._structs))(*map(_named, operations, self._structs))
         self._handle = self._functions.whet_graph_new(named, len(named))
         if not self._handle:
             raise MachineError("there is no memory for a plan; take fewer rows")
@@ -110,11 +112,11 @@ class Plan:
         if failed == _NO_MEMORY:
             raise MachineError("there is no memory for the rows of the plan's widest linear layer; take fewer rows")
         if failed >= 0:
-            operation = cast(Embed | Gather, _plain(self._operations[failed]))
-            raise InputsError(f"an index lies outside {_table(operation)}; check the ids of the inputs")
+            raise InputsError(f"an index lies outside {self._tables[failed]}; check the ids of the inputs")
 
 
 def _table(operation: Embed | Gather) -> str:
+    """Return what an index of an operation is looked up in."""
     if isinstance(operation, Gather):
         return f"a row of {operation.x.shape[-1]} numbers"
     return f"an embedding of {' and '.join(str(table.shape[0]) for table in operation.tables)} rows"

@@ -1,6 +1,7 @@
 """Make a program ready for inputs of given shapes: places in memory, and one plan of operations on them."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whet.core.artefact.native.memory import ALIGNMENT, Life, lay_out
-from whet.core.artefact.native.padding import Of, without_padding
+from whet.core.artefact.native.padding import Of, Padded, without_padding
 from whet.core.artefact.native.program import (
     LinearStep,
     NormStep,
@@ -94,10 +95,6 @@ class Bound:
             if buffer.origin == "input" or (buffer.origin == "value" and loaded.calls.varies(int(buffer.source)))
         ]
         self._results = [self._result(result) for result in program.results]
-        self._padded = without_padding(program, self._sizes)
-        steps: Sequence[tuple[Step, Of]] = [(step, "all") for step in program.steps]
-        steps = steps if self._padded is None else self._padded.steps
-        self._plan = Plan([self._operation(*step) for step in steps], keep=[self._numbers, loaded.matrices])
 
     def run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the outputs for flat inputs. They belong to the caller."""
@@ -105,8 +102,13 @@ class Bound:
         for is_input, source, numbers in self._filled:
             given = inputs[source] if is_input else values[source]
             np.copyto(numbers, given.detach().reshape(-1).numpy())
-        seen = None if self._padded is None else self._padded.seen(self._numbers)
-        self._plan.run(None if seen is None else SeenRows(seen))
+        padding = self._loaded.program.padding
+        has_padding = padding is not None and not all(bool(inputs[i].all()) for i in padding.masks.values())
+        if has_padding and self._padded is not None:
+            seen = self._padded.seen(self._numbers)
+            self._plan_without_padding.run(None if seen is None else SeenRows(seen))
+        else:
+            self._plan.run()
         # numpy copies, on this thread: torch's clone would wake threads that spin on the cores of the next call
         return tuple(
             values[found].detach().clone() if isinstance(found, int) else torch.from_numpy(found.copy())
@@ -116,6 +118,24 @@ class Bound:
     @property
     def leaves_out_padding(self) -> bool:
         return self._padded is not None
+
+    # Plans are made when they are first needed: with padding or without, often one of them never is
+
+    @functools.cached_property
+    def _plan(self) -> Plan:
+        return self._planned([(step, "all") for step in self._loaded.program.steps])
+
+    @functools.cached_property
+    def _padded(self) -> Padded | None:
+        return without_padding(self._loaded.program, self._sizes)
+
+    @functools.cached_property
+    def _plan_without_padding(self) -> Plan:
+        assert self._padded is not None
+        return self._planned(self._padded.steps)
+
+    def _planned(self, steps: Sequence[tuple[Step, Of]]) -> Plan:
+        return Plan([self._operation(*step) for step in steps], keep=[self._numbers, self._loaded.matrices])
 
     def _lay_out(self, shapes: Sequence[Sequence[int]], arena: Arena) -> bool:
         """Find memory for every buffer, and return whether the arena moved."""

@@ -7,6 +7,7 @@ reads rows in any other way, or an output holds them, nothing is left out.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -118,7 +119,7 @@ def _shown(mask: Numbers) -> NDArray[np.bool_]:
     if mask.dtype == np.bool_:
         return cast("NDArray[np.bool_]", mask.any((1, 2)))
     sees = ~(mask <= _HIDDEN)
-    blind = ~sees.any(3)  # such a query weighs all keys
+    blind: NDArray[np.bool_] = np.logical_not(sees.any(3))  # such a query weighs all keys
     return cast("NDArray[np.bool_]", sees.any((1, 2)) | blind.any((1, 2))[:, None])
 
 
@@ -273,11 +274,11 @@ class _Analysis:
         num_rows, length = self._padded.batch
         for dim, size in enumerate(shape):
             if size == num_rows * length:
-                yield lambda place, dim=dim: place.split(dim, length).arranged((dim, dim + 1))
+                yield functools.partial(_split, dim=dim, size=length)
         for first, size in enumerate(shape):
             for second, other in enumerate(shape):
                 if first != second and (size, other) == (num_rows, length):
-                    yield lambda place, order=(first, second): place.arranged(order)
+                    yield functools.partial(Lying.arranged, order=(first, second))
 
     def _is_aligned(self, place: Lying) -> bool:
         """Return whether a place [B, L, ...] holds of each row what lies in this row of the buffer."""
@@ -304,6 +305,11 @@ class _Analysis:
             return False
         is_whole = of_sequence % (of_row * length) == 0
         return num_rows == 1 or (is_whole and place.offset + near + sum(far) < of_sequence)
+
+
+def _split(place: Lying, dim: int, size: int) -> Lying:
+    """Return a place with a dimension as two, which come first."""
+    return place.split(dim, size).arranged((dim, dim + 1))
 
 
 def _read(step: Step) -> list[Lying]:
@@ -338,4 +344,4 @@ def _known(found: Any, sizes: Sizes) -> Any:
     def known(place: Place) -> Lying:
         return Lying(place.buffer, sizes(place.offset), sizes.all(place.shape), sizes.all(place.strides))
 
-    return known(found) if isinstance(found, Place) else _changed(found, known, left=("norm",))  # type: ignore[arg-type]
+    return known(found) if isinstance(found, Place) else _changed(found, known, left=("norm",))

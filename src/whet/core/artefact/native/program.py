@@ -239,12 +239,12 @@ class Padding:
     """Say which sizes are those of a batch of sequences of which rows may be padding.
 
     Attributes:
-        masks: The names of the inputs that say so.
+        masks: The inputs that say so, by their names. Without a zero in one of them, there is no padding.
     """
 
     batch: Size
     length: Size
-    masks: tuple[str, ...]
+    masks: dict[str, int]
 
 
 @dataclass(frozen=True)

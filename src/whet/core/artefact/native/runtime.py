@@ -32,7 +32,7 @@ WEIGHTS = "model.safetensors"
 
 _DTYPES = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16, Kind.S8: torch.int8}
 
-_MOST_SHAPES = 64  # of inputs, for which plans are kept
+_MOST_SHAPES = 256  # of inputs, for which plans are kept
 
 Shapes = tuple[torch.Size, ...]
 

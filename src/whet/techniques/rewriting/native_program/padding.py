@@ -15,7 +15,7 @@ def padding_of(builder: Builder, signature: Signature) -> Padding | None:
             continue
         buffers = {step.mask.buffer, *(place.buffer for place in _sources(builder, step.mask))}
         if masks := sorted(_inputs(builder, buffers)):
-            names = tuple(signature.inputs[i].name or f"input {i}" for i in masks)
+            names = {signature.inputs[i].name or f"input {i}": i for i in masks}
             return Padding(written(step.q.shape[0]), written(step.q.shape[2]), names)
     return None
 

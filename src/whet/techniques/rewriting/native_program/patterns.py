@@ -103,7 +103,7 @@ class Patterns:
                 if inner is None or whole is None or whole.shape[-1] != len(held):
                     continue
                 nodes, eps = inner
-                nodes += [product] if scaled is product else [product, scaled]
+                nodes += dict.fromkeys(one for one in (product, scaled) if isinstance(one, fx.Node))
                 if all(len(one.users) == 1 for one in nodes) and isinstance(x, fx.Node):
                     self.rms_norms[node] = _uncast(x), weight, eps
                     self.absorbed.update(nodes)
