@@ -64,6 +64,16 @@ def openvino_f32(model: nn.Module, inputs: Inputs) -> Call:
 
 def openvino_int8(model: nn.Module, inputs: Inputs) -> Call:
     """OpenVINO's guide "Quantizing Models Post-training": nncf.quantize as it comes, transformers named as such."""
+    return _openvino_call(_import_openvino(), _quantized_by_nncf(model, inputs), inputs, {})
+
+
+def openvino_int8_model(model: nn.Module, inputs: Inputs, out: Path) -> None:
+    """Write model.xml and model.bin of `openvino_int8` into a new directory."""
+    out.mkdir()
+    _import_openvino().save_model(_quantized_by_nncf(model, inputs), out / "model.xml", compress_to_fp16=False)
+
+
+def _quantized_by_nncf(model: nn.Module, inputs: Inputs) -> Any:
     from whet.techniques.quantisation.openvino_int8 import import_nncf
 
     openvino, nncf = _import_openvino(), import_nncf()
@@ -72,18 +82,29 @@ def openvino_int8(model: nn.Module, inputs: Inputs) -> Call:
     dataset = nncf.Dataset([{name: x.numpy() for name, x in inputs.items()}])
     model_type = nncf.ModelType.TRANSFORMER if _is_transformer(model) else None
     with contextlib.redirect_stdout(io.StringIO()):
-        quantized = nncf.quantize(converted, dataset, model_type=model_type)
-    return _openvino_call(openvino, quantized, inputs, {})
+        return nncf.quantize(converted, dataset, model_type=model_type)
 
 
 def onnxruntime_int8(model: nn.Module, inputs: Inputs) -> Call:
     """ONNX Runtime's guide "Quantize ONNX Models": dynamic for transformers, static (QDQ, U8S8) for CNNs."""
     import onnxruntime
+
+    with tempfile.TemporaryDirectory() as directory:
+        onnxruntime_int8_file(model, inputs, out := Path(directory) / "out")
+        session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    feeds = dict(zip([i.name for i in session.get_inputs()], [x.numpy() for x in inputs.values()], strict=True))
+    return lambda: session.run(None, feeds)
+
+
+def onnxruntime_int8_file(model: nn.Module, inputs: Inputs, out: Path) -> None:
+    """Write model.onnx of `onnxruntime_int8` into a new directory."""
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    out.mkdir()
+    quantized = str(out / "model.onnx")
     with tempfile.TemporaryDirectory() as directory:
-        plain, prepared, quantized = (str(Path(directory) / f"{n}.onnx") for n in ("plain", "prepared", "quantized"))
+        plain, prepared = (str(Path(directory) / f"{n}.onnx") for n in ("plain", "prepared"))
         torch.onnx.export(model, (), plain, kwargs=dict(inputs), dynamo=True, external_data=False, verbose=False)
         quant_pre_process(plain, prepared)
         if _is_transformer(model):
@@ -97,9 +118,6 @@ def onnxruntime_int8(model: nn.Module, inputs: Inputs) -> Call:
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
             )
-        session = onnxruntime.InferenceSession(quantized, providers=["CPUExecutionProvider"])
-    feeds = dict(zip([i.name for i in session.get_inputs()], [x.numpy() for x in inputs.values()], strict=True))
-    return lambda: session.run(None, feeds)
 
 
 def torch_int8(model: nn.Module, inputs: Inputs) -> Call:

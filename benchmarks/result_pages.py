@@ -30,7 +30,7 @@ class Subject(NamedTuple):
 
 
 SUBJECTS = (
-    Subject("models", "Results: Tuned models", ("demo", "peers")),
+    Subject("models", "Results: Tuned models", ("demo", "peers", "native_peers")),
     Subject(
         "training", "Results: Training",
         ("train_peers", "loss_kernel", "packed_attention", "loader", "prepare_overhead", "checkpointing", "train_loop",

@@ -16,6 +16,7 @@ from typing import Any
 from families_tables import family_summary
 from gpu_table import gpu_lines
 from measuring_tables import MEASURING
+from native_tables import native_lines
 from operator_tables import operator_lines
 from result_pages import write_pages
 from serving_peers.section import serving_lines
@@ -43,6 +44,7 @@ def main() -> None:
         "peers-builtin-torch-only": _peers,
         "peers": _peers,
         "peers-torch-only": _peers,
+        "native_peers": partial(_section, native_lines),
         "serve_peers": _serving,
         "guided": _guided,
         **{name: partial(_section, lines) for name, lines in (SERVING | MEASURING).items()},

@@ -283,3 +283,20 @@ def test_operators_that_stay_in_torch_write_nothing() -> None:
                 assert writes
             else:
                 assert not writes
+
+
+def test_calls_are_made_again_only_for_other_inputs() -> None:
+    """A value may be a part of the caller's tensor, which may change afterwards."""
+    made = [Call("view.default", [{"input": 1}, [6]]), Call("add.Tensor", [{"value": 0}, 1])]
+    calls, sizes = TorchCalls(made, {}, {}), Sizes({})
+    mask = torch.arange(6).view(2, 3)
+    first = calls.varying(sizes, {}, [torch.zeros(1), mask])
+    mask += 10
+    again = calls.varying(sizes, {}, [torch.ones(1), torch.arange(6).view(2, 3)])
+    assert again is first
+    assert again[0].tolist() == list(range(6))
+    assert calls.varying(sizes, {}, [torch.zeros(1), mask])[1].tolist() == [11, 12, 13, 14, 15, 16]
+    assert calls.varying(Sizes({}), {}, [torch.zeros(1), mask]) is not again
+    assert calls.varying(sizes, {}, [torch.zeros(1), mask.int()])[0].dtype is torch.int32
+    positive = calls.varying(sizes, {}, [torch.zeros(1), torch.zeros(2, 3)])
+    assert calls.varying(sizes, {}, [torch.zeros(1), -torch.zeros(2, 3)]) is not positive

@@ -69,8 +69,17 @@ inline int64_t offset(const View& view, int batch, int head, int row) {
   return batch * view.stride[2] + head * view.stride[3] + row * view.stride[4];
 }
 
+// Whether rows are floats side by side.
+inline bool is_plain(const View& view) { return view.type == whet::graph::Type::f32 && view.stride[DIMS - 1] == 1; }
+
 // One row of `width` numbers, times a factor, then zeros to whole lanes.
 inline void gather(const View& view, int64_t at, int width, float factor, float* to) {
+  if (is_plain(view)) {
+    const float* from = view.floats(at);
+    for (int i = 0; i < width; i += LANES)
+      store(to + i, mul(load_part(from + i, std::min(LANES, width - i), 0.0f), set1(factor)));
+    return;
+  }
   read_floats(view, at, width, to);
   std::fill(to + width, to + padded(width), 0.0f);
   for (int i = 0; i < padded(width); i += LANES) store(to + i, mul(load(to + i), set1(factor)));
@@ -84,6 +93,11 @@ template <typename Type>
 void pack_keys(const View& k, int64_t at, int count, const uint8_t* is_seen, int D, typename Type::Element* to) {
   static thread_local Floats rows, narrow;
   const int stride = padded(D);
+  if constexpr (Type::PACK == 1)
+    if (count == LANES && D == stride && is_plain(k)) {
+      for (int d = 0; d < D; d += LANES) transpose_16(k.floats(at) + d, k.stride[DIMS - 2], to + LANES * d);
+      return;
+    }
   rows.resize(LANES * stride), narrow.resize(LANES * stride);
   for (int i = 0; i < LANES; i++) {
     float* row = rows.data() + stride * i;
@@ -258,8 +272,13 @@ class QueryRows {
     if (op_.is_causal) chunk.to = std::min(chunk.to, (first_row + R - chunk.first + LANES - 1) / LANES);
     if (chunk.from >= chunk.to) return;
     for (int r = 0; r < R; r++) {
-      gather(op_.q, offset(op_.q, item_.batch, item_.head, first_row + r), D_, op_.scale, desk_.row);
-      for (int d = 0; d < stride; d += LANES) Type::put(desk_.q + stride * r + d, load(desk_.row + d));
+      const int64_t at = offset(op_.q, item_.batch, item_.head, first_row + r);
+      if constexpr (Type::PACK == 1) {
+        gather(op_.q, at, D_, op_.scale, desk_.q + stride * r);
+      } else {
+        gather(op_.q, at, D_, op_.scale, desk_.row);
+        for (int d = 0; d < stride; d += LANES) Type::put(desk_.q + stride * r + d, load(desk_.row + d));
+      }
     }
     int b = chunk.from;
     for (; b + WIDE <= chunk.to; b += WIDE)
@@ -313,7 +332,7 @@ class QueryRows {
     }
     const float now = before > most ? before : most;
     old = before == UNSEEN ? 0.0f : std::exp(before - now);
-    fresh = std::exp(most - now);
+    fresh = now == most ? 1.0f : std::exp(most - now);
     desk_.sum[row] = desk_.sum[row] * old + reduce_add(sum) * fresh;
     desk_.most[row] = now;
   }

@@ -50,6 +50,22 @@ class _Ready:
     varies: bool
 
 
+@dataclass(frozen=True)
+class _Made:
+    """Hold what the calls gave for some sizes, and the inputs that they read."""
+
+    sizes: Sizes
+    inputs: Mapping[int, Tensor]
+    values: Mapping[int, Any]
+
+    def was_given(self, inputs: Mapping[int, Tensor]) -> bool:
+        """Return whether inputs are these, bit for bit. Of floats that is not asked: 0 equals -0."""
+        return all(
+            not given.is_floating_point() and given.dtype is self.inputs[i].dtype and torch.equal(given, self.inputs[i])
+            for i, given in inputs.items()
+        )
+
+
 class TorchCalls:
     """Make the calls of a program.
 
@@ -60,6 +76,8 @@ class TorchCalls:
     def __init__(self, calls: Sequence[Call], tensors: Mapping[str, Tensor], free: Mapping[str, object]) -> None:
         self._tensors = tensors
         self._ready: list[_Ready] = []
+        self._reads: set[int] = set()  # inputs
+        self._last: _Made | None = None
         for call in calls:
             arguments = [*call.args, *call.kwargs.values()]
             varies = False
@@ -76,18 +94,23 @@ class TorchCalls:
         found: dict[int, Any] = {}
         for i, call in enumerate(self._ready):
             if not call.varies:
-                found[i] = self._made(call, sizes, found, ())
+                found[i] = self._made(call, sizes, found, {})
         return found
 
-    def varying(self, sizes: Sizes, fixed: Mapping[int, Any], inputs: Sequence[Tensor]) -> dict[int, Any]:
-        """Return the values of all calls, those of `fixed` among them."""
+    def varying(self, sizes: Sizes, fixed: Mapping[int, Any], inputs: Sequence[Tensor]) -> Mapping[int, Any]:
+        """Return the values of all calls, those of `fixed` among them; the last ones where the calls read the same."""
+        read = {i: inputs[i] for i in self._reads}
+        if self._last is not None and self._last.sizes is sizes and self._last.was_given(read):
+            return self._last.values
+        own = {i: tensor.clone() for i, tensor in read.items()}  # the caller's may change, and values be parts of them
         found = dict(fixed)
         for i, call in enumerate(self._ready):
             if call.varies:
-                found[i] = self._made(call, sizes, found, inputs)
+                found[i] = self._made(call, sizes, found, own)
+        self._last = _Made(sizes, own, found)
         return found
 
-    def _made(self, call: _Ready, sizes: Sizes, found: Mapping[int, Any], inputs: Sequence[Tensor]) -> Any:
+    def _made(self, call: _Ready, sizes: Sizes, found: Mapping[int, Any], inputs: Mapping[int, Tensor]) -> Any:
         def read(argument: Any) -> Any:
             if isinstance(argument, list):
                 return [read(item) for item in argument]
@@ -119,6 +142,7 @@ class TorchCalls:
             case {"value": int(i), **rest} if 0 <= i < len(self._ready) and not rest.keys() - {"item"}:
                 return self._ready[i].varies
             case {"input": int(i), **rest} if i >= 0 and not rest:
+                self._reads.add(i)
                 return True
             case {"tensor": str(name), **rest} if name in self._tensors and not rest:
                 return False
