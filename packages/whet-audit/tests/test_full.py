@@ -35,7 +35,7 @@ def test_all_of_a_finding(make_finding: Make) -> None:
         "    = loop: training loop at train.py:2, through main → log, if step > 3\n"
         "    = gain: up to 30% of the step's time, not measured; assumes: up to the share\n"
         "            of the step that waits\n"
-        "    = fix:  sum on the GPU (unsafe, --fix --unsafe-fixes)\n"
+        "    = do:   sum on the GPU (unsafe, --fix --unsafe-fixes)\n"
         "\n"
         "1 finding (1 high) in 1 file\n"
         "1 can be fixed with --fix --unsafe-fixes"

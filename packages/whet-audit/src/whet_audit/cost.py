@@ -64,8 +64,6 @@ def cost(finding: Finding, *, trains: bool) -> float:
     """
     if finding.measured is not None:
         return max(0.0, 1 - 1 / finding.measured.ratio)
-    if finding.is_test:
-        return 0.0
     times = finding.hot.times if finding.hot is not None else 1.0
     once = (finding.gain.low + finding.gain.high) / 2
     share = 1 - (1 - once) ** times if times > 1 and finding.code.startswith(_WAITS) else once * min(times, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +28,8 @@ class Audit:
     problems: tuple[Problem, ...]
 
 
-def inspect_files(files: Sequence[SourceFile]) -> Audit:
-    """Run all rules over files that belong together."""
+def inspect_files(files: Sequence[SourceFile], codes: Collection[str] | None = None) -> Audit:
+    """Run the rules of the codes (all, without any) over files that belong together."""
     modules, problems = [], []
     root = _root(files)
     for file in files:
@@ -38,8 +38,9 @@ def inspect_files(files: Sequence[SourceFile]) -> Audit:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             problems.append(does_not_parse(file, error))
     findings: list[Finding] = []
+    rules = {code: rule for code, rule in RULES.items() if codes is None or code in codes}
     for context in rule_contexts(modules):
-        findings += _findings(context)
+        findings += _findings(context, rules)
     findings.sort(key=lambda finding: (finding.path, finding.span, finding.code))
     return Audit(tuple(findings), tuple(problems))
 
@@ -85,8 +86,8 @@ def module_name(path: Path) -> str:
     return ".".join(parts) or path.stem
 
 
-def _findings(context: RuleContext) -> Iterator[Finding]:
-    for code, rule in RULES.items():
+def _findings(context: RuleContext, rules: Mapping[str, Rule]) -> Iterator[Finding]:
+    for code, rule in rules.items():
         seen: set[ast.AST] = set()
         for hit in rule.check(context):
             if hit.at not in seen:
@@ -109,5 +110,4 @@ def _complete(context: RuleContext, code: str, rule: Rule, hit: Hit) -> Finding:
         gain=hit.gain,
         hot=hit.hot,
         fix=hit.fix,
-        is_test=context.module.is_test,
     )

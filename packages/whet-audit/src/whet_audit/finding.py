@@ -23,6 +23,15 @@ class Confidence(StrEnum):
     LOW = "low"
 
 
+SURENESS = {Confidence.HIGH: "sure", Confidence.MEDIUM: "likely", Confidence.LOW: "perhaps"}  # as people read it
+
+
+def reaches(level: Priority | Confidence, least: Priority | Confidence) -> bool:
+    """Return whether a level is as high as another of its kind, or higher."""
+    order = list(type(level))
+    return order.index(level) <= order.index(least)
+
+
 @dataclass(frozen=True)
 class Gain:
     """Estimated share of the step's time that goes away, from `low` to `high` (0 to 1), and what that assumes."""
@@ -248,7 +257,6 @@ class Finding:
     fix: Fix | None = None
     measured: Measured | None = None
     cell: int | None = None  # the cell of a notebook, from 1; lines are those of the cell then
-    is_test: bool = False  # whether it stands in a file of tests
     cost: float = 0.0  # of its cause: the share of the program's time that is expected to go away
 
     @property

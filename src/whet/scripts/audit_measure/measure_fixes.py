@@ -31,6 +31,8 @@ def measure_fixes(
     budget_s: float = BUDGET_S,
     select: Iterable[str] | None = None,
     ignore: Iterable[str] = (),
+    preview: bool = False,
+    min_confidence: str | None = None,
     fix: bool = False,
     write: bool = True,
     on_busy: str = OnBusy.WAIT,
@@ -49,6 +51,8 @@ def measure_fixes(
         budget_s: Seconds for everything but waiting.
         select: Codes or their beginnings; all, if not given.
         ignore: Codes or their beginnings to leave out.
+        preview: Try the fixes of rules in preview too.
+        min_confidence: How sure a finding has to be: "perhaps", "likely" (the default) or "sure".
         fix: Whether the kept fixes are the changes of the outcome.
         write: Write these changes into the script's own files.
         on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
@@ -70,14 +74,17 @@ def measure_fixes(
         )
     path = Path(script)
     with errors_of_whet():
-        settings = settings_of([path], select, ignore)
+        settings = settings_of([path], select, ignore, preview=preview, min_confidence=min_confidence)
     patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     before = script_files(path)
     with tempfile.TemporaryDirectory(prefix="whet-impact-") as directory:
         place = script_at(path, arguments, Path(directory), num_steps=num_steps, limit_s=_LIMIT_S)
         impact, after = measure_impact(
-            place, before, lambda files: look(files, settings)[0], budget_s=budget_s, report=report, patience=patience
+            *(place, before, lambda files: list(filter(settings.shows, look(files, settings)[0]))),
+            budget_s=budget_s,
+            report=report,
+            patience=patience,
         )
     outcome = run([Path(file.path) for file in before], settings)
     changes = _changes(before, after) if fix else ()

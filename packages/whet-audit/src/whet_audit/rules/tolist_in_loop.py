@@ -20,6 +20,7 @@ from whet_audit.waits import WAIT_GAIN, copied_in, wait_for_copy
 CODE = "SYN104"
 NAME = "tolist-in-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 
 
 def check(context: RuleContext) -> Iterator[Hit]:
