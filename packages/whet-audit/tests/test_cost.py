@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,27 @@ def test_findings_of_one_rule_in_one_function_are_one_cause(make_finding: Make) 
     assert "    loss.item() waits for the GPU in every step, and 2 more places in main" in lines
     assert [line.split()[2] for line in lines if "[high" in line] == ["SYN101", "MOV101"]
     assert made[0].cost > sorted_by_cost(three[:1])[0].cost  # three waits cost more than one
+
+
+def test_a_rule_in_preview_speaks_when_it_is_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import torch\n\ndef train(model, loader, opt):\n    history = []\n    for x, y in loader:\n"
+        "        loss = torch.nn.functional.cross_entropy(model(x), y)\n        loss.backward()\n        opt.step()\n"
+        "        history.append(loss)\n",
+        encoding="utf-8",
+    )
+
+    def found(**options: Any) -> set[str]:
+        return {finding.code for finding in audit(train, **options).report.findings}
+
+    assert "MEM102" not in found() | found(select=["MEM"])
+    assert "MEM102" in found(preview=True) & found(select=["MEM102"])
+    main(["--explain", "MEM102"])
+    assert capsys.readouterr().out.endswith("Preview     Off without --preview or --select MEM102.\n")
+    main(["--explain", "MEM10"])
+    lines = capsys.readouterr().out.splitlines()
+    assert {line[:6]: line.endswith("preview") for line in lines}["MEM102"]
 
 
 def test_what_costs_nothing_is_left_to_all(make_finding: Make) -> None:

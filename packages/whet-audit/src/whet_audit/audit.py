@@ -89,7 +89,7 @@ def audit(
         fix=fix,
         unsafe=unsafe_fixes,
     )
-    arguments = " ".join(shlex.quote(str(path)) for path in named)
+    arguments = " ".join([*(shlex.quote(str(path)) for path in named), *(["--preview"] if preview else [])])
     outcome = replace(outcome, report=replace(outcome.report, arguments=arguments))
     if fix and write:
         outcome = written(outcome)

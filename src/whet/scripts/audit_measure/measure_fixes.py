@@ -88,15 +88,16 @@ def measure_fixes(
         )
     outcome = run([Path(file.path) for file in before], settings)
     changes = _changes(before, after) if fix else ()
-    outcome = replace(outcome, report=_with_impact(outcome.report, impact, path), changes=changes)
+    audited = shlex.join([str(path), *(["--preview"] if preview else [])])
+    outcome = replace(outcome, report=_with_impact(outcome.report, impact, audited), changes=changes)
     return written(outcome) if fix and write else outcome
 
 
-def _with_impact(report: Report, impact: Impact, path: Path) -> Report:
+def _with_impact(report: Report, impact: Impact, arguments: str) -> Report:
     """Return a report with what was measured, each finding with the evidence of its fix."""
     by_code = {trial.code: trial.evidence for trial in impact.trials}
     findings = tuple(replace(finding, measured=by_code.get(finding.code)) for finding in report.findings)
-    return replace(report, findings=findings, impact=impact, program=PROGRAM, arguments=shlex.quote(str(path)))
+    return replace(report, findings=findings, impact=impact, program=PROGRAM, arguments=arguments)
 
 
 def _changes(before: Sequence[SourceFile], after: Sequence[SourceFile]) -> tuple[Change, ...]:
