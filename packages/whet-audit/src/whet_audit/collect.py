@@ -14,6 +14,7 @@ from pathlib import Path
 from whet_audit.decoding import Undecodable, decode
 from whet_audit.errors import reason
 from whet_audit.notebook import DamagedNotebook, read_notebook
+from whet_audit.written_settings import SUFFIXES
 
 _SKIPPED = frozenset(
     (
@@ -23,6 +24,7 @@ _SKIPPED = frozenset(
 )
 _OUTPUTS = ("build", "dist")  # a package may be called so: skipped unless it is one
 _LARGE_BYTES = 1_000_000
+_LARGE_SETTINGS_BYTES = 100_000  # data, not settings
 _TOO_LARGE_BYTES = 20_000_000  # takes gigabytes to parse
 _LONG_LINE = 200  # mean characters a line that nobody types
 _GENERATED = re.compile(rb"generated|do not (edit|modify)", re.IGNORECASE)
@@ -81,7 +83,8 @@ class Problem:
 class Collected:
     """Files to audit, what could not be read, and what was left out on purpose.
 
-    beside: examples, which are not audited, and show how the files are used. num_left_out: these, and files of tests.
+    beside: examples and files of settings, which are not audited, and show how the files are used. num_left_out: files
+    of tests and examples.
     """
 
     files: tuple[SourceFile, ...]
@@ -104,6 +107,8 @@ def collect(paths: Iterable[Path], *, is_excluded: Callable[[Path], bool] = lamb
     for path, is_example in left_out.items():
         if is_example:
             others.read(path)
+    for path in collector.settings:
+        others.read(path)
     return Collected(
         tuple(collector.files),
         tuple(collector.problems),
@@ -141,6 +146,7 @@ class _Collector:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.left_out: dict[Path, bool] = {}  # files of tests (False) and examples (True)
+        self.settings: list[Path] = []  # files that set options of the code
         self._is_excluded = is_excluded
         self._seen: set[str] = set()  # resolved: files may be named twice
 
@@ -194,6 +200,8 @@ class _Collector:
             if _is_directory(entry):
                 if not _is_skipped(path) and not self._is_excluded(path.absolute()):
                     deeper.append(path)
+            elif path.suffix in SUFFIXES and entry.is_file() and entry.stat().st_size <= _LARGE_SETTINGS_BYTES:
+                self.settings.append(path)
             elif path.suffix in (".py", ".ipynb") and not self._is_excluded(path.absolute()):
                 yield path
         for path in deeper:

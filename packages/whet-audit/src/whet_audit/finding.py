@@ -184,6 +184,7 @@ class HotPath:
     times: float = 1.0  # in each unit of work, by what is known of conditions and loops
     turns: int = 0  # of the loop in a call, where a call is what people wait for; 0: not so, or not known
     assumes: str = ""  # what `times` and `turns` rest on besides the code
+    no_step: str = ""  # why it belongs to no step, though it looks so: what runs once a file or not at all
 
     @property
     def text(self) -> str:
@@ -196,6 +197,8 @@ class HotPath:
     def often(self) -> str:
         """How often it runs, in words: "once a denoising step, about 50 a call"."""
         unit = _UNITS.get(self.kind, "call")
+        if self.no_step:
+            return self.no_step
         if self.guard:
             return f"seldom: only if {self.guard}"
         if self.times_per_step:

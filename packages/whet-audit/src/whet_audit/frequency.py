@@ -12,10 +12,13 @@ from whet_audit.flow_graph import Branch, FlowGraph
 from whet_audit.odds import ONCE, SELDOM, Odds, fills
 from whet_audit.project import Project
 from whet_audit.source import COMPREHENSIONS, Function, LoopNode, Module
+from whet_audit.written_settings import WrittenSettings
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LEAST = 1 / 4  # of conditions of which nothing is known, however many there are
-UNKNOWN_TURNS = 8  # of a loop inside the step: layers, terms of a loss, images of a small batch
+_UNKNOWN_RANGE = 8  # turns of a loop over a range inside the step: layers, images of a small batch
+_UNKNOWN_TURNS = 2  # of other loops: rows, terms of a loss, what a dict holds
+_WHOLE_MODEL = 100  # parameters or modules
 
 
 class Frequency(NamedTuple):
@@ -40,10 +43,16 @@ class Condition(NamedTuple):
 class Frequencies:
     """Tells how often places of a project run. makes_step: whether a call is, or makes, a backward pass or a step."""
 
-    def __init__(self, project: Project, constants: Constants, makes_step: Callable[[ast.Call, Module], bool]) -> None:
+    def __init__(
+        self,
+        project: Project,
+        constants: Constants,
+        settings: WrittenSettings,
+        makes_step: Callable[[ast.Call, Module], bool],
+    ) -> None:
         self._constants = constants
         self._makes_step = makes_step
-        self._odds = Odds(project, constants)
+        self._odds = Odds(project, constants, settings)
         self._graphs: dict[Function, FlowGraph] = {}
 
     def of(self, module: Module, node: ast.AST, unit: ast.AST) -> Frequency:
@@ -53,16 +62,19 @@ class Frequencies:
         known = math.prod(one.share for one in conditions if one.share is not None)
         unknown = max(_LEAST, 0.5 ** sum(one.share is None for one in conditions))
         loops = repeats(module, node, unit)
-        turns = [self._turns(module, loop, node) for loop in loops]
+        known_turns = [self._turns(module, loop, node) for loop in loops]
+        turns = [_assumed_turns(loop) if one is None else one for loop, one in zip(loops, known_turns, strict=True)]
         open_ended = [
-            _header(module, loop) for loop, known_turns in zip(loops, turns, strict=True) if known_turns is None
+            f"{assumed} times {_header(module, loop)}"
+            for loop, one, assumed in zip(loops, known_turns, turns, strict=True)
+            if one is None
         ]
         asked = [f"{one.words} holds every other time" for one in conditions if one.share is None]
         return Frequency(
-            times=known * unknown * math.prod(UNKNOWN_TURNS if one is None else one for one in turns),
+            times=known * unknown * math.prod(turns),
             guard=min(seldom, key=lambda one: one.share or 0.0).words if seldom else "",
             loops=", ".join(_header(module, loop) for loop in reversed(loops)),
-            assumes=", ".join([*(f"{UNKNOWN_TURNS} times {header}" for header in open_ended[:1]), *asked[:1]]),
+            assumes=", ".join([*open_ended[:1], *asked[:1]]),
         )
 
     def conditions(self, module: Module, node: ast.AST, unit: ast.AST) -> Iterator[Condition]:
@@ -243,6 +255,15 @@ def _header(module: Module, loop: ast.AST) -> str:
     one = loop.generators[0] if isinstance(loop, COMPREHENSIONS) else loop
     assert isinstance(one, ast.For | ast.AsyncFor | ast.comprehension)
     return f"for each {module.shown(one.target)} in {module.shown(one.iter)}"
+
+
+def _assumed_turns(loop: ast.AST) -> int:
+    """The turns of a loop of which nothing says the number."""
+    one = loop.generators[0] if isinstance(loop, COMPREHENSIONS) else loop
+    over = ast.unparse(one.iter) if isinstance(one, ast.For | ast.AsyncFor | ast.comprehension) else ""
+    if over.rstrip("()").endswith(("parameters", ".modules")):
+        return _WHOLE_MODEL
+    return _UNKNOWN_RANGE if "range(" in over else _UNKNOWN_TURNS
 
 
 def _placed(module: Module, node: ast.AST) -> tuple[Function, ast.stmt]:

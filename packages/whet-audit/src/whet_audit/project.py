@@ -54,7 +54,7 @@ class Project:
             self._group = {module: module for module in self.modules}
             for module in self.modules:
                 for dotted in set(module.imports.values()):
-                    for imported in self._imported(dotted):
+                    for imported in self.imported(dotted):
                         self._group[self._leader(imported)] = self._leader(module)
         return self._leader(one) is self._leader(other)
 
@@ -108,13 +108,33 @@ class Project:
     def callers(self, function: Function) -> list[tuple[Function, ast.Call]]:
         """Where the project calls a function."""
         if function not in self._called:
-            found = self._named(function.name)
+            found = self.calls_named(function.name)
             self._called[function] = (
                 [(at, call) for at, call in found if self.target(at.module, call) is function]
                 if len(found) <= _MOST_CANDIDATES
                 else []
             )
         return self._called[function]
+
+    def calls_named(self, name: str) -> list[tuple[Function, ast.Call]]:
+        """The calls of anything with a last name, and the functions they stand in."""
+        if self._calls_by_name is None:
+            self._calls_by_name = {}
+            for module in self.modules:
+                for function in module.functions:
+                    for call in function.calls:
+                        called = name_of(call)
+                        self._calls_by_name.setdefault(called, []).append((function, call))
+        return self._calls_by_name.get(name, [])
+
+    def imported(self, dotted: str) -> list[Module]:
+        """The modules that an imported name may be, or be of."""
+        parts = dotted.split(".")
+        for end in range(len(parts), 0, -1):
+            found = self._by_suffix.get(".".join(parts[:end]))
+            if found:
+                return found
+        return []
 
     def _target(self, module: Module, call: ast.Call) -> Function | None:
         function = call.func
@@ -144,15 +164,6 @@ class Project:
         while self._group[module] is not module:
             module = self._group[module]
         return module
-
-    def _imported(self, dotted: str) -> list[Module]:
-        """The modules that an imported name may be, or be of."""
-        parts = dotted.split(".")
-        for end in range(len(parts), 0, -1):
-            found = self._by_suffix.get(".".join(parts[:end]))
-            if found:
-                return found
-        return []
 
     def _alias(self, module: Module, name: ast.Name) -> ast.expr | None:
         """What a name was made another name for, as in `nnf = torch.nn.functional`; None where it is more than that."""
@@ -188,15 +199,6 @@ class Project:
             return self._find(".".join([module.imports[name], *path[1:]]), depth + 1)
         return None
 
-    def _named(self, name: str) -> list[tuple[Function, ast.Call]]:
-        if self._calls_by_name is None:
-            self._calls_by_name = {}
-            for module in self.modules:
-                for function in module.functions:
-                    for call in function.calls:
-                        called = name_of(call)
-                        self._calls_by_name.setdefault(called, []).append((function, call))
-        return self._calls_by_name.get(name, [])
 
 
 def name_of(call: ast.Call) -> str:

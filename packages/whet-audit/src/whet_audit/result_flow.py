@@ -20,6 +20,11 @@ class ResultFlow(NamedTuple):
     def reaches(self, node: ast.AST | None) -> bool:
         return node is not None and _reads(node, self.call, self.names)
 
+    def is_yielded(self, function: Function) -> bool:
+        """Whether the function hands it out as a generator."""
+        yields = (node for node in ast.walk(function.node) if isinstance(node, ast.Yield | ast.YieldFrom))
+        return any(self.reaches(node.value) for node in yields)
+
 
 def flow_of(function: Function, call: ast.Call) -> ResultFlow:
     """Follow the result of one of the function's own calls."""

@@ -140,7 +140,7 @@ def look(
 ) -> tuple[list[Finding], tuple[Problem, ...]]:
     """What is found in the files, of codes that are on and however sure it is, without what comments silence.
 
-    beside: files that call the code of the others; nothing is said of them.
+    beside: files that call the code of the others, or set its options; nothing is said of them.
     """
     found = inspect_files([*files, *beside], {code for code in RULES if settings.is_on(code)})
     paths = {file.path for file in files}

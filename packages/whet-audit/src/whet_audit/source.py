@@ -93,6 +93,12 @@ class Function:
         return None
 
     @property
+    def is_test(self) -> bool:
+        """Whether it is a test: what runs once on tiny inputs."""
+        name = self.name.lstrip("_")
+        return self.module.is_test and (name.startswith(("test", "setUp")) or "Test" in self.qualname)
+
+    @property
     def decorators(self) -> list[ast.expr]:
         return self.node.decorator_list if isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef) else []
 
@@ -115,6 +121,7 @@ class Module:
         self.functions: list[Function] = []
         self.classes: dict[str, Class] = {}
         self.imports: dict[str, str] = {}
+        self.imported: set[str] = set()  # all that import statements name, dotted
         self.function_of_node: dict[ast.AST, Function] = {}
         self.class_of_node: dict[ast.AST, Class] = {}  # of those in `classes`
         self._nodes: dict[type[ast.AST], list[ast.AST]] = {}
@@ -263,6 +270,7 @@ class Module:
     def note_import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
+                self.imported.add(alias.name)
                 if alias.asname:
                     self.imports[alias.asname] = alias.name
                 else:
@@ -274,7 +282,9 @@ class Module:
             kept = package[: len(package) - node.level + 1]
             origin = ".".join([*kept, *([origin] if origin else [])])
         for alias in node.names:
-            self.imports[alias.asname or alias.name] = f"{origin}.{alias.name}" if origin else alias.name
+            dotted = f"{origin}.{alias.name}" if origin else alias.name
+            self.imports[alias.asname or alias.name] = dotted
+            self.imported.add(dotted)
 
 
 def _assign(module: Module, node: ast.AST, function: Function) -> None:
