@@ -15,6 +15,7 @@ from whet_audit.source import COMPREHENSIONS, Function, LoopNode, Module
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LEAST = 1 / 4  # of conditions of which nothing is known, however many there are
+_INNER_TURNS = 2  # of such a loop inside another: most of them are short
 UNKNOWN_TURNS = 8  # of a loop inside the step: layers, terms of a loss, images of a small batch
 
 
@@ -45,6 +46,8 @@ class Frequencies:
         self._makes_step = makes_step
         self._odds = Odds(project, constants)
         self._graphs: dict[Function, FlowGraph] = {}
+        self._outcomes: dict[tuple[Branch, ast.AST], Condition] = {}
+        self._steps: dict[Function, list[ast.Call]] = {}
 
     def of(self, module: Module, node: ast.AST, unit: ast.AST) -> Frequency:
         """How often a place runs in each turn of a loop, or in each call of a function, that it lies in."""
@@ -59,7 +62,7 @@ class Frequencies:
         ]
         asked = [f"{one.words} holds every other time" for one in conditions if one.share is None]
         return Frequency(
-            times=known * unknown * math.prod(UNKNOWN_TURNS if one is None else one for one in turns),
+            times=known * unknown * math.prod(one for one in turns if one is not None) * _turns_of(len(open_ended)),
             guard=min(seldom, key=lambda one: one.share or 0.0).words if seldom else "",
             loops=", ".join(_header(module, loop) for loop in reversed(loops)),
             assumes=", ".join([*(f"{UNKNOWN_TURNS} times {header}" for header in open_ended[:1]), *asked[:1]]),
@@ -98,7 +101,10 @@ class Frequencies:
                     return
                 continue
             if all(loop in around for loop in loops_around(module, branch.by)):
-                yield self._outcome(module, graph, up, branch, unit)
+                key = (branch, unit)
+                if key not in self._outcomes:
+                    self._outcomes[key] = self._outcome(module, graph, up, branch, unit)
+                yield self._outcomes[key]
 
     def graph(self, function: Function) -> FlowGraph:
         if function not in self._graphs:
@@ -183,8 +189,14 @@ class Frequencies:
             child = up
 
     def _takes_step(self, module: Module, region: list[ast.stmt]) -> bool:
-        calls = (node for one in region for node in ast.walk(one) if isinstance(node, ast.Call))
-        return any(self._makes_step(call, module) for call in calls)
+        if not region:
+            return False
+        function = module.function_of(region[0])
+        if function not in self._steps:
+            calls = [call for scope in (function, *function.inner.values()) for call in scope.calls]
+            self._steps[function] = [call for call in calls if self._makes_step(call, module)]
+        inside = set(region)
+        return any(not inside.isdisjoint(module.ancestors(call)) for call in self._steps[function])
 
     @staticmethod
     def _stays(module: Module, by: ast.AST, name: str, region: list[ast.stmt], unit: ast.AST) -> bool:
@@ -204,6 +216,11 @@ class Frequencies:
         if not isinstance(unit, _LOOPS):
             return False
         return any(binding.line < unit.lineno for binding in function.bindings.get(root, ()))
+
+
+def _turns_of(num_loops: int) -> int:
+    """Turns in all of loops of which nothing is known, one in the other."""
+    return UNKNOWN_TURNS * _INNER_TURNS ** (num_loops - 1) if num_loops else 1
 
 
 def loops_around(module: Module, node: ast.AST) -> Iterator[LoopNode]:

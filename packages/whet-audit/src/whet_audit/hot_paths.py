@@ -16,6 +16,7 @@ from whet_audit.abstract_types import Kind
 from whet_audit.calls import CallKind, Calls
 from whet_audit.constants import Constants
 from whet_audit.denoising import refines, turns_a_call
+from whet_audit.depth import Depths
 from whet_audit.finding import HotPath
 from whet_audit.frequency import Frequencies, is_outside, loops_around
 from whet_audit.project import Project, name_of, root_name
@@ -54,6 +55,7 @@ class HotPaths:
         self._kinds = kinds
         self._frequencies = Frequencies(project, constants, self.makes_step)
         self._calls = Calls(project, kinds)
+        self._depths = Depths(project, self._frequencies)
         self.loops: dict[ast.AST, HeatKind] = {}
         self.functions: dict[Function, HotPath] = {}
         self._trains: dict[Function, bool] = {}
@@ -127,12 +129,19 @@ class HotPaths:
                 continue
             for loop in function.loops:
                 calls = list(own_calls(module, function, loop))
+                if any(self._asks_somebody(module, call) for call in calls):
+                    continue  # who types takes longer than what is computed
                 if any(self.makes_step(call, module) for call in calls):
                     self.loops[loop] = HeatKind.TRAINING
                     continue
                 runs_model = any(self.runs_model(call, module) for call in calls)
                 if runs_model and self._is_inference(module, function, loop):
                     self.loops[loop] = self._kind_of_inference(module, function, loop)
+
+    def _asks_somebody(self, module: Module, call: ast.Call) -> bool:
+        """Whether a call, or the function that it runs, waits for what somebody types."""
+        target = self._project.target(module, call)
+        return any(getattr(one.func, "id", "") == "input" for one in (call, *(target.calls if target else ())))
 
     def _kind_of_inference(self, module: Module, function: Function, loop: LoopNode) -> HeatKind:
         if isinstance(loop, ast.For) and self._is_loader(module, loop.iter):
@@ -234,7 +243,8 @@ class HotPaths:
                 yield from self._called_in_loops(module, function)
                 kind = self._own_kind(function) if module.uses_torch else None
                 if kind is not None:
-                    yield function, HotPath(kind, function.qualname)
+                    layers, assumed = self._depths.of(function.cls) if kind is HeatKind.FORWARD else (1, "")
+                    yield function, HotPath(kind, function.qualname, times=layers, layers=layers, assumes=assumed)
 
     def _own_kind(self, function: Function) -> HeatKind | None:
         """Why a function is hot by itself, whoever calls it."""

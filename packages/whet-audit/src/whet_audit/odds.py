@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from whet_audit.constants import Constants
+from whet_audit.constants import UNKNOWN_VALUE, Constants
+from whet_audit.flags import Flags, compared
 from whet_audit.project import Project, name_of
 from whet_audit.source import Binding, Function, Module
 
@@ -30,12 +31,16 @@ _ASKED_FOR = re.compile(
 )
 
 
+_MACHINE = re.compile(r"(^|_)(cuda|gpus?|device|devices)($|_)|device", re.IGNORECASE)
+
+
 class Odds:
     """Tells the share of times that a condition holds, in each turn of a loop or call of a function, the `unit`."""
 
     def __init__(self, project: Project, constants: Constants) -> None:
         self._project = project
         self._constants = constants
+        self._flags = Flags(project, constants)
 
     def holds(self, module: Module, test: ast.expr, unit: ast.AST | None, _depth: int = 0) -> float | None:
         """The share, from 0 to 1; None where nothing is known."""
@@ -57,7 +62,9 @@ class Odds:
             case ast.Attribute(attr="training"):
                 return _TRAINING
             case ast.Attribute():
-                return ONCE if _ASKED_FOR.search(test.attr) else None
+                return ONCE if _ASKED_FOR.search(test.attr) else self._by_default(module, test)
+            case ast.Subscript():
+                return self._by_default(module, test)
             case ast.Call():
                 return self._called(module, test, unit, _depth)
         return None
@@ -68,6 +75,13 @@ class Odds:
         if isinstance(test.op, ast.And):
             return min(known) if known and (len(known) == len(shares) or min(known) < SELDOM) else None
         return min(1.0, sum(known)) if known and (len(known) == len(shares) or max(known) > 1 - SELDOM) else None
+
+    def _by_default(self, module: Module, test: ast.expr) -> float | None:
+        """By what an option or an attribute is unless somebody says otherwise; not where it is about the machine."""
+        if _MACHINE.search(_last_name(test)):
+            return None
+        value = self._flags.value(module, test)
+        return None if value is UNKNOWN_VALUE else 1 - ONCE if value else ONCE
 
     # --- counters -----------------------------------------------------------------------------------------------------
 
@@ -84,7 +98,12 @@ class Odds:
             if share is not None:
                 return share
         is_flag = any(_ASKED_FOR.search(_last_name(side)) for side in (left, right))
-        return ONCE if is_flag and not isinstance(operator, ast.Is | ast.IsNot | ast.NotEq) else None
+        if is_flag and not isinstance(operator, ast.Is | ast.IsNot | ast.NotEq):
+            return ONCE
+        if any(_MACHINE.search(_last_name(side)) for side in (left, right)):
+            return None
+        result = compared(self._flags.value(module, left), operator, self._flags.value(module, right))
+        return None if result is None else 1 - ONCE if result else ONCE
 
     def _at_number(
         self, module: Module, left: ast.expr, operator: ast.cmpop, right: ast.expr, unit: ast.AST | None
@@ -169,7 +188,7 @@ class Odds:
                 known = [share for share in shares if share is not None]
                 if known and len(known) == len(shares):
                     return max(known)
-                break
+                return ONCE if _ASKED_FOR.search(name.id) else self._by_default(module, name)
             function, line = function.parent, 10**9
         return ONCE if _ASKED_FOR.search(name.id) else None
 
