@@ -51,7 +51,7 @@ def test_findings_are_printed_and_the_exit_code_is_one(audit: Any) -> None:
     ran = audit("train.py")
     assert ran.code == 1
     assert ran.err == ""
-    assert "train.py:2:5: MOV101 to-call [medium, sure]" in ran.out
+    assert ran.out.startswith(" 1. train.py:4:5: SYN101 item-call [high, sure]\n")
     assert ran.out.endswith("1 can be fixed with --fix, 1 more with --unsafe-fixes\n")
     assert "\x1b" not in ran.out
 

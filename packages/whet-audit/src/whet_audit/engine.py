@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,12 @@ from whet_audit.written_settings import SUFFIXES, WrittenSettings
 
 _OF_WHOLE_LOOPS = "INF"  # the family that speaks of all that an inference does, however often a loop of it runs
 
+# Files that people run once in a while: conversions, quantisers, exports, and comparisons with slow code on purpose.
+_OFFLINE = re.compile(
+    r"(^|/)(conver(t|ts|ters?|sions?)|quanti[sz](e|ers?|ation)|export(s|ers?)?|onnx|calibration|benchmarks?|comparisons?|"
+    r"maintenance)/|(^|[/_])(bench|benchmark|compare|comparison|convert|export|quanti[sz]e|upload|update|hub)(_\w+)?\.py$"
+)
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -33,6 +42,11 @@ class Audit:
 
 def inspect_files(files: Sequence[SourceFile], codes: Collection[str] | None = None) -> Audit:
     """Run the rules of the codes (all, without any) over files that belong together, files of settings among them."""
+    with _without_collections():
+        return _inspect(files, codes)
+
+
+def _inspect(files: Sequence[SourceFile], codes: Collection[str] | None) -> Audit:
     modules, problems = [], []
     root = _root(files)
     settings = WrittenSettings(file.text for file in files if file.path.endswith(SUFFIXES))
@@ -60,6 +74,18 @@ def rule_contexts(modules: Sequence[Module], settings: WrittenSettings | None = 
     for module in modules:
         if module.uses_torch or any(function in hot_paths.functions for function in module.functions):
             yield RuleContext(module, project, kinds, hot_paths, constants)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python from going through all trees for garbage again and again: they stay till the end."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _root(files: Sequence[SourceFile]) -> Path:
@@ -118,4 +144,5 @@ def _complete(context: RuleContext, code: str, rule: Rule, hit: Hit) -> Finding:
         gain=hit.gain,
         hot=hit.hot,
         fix=hit.fix,
+        is_offline=_OFFLINE.search(context.module.place) is not None,
     )

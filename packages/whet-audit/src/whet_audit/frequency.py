@@ -54,6 +54,8 @@ class Frequencies:
         self._makes_step = makes_step
         self._odds = Odds(project, constants, settings)
         self._graphs: dict[Function, FlowGraph] = {}
+        self._outcomes: dict[tuple[Branch, ast.AST], Condition] = {}
+        self._steps: dict[Function, list[ast.Call]] = {}
 
     def of(self, module: Module, node: ast.AST, unit: ast.AST) -> Frequency:
         """How often a place runs in each turn of a loop, or in each call of a function, that it lies in."""
@@ -110,7 +112,10 @@ class Frequencies:
                     return
                 continue
             if all(loop in around for loop in loops_around(module, branch.by)):
-                yield self._outcome(module, graph, up, branch, unit)
+                key = (branch, unit)
+                if key not in self._outcomes:
+                    self._outcomes[key] = self._outcome(module, graph, up, branch, unit)
+                yield self._outcomes[key]
 
     def graph(self, function: Function) -> FlowGraph:
         if function not in self._graphs:
@@ -195,8 +200,14 @@ class Frequencies:
             child = up
 
     def _takes_step(self, module: Module, region: list[ast.stmt]) -> bool:
-        calls = (node for one in region for node in ast.walk(one) if isinstance(node, ast.Call))
-        return any(self._makes_step(call, module) for call in calls)
+        if not region:
+            return False
+        function = module.function_of(region[0])
+        if function not in self._steps:
+            calls = [call for scope in (function, *function.inner.values()) for call in scope.calls]
+            self._steps[function] = [call for call in calls if self._makes_step(call, module)]
+        inside = set(region)
+        return any(not inside.isdisjoint(module.ancestors(call)) for call in self._steps[function])
 
     @staticmethod
     def _stays(module: Module, by: ast.AST, name: str, region: list[ast.stmt], unit: ast.AST) -> bool:

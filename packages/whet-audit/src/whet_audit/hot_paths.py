@@ -140,12 +140,19 @@ class HotPaths:
                 continue
             for loop in function.loops:
                 calls = list(own_calls(module, function, loop))
+                if any(self._asks_somebody(module, call) for call in calls):
+                    continue  # who types takes longer than what is computed
                 if any(self.makes_step(call, module) for call in calls):
                     self.loops[loop] = HeatKind.TRAINING
                     continue
                 runs_model = any(self.runs_model(call, module) for call in calls)
                 if runs_model and self._is_inference(module, function, loop):
                     self.loops[loop] = self._kind_of_inference(module, function, loop)
+
+    def _asks_somebody(self, module: Module, call: ast.Call) -> bool:
+        """Whether a call, or the function that it runs, waits for what somebody types."""
+        target = self._project.target(module, call)
+        return any(getattr(one.func, "id", "") == "input" for one in (call, *(target.calls if target else ())))
 
     def _kind_of_inference(self, module: Module, function: Function, loop: LoopNode) -> HeatKind:
         if isinstance(loop, ast.For) and self._is_loader(module, loop.iter):
@@ -252,13 +259,9 @@ class HotPaths:
     def _by_itself(self, function: Function, kind: HeatKind) -> HotPath:
         if kind is HeatKind.FORWARD and function.cls is not None:
             blocks = self._reach.blocks(function.cls)
+            no_step = self._no_steps.of_forward(function)
             return HotPath(
-                kind,
-                function.qualname,
-                times_per_step=blocks.words,
-                times=blocks.number,
-                assumes=blocks.assumes,
-                no_step=self._no_steps.of_forward(function),
+                kind, function.qualname, times=blocks.number, layers=blocks.number, assumes=blocks.assumes, no_step=no_step
             )
         is_hook = kind is HeatKind.TRAINING_STEP and self._calls.hook(function) is not None
         once = "once a call" if kind is HeatKind.INFERENCE_CALL else ""

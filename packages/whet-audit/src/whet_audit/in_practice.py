@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -24,6 +25,7 @@ _COMPARED: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
 _ORDERED: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
+_MACHINE = re.compile(r"(^|_)(cuda|gpus?)($|_)|device", re.IGNORECASE)
 _Given = tuple[Module, ast.expr]
 
 
@@ -65,7 +67,7 @@ class InPractice:
         if isinstance(e, ast.Constant):
             return e.value
         self._num_asked += 1
-        if _depth > _DEEPEST or self._num_asked > _MOST_ASKED:
+        if _depth > _DEEPEST or self._num_asked > _MOST_ASKED or _is_machine(e):
             return UNKNOWN_VALUE
         if isinstance(e, ast.Name):
             return self._named(module, e, _depth)
@@ -159,7 +161,7 @@ class InPractice:
         cls = function.cls
         assert cls is not None
         names = {cls.node.name, *(heir.node.name for heir in self._heirs(cls) if "__init__" not in heir.methods)}
-        found = [one for name in names for one in self._project.calls_named(name)]
+        found = [one for name in names for one in self._project.named(name)]
         supers = (one for heir in self._heirs(cls) for one in self._super_calls(heir))
         return [*found, *supers]
 
@@ -237,6 +239,11 @@ class InPractice:
                     continue
                 found.add(node.id if isinstance(node, ast.Name) else node.attr)
         return found
+
+
+def _is_machine(e: ast.expr) -> bool:
+    """Whether a name is about the machine, of which a default says nothing."""
+    return _MACHINE.search(e.id if isinstance(e, ast.Name) else e.attr if isinstance(e, ast.Attribute) else "") is not None
 
 
 def _passed(function: Function, call: ast.Call, name: str) -> ast.expr | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
@@ -13,7 +14,7 @@ from whet_audit.reach import Reach
 from whet_audit.source import Function, LoopNode, Module
 
 _DEEPEST = 4
-_RUNNERS = frozenset("fit Trainer LightningCLI".split())  # that call a class's training step
+_RUNNERS = re.compile(r"Trainer\b|LightningCLI|[rR]unner\b")  # that call an object's training step
 Gradients = Callable[[ast.Call, Module], bool]
 
 
@@ -52,11 +53,17 @@ class NoSteps:
         """Of a method with the name of a training step, which a framework or another object is to call."""
         is_called = any(
             isinstance(call.func, ast.Attribute) and not _is_super(call.func.value)
-            for _, call in self._project.calls_named(function.name)
+            for _, call in self._project.named(function.name)
         )
-        if is_called or not self._training or any(self._project.calls_named(name) for name in _RUNNERS):
+        if is_called or not self._training or self._has_runner:
             return ""
         return f"nothing here calls {function.name}, and what trains does not need it"
+
+    @cached_property
+    def _has_runner(self) -> bool:
+        """Whether the project makes or imports what calls the training steps of objects."""
+        named = (name for module in self._project.modules for name in module.imported)
+        return any(_RUNNERS.search(name) for name in named)
 
     @cached_property
     def _training(self) -> list[ast.AST]:
@@ -69,7 +76,10 @@ class NoSteps:
             module
             for module in self._project.modules
             if any(loop in self._steps for function in module.functions for loop in function.loops)
-            or any(self._calls.hook(function) == "TRAINING_STEP" for function in module.functions)
+            or any(
+                self._calls.hook(function) == "TRAINING_STEP" and not self.of_hook(function)
+                for function in module.functions
+            )
         ]
         return self._reach.imported_by(roots) if roots else set(self._project.modules)
 
@@ -95,7 +105,7 @@ class NoSteps:
             return False
         callers = [
             (at, call)
-            for at, call in self._project.calls_named(function.name)
+            for at, call in self._project.named(function.name)
             if self._calls.target(at.module, call) is function
         ]
         return any(

@@ -18,10 +18,9 @@ _DEEPEST = 6
 
 
 class Blocks(NamedTuple):
-    """How many objects of a class a model holds. words: "" for one; assumes: what the number rests on."""
+    """How many objects of a class a model holds. assumes: what the number rests on."""
 
     number: int = 1
-    words: str = ""
     assumes: str = ""
 
 
@@ -78,10 +77,12 @@ class Reach:
         return self._blocks[cls]
 
     def _made_at(self, cls: Class, module: Module, node: ast.AST, depth: int) -> Blocks:
-        """By one place that names the class: in a method that builds the model, whoever makes the object."""
+        """By one place that names the class: in a method that builds the model, where a call makes or takes it."""
         owner, function = module.class_of(node), module.function_of(node)
-        is_argument = any(isinstance(up, ast.arguments) for up in module.ancestors(node))
-        if owner is None or owner is cls or function.name in ("forward", "__call__") or is_argument:
+        call = module.parents.get(node)
+        call = module.parents.get(call) if isinstance(call, ast.keyword) else call
+        is_made = isinstance(call, ast.Call) and name_of(call) not in ("isinstance", "issubclass", "super")
+        if owner is None or owner is cls or function.name in ("forward", "__call__") or not is_made:
             return Blocks()
         around = self.blocks(owner, depth + 1)
         number, is_assumed = around.number, bool(around.assumes)
@@ -89,10 +90,7 @@ class Reach:
             turns = self._turns(module, over)
             number, is_assumed = number * (turns or UNKNOWN_BLOCKS), is_assumed or turns is None
         number = min(number, _MOST_BLOCKS)
-        if number < 2:
-            return Blocks()
-        words = f"in each of {number} {cls.node.name}s"
-        return Blocks(number, words, f"{number} {cls.node.name}s" if is_assumed else "")
+        return Blocks(number, f"{number} layers" if is_assumed and number > 1 else "")
 
     def _turns(self, module: Module, over: ast.expr) -> int | None:
         while isinstance(over, ast.Call) and name_of(over) in ("enumerate", "reversed", "list", "zip") and over.args:

@@ -65,7 +65,7 @@ def wait_for(context: RuleContext, node: ast.AST, tensor: ast.expr, *, known: bo
     value = context.value(tensor)
     if value.kind not in _TENSOR_LIKE and (known or value.kind is not Kind.UNKNOWN):
         return None
-    if is_on_cpu(context, tensor) or is_left_behind(context, tensor):
+    if is_on_cpu(context, tensor) or is_left_behind(context, tensor) or is_no_tensor_here(context, node, tensor):
         return None
     is_unknown = value.kind is Kind.UNKNOWN
     is_sure = _holds_buffer(context, tensor) if is_unknown else value.is_sure
@@ -253,6 +253,22 @@ def is_checked(context: RuleContext, node: ast.AST) -> bool:
             test = ast.unparse(up.test) if is_body else ""
             if ("isinstance(" in test and "Tensor" in test and "not " not in test) or "is_tensor(" in test:
                 return True
+        child = up
+    return False
+
+
+def is_no_tensor_here(context: RuleContext, node: ast.AST, value: ast.expr) -> bool:
+    """Whether a node stands where a condition says that a value is of another type: `if isinstance(x, int):`."""
+    child = node
+    for up in context.ancestors(node):
+        if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
+            return False
+        is_body = child in up.body if isinstance(up, ast.If) else isinstance(up, ast.IfExp) and child is up.body
+        if isinstance(up, ast.If | ast.IfExp) and is_body:
+            for test in up.test.values if isinstance(up.test, ast.BoolOp) else [up.test]:
+                is_test = isinstance(test, ast.Call) and name_of(test) == "isinstance" and len(test.args) == 2
+                if is_test and isinstance(test, ast.Call) and ast.unparse(test.args[0]) == ast.unparse(value):
+                    return not any("Tensor" in word for word in re.findall(r"\w+", ast.unparse(test.args[1])))
         child = up
     return False
 

@@ -31,7 +31,9 @@ def measure_fixes(
     budget_s: float = BUDGET_S,
     select: Iterable[str] | None = None,
     ignore: Iterable[str] = (),
+    exclude: Iterable[str] = (),
     preview: bool = False,
+    min_priority: str | None = None,
     min_confidence: str | None = None,
     fix: bool = False,
     write: bool = True,
@@ -51,7 +53,9 @@ def measure_fixes(
         budget_s: Seconds for everything but waiting.
         select: Codes or their beginnings; all, if not given.
         ignore: Codes or their beginnings to leave out.
+        exclude: Patterns of paths of which nothing is fixed, as in .gitignore.
         preview: Try the fixes of rules in preview too.
+        min_priority: The least priority of findings to fix: "low" (the default), "medium" or "high".
         min_confidence: How sure a finding has to be: "perhaps", "likely" (the default) or "sure".
         fix: Whether the kept fixes are the changes of the outcome.
         write: Write these changes into the script's own files.
@@ -74,10 +78,16 @@ def measure_fixes(
         )
     path = Path(script)
     with errors_of_whet():
-        settings = settings_of([path], select, ignore, preview=preview, min_confidence=min_confidence)
+        settings = settings_of(
+            *([path], select, ignore),
+            exclude=exclude,
+            preview=preview,
+            min_priority=min_priority,
+            min_confidence=min_confidence,
+        )
     patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
-    before = script_files(path)
+    before = [file for file in script_files(path) if not settings.is_excluded(Path(file.path).absolute())]
     with tempfile.TemporaryDirectory(prefix="whet-impact-") as directory:
         place = script_at(path, arguments, Path(directory), num_steps=num_steps, limit_s=_LIMIT_S)
         impact, after = measure_impact(

@@ -55,6 +55,7 @@ def _finding(finding: Finding, card: Card | None) -> dict[str, Any]:
         "gain": asdict(finding.gain),
         "loop": None if hot is None else {**asdict(hot), "text": hot.text, "often": hot.often},
         "cost": round(finding.cost, 6),
+        "cause": finding.cause,
         "do": wording.remedy(finding, card),
         "fix": None if fix is None else {"title": fix.title, "is_safe": fix.is_safe},
         "measured": None if finding.measured is None else asdict(finding.measured),

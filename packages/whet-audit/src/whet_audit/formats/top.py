@@ -9,6 +9,7 @@ from whet_audit.formats import wording
 from whet_audit.report import Report, count
 
 _SHOWN = 10
+_WORTH = 0.02  # of the program's time; of 24 findings below it, judged one by one, one was worth doing
 
 
 def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
@@ -25,17 +26,19 @@ def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
 
 
 def _causes(report: Report) -> list[list[Finding]]:
-    """Group the findings by their causes, without those that cost no time."""
-    found: dict[object, list[Finding]] = {}
+    """Group the findings by their causes, without those that cost too little to matter."""
+    found: dict[int, list[Finding]] = {}
     for finding in report.findings:
-        if finding.cost > 0:
+        if finding.cost >= _WORTH:
             found.setdefault(finding.cause, []).append(finding)
     return list(found.values())
 
 
 def _block(report: Report, place: int, first: Finding, *others: Finding) -> Iterator[str]:
     hot = first.hot
-    again = f", and {count(len(others), 'more place')} in {hot.function or 'the module'}" if others and hot else ""
+    files = {one.path for one in (first, *others)}
+    where = f"{len(files)} files" if len(files) > 1 else "this file"
+    again = f", and {count(len(others), 'more place')} in {where}" if others else ""
     sure = SURENESS[first.confidence]
     yield f"{place:>2}. {wording.place(first)}: {first.code} {first.name} [{first.priority}, {sure}]"
     yield f"    {first.message}{again}"

@@ -22,6 +22,7 @@ from whet_audit.waits import WAIT_GAIN, is_on_cpu, is_tensor_value, wait_at
 CODE = "SYN106"
 NAME = "branch-on-tensor"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _READ_ALL = ("torch.equal", "torch.allclose", "torch.is_nonzero")
 _OF_NUMBERS = ("math.isnan", "math.isfinite", "math.isinf")
 _REDUCTIONS = ("any", "all")

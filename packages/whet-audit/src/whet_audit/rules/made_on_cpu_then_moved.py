@@ -36,6 +36,7 @@ from whet_audit.waits import LIBRARY, is_library
 CODE = "MOV104"
 NAME = "made-on-cpu-then-moved"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.1, "a fill on the CPU and a copy that blocks, in every step; nothing on a CPU")
 _SAFE = frozenset("zeros ones full empty eye tensor as_tensor".split())
 _DATA = frozenset("tensor as_tensor FloatTensor LongTensor Tensor IntTensor BoolTensor".split())
