@@ -44,8 +44,9 @@ class Flags:
                 is_plain = len(bindings) == 1 and not is_parameter and only.how == "value" and not only.path
                 return self.value(module, only.value, depth + 1) if is_plain and only.value else UNKNOWN_VALUE
             if is_parameter:
-                callers = self._project.callers(function)
-                return self._parameter(function, name.id, callers, depth) if callers else UNKNOWN_VALUE
+                callers = list(self._made(function))
+                is_known = bool(callers) or function.name == "__init__"
+                return self._parameter(function, name.id, callers, depth) if is_known else UNKNOWN_VALUE
             function = function.parent
         return UNKNOWN_VALUE
 
@@ -70,9 +71,9 @@ class Flags:
         return self._parameter(function, e.id, list(self._made(function)), depth)
 
     def _made(self, function: Function) -> Iterator[tuple[Function, ast.Call]]:
-        """Where objects are made by a constructor, or by one that hands on to it."""
+        """Where a function is called; of a constructor also where objects are made by the class's name."""
         yield from self._project.callers(function)
-        if function.cls is not None:
+        if function.cls is not None and function.name == "__init__":
             name = function.cls.qualname.rpartition(".")[2]
             for at, call in self._project.named(name):
                 if self._project.target(at.module, call) is function:
