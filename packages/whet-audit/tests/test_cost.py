@@ -200,8 +200,8 @@ def test_more_often_surer_and_in_the_training_costs_more(make_finding: Make) -> 
             plain,
             replace(plain, confidence=Confidence.MEDIUM),
             make_finding(hot=replace(step, times=0.25)),
-            replace(plain, hot=replace(step, kind="inference loop")),
             replace(plain, confidence=Confidence.LOW),
+            replace(plain, hot=replace(step, kind="inference loop")),
         )
     ]
     assert costs == sorted(costs, reverse=True)

@@ -26,8 +26,12 @@ _JUDGED = {
 _PRIOR = 4  # findings that each rule is taken to have besides, as right as all
 _MOST_RIGHT = 0.95
 _SET_UP = 0.5  # of the steps: what is said of a set-up, such as a loader's, may concern one loop of several
-_BESIDE = 0.1  # of a training's time goes into evaluation, and into functions that nothing here calls in a loop
+_BESIDE = (
+    0.1  # of a training's time goes into samples, and of any into functions that nothing calls in a loop
+)
+_EVALUATION = 0.03  # of a training's time goes into evaluation
 _OFFLINE = 0.02  # of what somebody waits for goes into conversions and comparisons
+_ONCE_A_PASS = 0.3  # of what a wait costs is left where a forward pass has but one: the GPU has work queued before it
 _WORKERS = 0.5  # of loading is hidden behind the step
 _MINOR = 0.5  # where a rule itself says that the place matters less than most
 _WAITS = "SYN"  # the family whose estimates are for one wait; those of others are for all of a step
@@ -107,6 +111,9 @@ def cost(finding: Finding, *, trains: bool) -> float:
     times = finding.hot.times if finding.hot is not None else 1.0
     once = (finding.gain.low + finding.gain.high) / 2
     share = 1 - (1 - once) ** times if times > 1 and finding.code.startswith(_WAITS) else once * min(times, 1.0)
+    is_in_pass = finding.hot is not None and finding.hot.kind == HeatKind.FORWARD
+    if finding.code.startswith(_WAITS) and is_in_pass and times <= 1:
+        share *= _ONCE_A_PASS
     minor = _MINOR if finding.priority is Priority.LOW else 1.0
     return _is_right(finding) * share * _part(finding, trains=trains) * minor
 
@@ -133,6 +140,8 @@ def _part(finding: Finding, *, trains: bool) -> float:
         return _OFFLINE
     if finding.hot is None:
         return _SET_UP
+    if trains and finding.hot.kind == HeatKind.INFERENCE:
+        return _EVALUATION
     if finding.hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL) or (trains and finding.hot.kind in INFERS):
         return _BESIDE
     return _WORKERS if finding.hot.kind == HeatKind.DATA else 1.0

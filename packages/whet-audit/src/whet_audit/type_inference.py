@@ -355,8 +355,8 @@ class TypeInference:
             called = self.of(module, f)
             if called.kind is Kind.MODEL:
                 return self._called(called)
-        if f.attr == "tolist":
-            return Value(Kind.LIST, element=NUMBER)
+        if f.attr in ("tolist", "integers"):  # the second is a method of numpy's generators alone
+            return Value(Kind.LIST, element=NUMBER) if f.attr == "tolist" else Value(Kind.ARRAY)
         if f.attr == "prepare":  # Accelerate gives back what it was given
             given = tuple(self.of(module, a) for a in e.args)
             return given[0] if len(given) == 1 else Value(Kind.LIST, elements=given)

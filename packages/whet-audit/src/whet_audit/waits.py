@@ -16,7 +16,7 @@ from whet_audit.placement import (
     is_of_other_framework,
     was_waited_for,
 )
-from whet_audit.project import name_of
+from whet_audit.project import name_of, root_name
 from whet_audit.rule_context import RuleContext
 from whet_audit.source import Function
 
@@ -69,6 +69,9 @@ def wait_for(context: RuleContext, node: ast.AST, tensor: ast.expr, *, known: bo
         return None
     is_unknown = value.kind is Kind.UNKNOWN
     is_sure = _holds_buffer(context, tensor) if is_unknown else value.is_sure
+    if is_unknown and _is_keyword(context, tensor):
+        wait = wait_at(context, node, is_sure=False)
+        return None if wait is None else wait._replace(confidence=Confidence.LOW)
     return wait_at(context, node, is_sure=is_sure or is_checked(context, node))
 
 
@@ -271,6 +274,17 @@ def is_no_tensor_here(context: RuleContext, node: ast.AST, value: ast.expr) -> b
                     return not any("Tensor" in word for word in re.findall(r"\w+", ast.unparse(test.args[1])))
         child = up
     return False
+
+
+def _is_keyword(context: RuleContext, value: ast.expr) -> bool:
+    """Whether a value is one of a function's `**kwargs`, which may be numbers for most callers."""
+    function = context.function_of(value)
+    extra = None if isinstance(function.node, ast.Module) else function.node.args.kwarg
+    if extra is None or not isinstance(value, ast.Name):
+        return False
+    bindings = function.bindings.get(value.id, ())
+    items = [one.value.func for one in bindings if one.how == "item" and isinstance(one.value, ast.Call)]
+    return any(root_name(one) == extra.arg for one in items)
 
 
 def is_buffer(context: RuleContext, expression: ast.expr) -> bool:
