@@ -89,14 +89,23 @@ def _copied(finding: Finding) -> object:
 
 
 def _whole(members: Sequence[_Priced]) -> float:
-    """What a cause costs: the waits of one function add up, and of several functions the costliest counts."""
+    """What a cause costs: of several functions the costliest.
+
+    The waits of one function add up, but for those that are made once: after the first the GPU has nothing queued.
+    """
     if not members[0].finding.code.startswith(_WAITS):
         return max(one.share for one in members)
     left: dict[str, float] = {}
+    first: dict[str, float] = {}
     for one in members:
-        function = one.finding.hot.function if one.finding.hot is not None else ""
-        left[function] = left.get(function, 1.0) * (1 - one.share)
-    return 1 - min(left.values())
+        hot = one.finding.hot
+        function = hot.function if hot is not None else ""
+        left.setdefault(function, 1.0)
+        if hot is not None and hot.times > 1:
+            left[function] *= 1 - one.share
+        else:
+            first[function] = max(first.get(function, 0.0), one.share)
+    return 1 - min(left[function] * (1 - first.get(function, 0.0)) for function in left)
 
 
 def cost(finding: Finding, *, trains: bool) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LEAST = 1 / 4  # of conditions of which nothing is known, however many there are
 _UNKNOWN_RANGE = 8  # turns of a loop over a range inside the step: layers, images of a small batch
 _UNKNOWN_TURNS = 2  # of other loops: rows, terms of a loss, what a dict holds
-_WHOLE_MODEL = 100  # parameters or modules
+_MANY = 100  # turns of a loop over all parameters or modules of a model, or all elements of a tensor
+_FLAT = re.compile(r"\.(flatten|ravel)\(\)|\.(view|reshape)\(-1\)")
 
 
 class Frequency(NamedTuple):
@@ -272,8 +274,8 @@ def _assumed_turns(loop: ast.AST) -> int:
     """The turns of a loop of which nothing says the number."""
     one = loop.generators[0] if isinstance(loop, COMPREHENSIONS) else loop
     over = ast.unparse(one.iter) if isinstance(one, ast.For | ast.AsyncFor | ast.comprehension) else ""
-    if over.rstrip("()").endswith(("parameters", ".modules")):
-        return _WHOLE_MODEL
+    if over.rstrip("()").endswith(("parameters", ".modules")) or _FLAT.search(over):
+        return _MANY
     return _UNKNOWN_RANGE if "range(" in over else _UNKNOWN_TURNS
 
 

@@ -138,7 +138,7 @@ class HotPaths:
         for function in module.functions:
             if self._is_forward(function) or function.is_test:
                 continue
-            for loop in function.loops:
+            for loop in reversed(function.loops):  # those inside before those around them
                 calls = list(own_calls(module, function, loop))
                 if any(self._asks_somebody(module, call) for call in calls):
                     continue  # who types takes longer than what is computed
@@ -148,6 +148,16 @@ class HotPaths:
                 runs_model = any(self.runs_model(call, module) for call in calls)
                 if runs_model and self._is_inference(module, function, loop):
                     self.loops[loop] = self._kind_of_inference(module, function, loop)
+                elif not runs_model and self._refines_in_parts(module, function, loop):
+                    self.loops[loop] = HeatKind.DENOISING
+
+    def _refines_in_parts(self, module: Module, function: Function, loop: LoopNode) -> bool:
+        """Whether a denoising loop runs its model in a loop over chunks."""
+        inside = [one for one in function.loops if one is not loop and loop in module.ancestors(one)]
+        if not any(self.loops.get(one) is HeatKind.INFERENCE for one in inside):
+            return False
+        models = [call for one in inside for call in own_calls(module, function, one) if self.runs_model(call, module)]
+        return refines(module, loop, models)
 
     def _asks_somebody(self, module: Module, call: ast.Call) -> bool:
         """Whether a call, or the function that it runs, waits for what somebody types."""
@@ -160,7 +170,7 @@ class HotPaths:
         if any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls) and _grows(module, loop):
             return HeatKind.GENERATION
         models = [call for call in own_calls(module, function, loop) if self.runs_model(call, module)]
-        return HeatKind.DENOISING if refines(self._project, module, loop, models) else HeatKind.INFERENCE
+        return HeatKind.DENOISING if refines(module, loop, models) else HeatKind.INFERENCE
 
     def _is_loader(self, module: Module, e: ast.expr) -> bool:
         """Whether it is a loader, or one is zipped with something."""
@@ -180,11 +190,10 @@ class HotPaths:
 
     def _runs_layers(self, module: Module, function: Function, loop: LoopNode) -> bool:
         """Whether the loop runs over a model's layers: what it calls is what it loops over."""
-        if not isinstance(loop, ast.For):
-            return False
-        names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+        target = loop.target if not isinstance(loop, ast.While) else ast.Tuple([])
+        names = {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
         called = [call.func for call in own_calls(module, function, loop) if self.runs_model(call, module)]
-        return all(root_name(f) in names for f in called)
+        return bool(names) and all(root_name(f) in names for f in called)
 
     def _has(self, function: Function, known: dict[Function, bool], kinds: tuple[CallKind, ...]) -> bool:
         """Whether a function itself, outside of loops, makes a call of the kinds, or calls one that does."""

@@ -37,7 +37,8 @@ class NoSteps:
     def of_inference(self, module: Module, loop: LoopNode) -> str:
         """Of a loop over batches, prompts or files: a step only where a training comes by it again and again."""
         function = module.function_of(loop)
-        is_beside = self._is_beside_training(module, loop) or self._is_called_in_training(function)
+        is_inside = any(around in self._steps for around in loops_around(module, loop))
+        is_beside = is_inside or self._is_beside_training(module, loop) or self._is_called_in_training(function)
         return "" if is_beside else "once a batch, prompt or file, outside of training"
 
     def of_forward(self, function: Function) -> str:
