@@ -77,6 +77,9 @@ def of(template: str, body: str) -> HotPath:
         ("for k in here():\n    pass", 1),
         ("while here():\n    pass", 2),
         ("for p in model.parameters():\n    here()", 100),
+        ("for v in x.flatten():\n    here()", 100),
+        ("for k, v in losses.items():\n    here()", 4),
+        ("for k, v in reduced({'loss': loss}).items():\n    here()", 1),
         ("for k in range(len(x)):\n    here()", 8),
         ("for k in range(6):\n    if loss > k:\n        here()\n        break", 0.5),
         ("for k in range(6):\n    here()\n    break", 1),
@@ -293,7 +296,7 @@ class Net(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize(("default", "layers", "assumes"), [("=40", 40, ""), ("", 12, "12 layers")])
+@pytest.mark.parametrize(("default", "layers", "assumes"), [("=40", 40, ""), ("", 24, "24 layers")])
 def test_what_a_layer_does_counts_in_each_of_them(default: str, layers: int, assumes: str) -> None:
     hot = hot_path(LAYERS.format(default=default))
     assert hot is not None

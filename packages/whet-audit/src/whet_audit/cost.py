@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from whet_audit.finding import Confidence, Finding, Gain, Priority
-from whet_audit.hot_paths import INFERS, TRAINS, HeatKind
+from whet_audit.hot_paths import TRAINS, HeatKind
 from whet_audit.waits import LIBRARY
 
 # What was right and worth doing of 326 findings, judged one by one on 26 repositories that no rule had been tried on:
@@ -26,15 +26,14 @@ _JUDGED = {
 _PRIOR = 4  # findings that each rule is taken to have besides, as right as all
 _MOST_RIGHT = 0.95
 _SET_UP = 0.5  # of the steps: what is said of a set-up, such as a loader's, may concern one loop of several
-_BESIDE = (
-    0.1  # of a training's time goes into samples, and of any into functions that nothing calls in a loop
-)
+_BESIDE = 0.1  # of a program's time goes into functions that nothing here calls in a loop
 _EVALUATION = 0.03  # of a training's time goes into evaluation
 _OFFLINE = 0.02  # of what somebody waits for goes into conversions and comparisons
 _ONCE_A_PASS = 0.3  # of what a wait costs is left where a forward pass has but one: the GPU has work queued before it
 _WORKERS = 0.5  # of loading is hidden behind the step
 _MINOR = 0.5  # where a rule itself says that the place matters less than most
 _WAITS = "SYN"  # the family whose estimates are for one wait; those of others are for all of a step
+_LOOPS_THAT_WAIT = ("CMP116",)  # whose remedy takes the waits away with the loop
 _BLOCKING_COPIES = ("MOV101", "MOV103")
 _WAITS_ANYWAY = 0.25  # of what such a copy costs is left where the step waits all the same
 
@@ -76,7 +75,7 @@ def _cause(finding: Finding) -> object:
     """What findings have in common that one change mends."""
     if finding.hot is None:
         return finding
-    if finding.code.startswith(_WAITS):
+    if finding.code.startswith(_WAITS) or finding.code in _LOOPS_THAT_WAIT:
         return (_WAITS, finding.path, finding.hot.kind)
     return (finding.code, finding.path)
 
@@ -151,7 +150,7 @@ def _part(finding: Finding, *, trains: bool) -> float:
         return _SET_UP
     if trains and finding.hot.kind == HeatKind.INFERENCE:
         return _EVALUATION
-    if finding.hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL) or (trains and finding.hot.kind in INFERS):
+    if finding.hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL):
         return _BESIDE
     return _WORKERS if finding.hot.kind == HeatKind.DATA else 1.0
 

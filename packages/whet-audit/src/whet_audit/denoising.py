@@ -1,4 +1,4 @@
-"""Denoising loops: each turn hands what the model has made on to the model in the next one."""
+"""Loops that run a model on what it has made: of denoising, where each turn hands it on, and of generation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ _STEPS = 30  # where no default says it: pipelines take 4 to 200
 
 
 def refines(module: Module, loop: LoopNode, models: Iterable[ast.Call]) -> bool:
-    """Whether a loop hands what its models give on to them in the next turn: `x = scheduler.step(model(x, t), t, x)`."""
+    """Whether a loop hands what its models give on to them in the next turn: `x = sampler.step(model(x, t), t, x)`."""
     made_of: dict[str, set[str]] = {}
+    given: list[tuple[str, set[str]]] = []  # what is made with a model's result, and what that model is given
     models = list(models)
-    results: set[str] = set()
     for target, value in _bound(module, loop):
-        inside = set(ast.walk(value))
         made_of.setdefault(target, set()).update(_names(value))
-        if not inside.isdisjoint(models):
-            results.add(target)
-    read = _closure({name for call in models for one in _arguments(call) for name in _names(one)}, made_of)
-    reads_result = {name for name in made_of if _closure({name}, made_of) & results}
-    return bool(read & reads_result)
+        inside = set(ast.walk(value))
+        given += [(target, _names(call) - _names(call.func)) for call in models if call in inside]
+    return any(target in _closure(names, made_of) for target, names in given)
 
 
 def _bound(module: Module, loop: LoopNode) -> Iterator[tuple[str, ast.expr]]:
@@ -48,6 +45,14 @@ def _closure(names: set[str], made_of: dict[str, set[str]]) -> set[str]:
     return found
 
 
+def grows(loop: LoopNode) -> bool:
+    """Whether the loop's body makes a sequence longer: concatenates or appends, or runs over positions."""
+    grown = {"cat", "concat", "concatenate", "append", "hstack"}
+    called = (c.func for c in ast.walk(loop) if isinstance(c, ast.Call))
+    names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in called}
+    return bool(names & grown) or isinstance(loop, ast.While)
+
+
 def turns_a_call(frequencies: Frequencies, module: Module, loop: LoopNode) -> tuple[int, str]:
     """The turns of a denoising loop, for which somebody waits, and in words what that assumes."""
     known = frequencies.turns(module, loop)
@@ -59,10 +64,6 @@ def turns_a_call(frequencies: Frequencies, module: Module, loop: LoopNode) -> tu
         if isinstance(default, ast.Constant) and isinstance(default.value, int) and default.value > 1:
             return default.value, f"{argument.arg}={default.value}, the default"
     return _STEPS, f"{_STEPS} denoising steps"
-
-
-def _arguments(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -18,8 +18,10 @@ from whet_audit.written_settings import WrittenSettings
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LEAST = 1 / 4  # of conditions of which nothing is known, however many there are
 _UNKNOWN_RANGE = 8  # turns of a loop over a range inside the step: layers, images of a small batch
-_UNKNOWN_TURNS = 2  # of other loops: rows, terms of a loss, what a dict holds
+_UNKNOWN_ITEMS = 4  # of a loop over what a dict holds: terms of a loss, states
+_UNKNOWN_TURNS = 2  # of other loops: rows, chains, files
 _MANY = 100  # turns of a loop over all parameters or modules of a model, or all elements of a tensor
+_VIEWS = ("items", "values", "keys")
 _FLAT = re.compile(r"\.(flatten|ravel)\(\)|\.(view|reshape)\(-1\)")
 
 
@@ -141,6 +143,10 @@ class Frequencies:
             over = over.args[0]
         if isinstance(over, ast.Tuple | ast.List):
             return len(over.elts)
+        if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr in _VIEWS:
+            made = over.func.value
+            given = [made, *made.args] if isinstance(made, ast.Call) else [made]
+            return next((len(one.keys) for one in given if isinstance(one, ast.Dict)), None)
         if isinstance(over, ast.Call) and getattr(over.func, "id", "") in ("range", "trange") and over.args:
             first = self._constants.value(module, over.args[0]) if len(over.args) > 1 else 0
             last = self._constants.value(module, over.args[min(1, len(over.args) - 1)])
@@ -247,6 +253,12 @@ def is_outside(loop: LoopNode, child: ast.AST) -> bool:
     return child in loop.orelse or (not isinstance(loop, ast.While) and child is loop.iter)
 
 
+def is_signature(function: ast.AST, child: ast.AST) -> bool:
+    """Whether a direct child of a def runs where the function is made: decorators, defaults."""
+    body = getattr(function, "body", [])
+    return isinstance(body, list) and child not in body
+
+
 def repeats(module: Module, node: ast.AST, until: ast.AST) -> list[ast.AST]:
     """The loops and comprehensions between a node and what is around it, innermost first."""
     found: list[ast.AST] = []
@@ -276,6 +288,8 @@ def _assumed_turns(loop: ast.AST) -> int:
     over = ast.unparse(one.iter) if isinstance(one, ast.For | ast.AsyncFor | ast.comprehension) else ""
     if over.rstrip("()").endswith(("parameters", ".modules")) or _FLAT.search(over):
         return _MANY
+    if over.endswith(tuple(f".{view}()" for view in _VIEWS)):
+        return _UNKNOWN_ITEMS
     return _UNKNOWN_RANGE if "range(" in over else _UNKNOWN_TURNS
 
 

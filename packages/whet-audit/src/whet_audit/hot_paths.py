@@ -15,9 +15,9 @@ from enum import StrEnum
 from whet_audit.abstract_types import Kind
 from whet_audit.calls import CallKind, Calls
 from whet_audit.constants import Constants
-from whet_audit.denoising import refines, turns_a_call
+from whet_audit.denoising import grows, refines, turns_a_call
 from whet_audit.finding import HotPath
-from whet_audit.frequency import Frequencies, is_outside, loops_around
+from whet_audit.frequency import Frequencies, is_outside, is_signature, loops_around
 from whet_audit.no_steps import NoSteps
 from whet_audit.project import Project, name_of, root_name
 from whet_audit.reach import Reach
@@ -83,7 +83,7 @@ class HotPaths:
             if isinstance(up, _LOOPS) and not is_outside(up, child):
                 if up in self.loops:
                     return self._in_loop(module, node, up)
-            elif up in module.function_of_node and not _is_signature(up, child):
+            elif up in module.function_of_node and not is_signature(up, child):
                 hot = self.functions.get(module.function_of_node[up])
                 if hot is not None:
                     often = self._frequencies.of(module, node, up)
@@ -167,7 +167,7 @@ class HotPaths:
     def _kind_of_inference(self, module: Module, function: Function, loop: LoopNode) -> HeatKind:
         if isinstance(loop, ast.For) and self._is_loader(module, loop.iter):
             return HeatKind.INFERENCE
-        if any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls) and _grows(module, loop):
+        if any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls) and grows(loop):
             return HeatKind.GENERATION
         models = [call for call in own_calls(module, function, loop) if self.runs_model(call, module)]
         return HeatKind.DENOISING if refines(module, loop, models) else HeatKind.INFERENCE
@@ -270,7 +270,12 @@ class HotPaths:
             blocks = self._reach.blocks(function.cls)
             no_step = self._no_steps.of_forward(function)
             return HotPath(
-                kind, function.qualname, times=blocks.number, layers=blocks.number, assumes=blocks.assumes, no_step=no_step
+                kind,
+                function.qualname,
+                times=blocks.number,
+                layers=blocks.number,
+                assumes=blocks.assumes,
+                no_step=no_step,
             )
         is_hook = kind is HeatKind.TRAINING_STEP and self._calls.hook(function) is not None
         once = "once a call" if kind is HeatKind.INFERENCE_CALL else ""
@@ -388,17 +393,3 @@ def own_calls(module: Module, function: Function, loop: LoopNode) -> Iterator[as
 
 def _rank(hot: HotPath) -> tuple[bool, int, int]:
     return bool(hot.guard or hot.no_step), _ORDER.index(HeatKind(hot.kind)), len(hot.via)
-
-
-def _is_signature(function: ast.AST, child: ast.AST) -> bool:
-    """Whether a direct child of a def runs where the function is made: decorators, defaults."""
-    body = getattr(function, "body", [])
-    return isinstance(body, list) and child not in body
-
-
-def _grows(module: Module, loop: LoopNode) -> bool:
-    """Whether the loop's body makes a sequence longer: concatenates or appends, or runs over positions."""
-    grown = {"cat", "concat", "concatenate", "append", "hstack"}
-    called = (c.func for c in ast.walk(loop) if isinstance(c, ast.Call))
-    names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in called}
-    return bool(names & grown) or isinstance(loop, ast.While)

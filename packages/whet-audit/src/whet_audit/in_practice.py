@@ -14,7 +14,7 @@ from functools import cached_property
 
 from whet_audit.constants import UNKNOWN_VALUE, Constants
 from whet_audit.project import Project, name_of
-from whet_audit.source import Class, Function, Module
+from whet_audit.source import Binding, Class, Function, Module
 from whet_audit.written_settings import WrittenSettings
 
 _DEEPEST = 8
@@ -26,7 +26,7 @@ _ORDERED: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 _MACHINE = re.compile(r"(^|_)(cuda|gpus?)($|_)|device", re.IGNORECASE)
-_Given = tuple[Module, ast.expr]
+_Given = tuple[Module, ast.AST]  # a statement has no value
 
 
 class InPractice:
@@ -62,23 +62,24 @@ class InPractice:
         value = self.value(module, test, _depth)
         return None if value in (UNKNOWN_VALUE, ...) else bool(value)
 
-    def value(self, module: Module, e: ast.expr, _depth: int = 0) -> object:
+    def value(self, module: Module, e: ast.AST, _depth: int = 0) -> object:
         """The one constant that an expression has; `UNKNOWN_VALUE` without one."""
         if isinstance(e, ast.Constant):
             return e.value
         self._num_asked += 1
-        if _depth > _DEEPEST or self._num_asked > _MOST_ASKED or _is_machine(e):
+        is_value = isinstance(e, ast.expr) and not _is_machine(e)
+        if _depth > _DEEPEST or self._num_asked > _MOST_ASKED or not is_value:
             return UNKNOWN_VALUE
         if isinstance(e, ast.Name):
             return self._named(module, e, _depth)
         if isinstance(e, ast.Attribute) and isinstance(e.value, ast.Name) and e.value.id == "self":
             cls = module.class_of(e)
             return UNKNOWN_VALUE if cls is None else self._attribute(cls, e.attr, _depth)
-        default = self._constants.default(module, e)
-        if default is None:
+        if not isinstance(e, ast.expr) or self._constants.default(module, e) is None:
             return UNKNOWN_VALUE
         name = e.attr if isinstance(e, ast.Attribute) else e.slice.value  # type: ignore[attr-defined]
-        given = [(default.module, default.node), *self._assigned.get(name, ()), *self._keywords.get(name, ())]
+        defaults = [(one.module, one.node) for one in self._constants.options[name]]
+        given = [*defaults, *self._assigned.get(name, ()), *self._keywords.get(name, ())]
         return self._agreed(name, given, name, _depth)
 
     def _compared(self, module: Module, test: ast.Compare, depth: int) -> bool | None:
@@ -117,11 +118,12 @@ class InPractice:
         function: Function | None = module.function_of(name)
         while function is not None:
             bindings = function.bindings.get(name.id, [])
+            if bindings and is_rebound(module, name.id):
+                return UNKNOWN_VALUE
             is_parameter = any(argument.arg == name.id for argument in function.arguments)
             if bindings:
-                only = bindings[0]
-                is_plain = len(bindings) == 1 and only.how == "value" and not only.path and not is_parameter
-                return self.value(module, only.value, depth + 1) if is_plain and only.value else UNKNOWN_VALUE
+                only = _value_of(bindings[0]) if len(bindings) == 1 and not is_parameter else None
+                return UNKNOWN_VALUE if only is None else self.value(module, only, depth + 1)
             if is_parameter:
                 return self._parameter(function, name.id, depth)
             function = function.parent
@@ -132,9 +134,13 @@ class InPractice:
         family = [one for one in self._project.ancestry(cls) if isinstance(one, Class)]
         family += [one for one in self._heirs(cls) if one not in family]
         bindings = [binding for one in family for binding in one.attributes.get(name, ())]
-        if not bindings or name in self._assigned or any(b.how != "value" or b.path or not b.value for b in bindings):
+        given: list[_Given] = [(b.module, value) for b in bindings if (value := _value_of(b)) is not None]
+        if not bindings or len(given) < len(bindings) or any(map(_sets_any, family)):
             return UNKNOWN_VALUE
-        return self._agreed((cls, name), [(b.module, b.value) for b in bindings if b.value is not None], "", depth)
+        given += self._assigned.get(name, ())
+        is_field = any(isinstance(b.module.parents.get(b.node), ast.ClassDef) for b in bindings)
+        given += self._keywords.get(name, ()) if is_field else ()
+        return self._agreed((cls, name), given, name if is_field else "", depth)
 
     def _parameter(self, function: Function, name: str, depth: int) -> object:
         is_maker = function.cls is not None and function.name == "__init__"
@@ -187,13 +193,14 @@ class InPractice:
 
     @cached_property
     def _assigned(self) -> dict[str, list[_Given]]:
-        """What attributes of anything but self are set to, by name."""
+        """What attributes of anything but self are set to, by name; what is around where that is not plain."""
         found: dict[str, list[_Given]] = {}
         for module in self._project.modules:
-            for statement in module.nodes(ast.Assign):
-                for target in statement.targets:
-                    if isinstance(target, ast.Attribute) and getattr(target.value, "id", "") != "self":
-                        found.setdefault(target.attr, []).append((module, statement.value))
+            for target in module.nodes(ast.Attribute):
+                if isinstance(target.ctx, ast.Store) and getattr(target.value, "id", "") != "self":
+                    up = module.parents[target]
+                    value = up.value if isinstance(up, ast.Assign) else up
+                    found.setdefault(target.attr, []).append((module, value))
             for call in module.nodes(ast.Call):
                 if name_of(call) == "setattr" and len(call.args) == 3 and isinstance(call.args[1], ast.Constant):
                     found.setdefault(str(call.args[1].value), []).append((module, call.args[2]))
@@ -241,9 +248,35 @@ class InPractice:
         return found
 
 
+def is_rebound(module: Module, name: str) -> bool:
+    """Whether a function binds a name that is not its own."""
+    return any(name in one.names for one in module.nodes(ast.Global, ast.Nonlocal))
+
+
+def _value_of(binding: Binding) -> ast.AST | None:
+    """What a name or an attribute is set to, also of `a, b = c, d`; None of loops, updates and unpacked results."""
+    value = binding.value if binding.how == "value" else None
+    for index in binding.path:
+        is_there = isinstance(value, ast.Tuple | ast.List) and index < len(value.elts)
+        value = value.elts[index] if is_there else None  # type: ignore[union-attr]
+    return value
+
+
+def _sets_any(cls: Class) -> bool:
+    """Whether a class sets attributes whose names the code does not show."""
+    for call in (call for method in cls.methods.values() for call in method.calls):
+        if name_of(call) == "setattr" and len(call.args) > 1 and not isinstance(call.args[1], ast.Constant):
+            return True
+        if name_of(call) == "update" and ast.unparse(call.func) == "self.__dict__.update":
+            return True
+    return False
+
+
 def _is_machine(e: ast.expr) -> bool:
     """Whether a name is about the machine, of which a default says nothing."""
-    return _MACHINE.search(e.id if isinstance(e, ast.Name) else e.attr if isinstance(e, ast.Attribute) else "") is not None
+    return (
+        _MACHINE.search(e.id if isinstance(e, ast.Name) else e.attr if isinstance(e, ast.Attribute) else "") is not None
+    )
 
 
 def _passed(function: Function, call: ast.Call, name: str) -> ast.expr | None:

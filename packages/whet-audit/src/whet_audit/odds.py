@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from whet_audit.constants import Constants
-from whet_audit.in_practice import InPractice
+from whet_audit.in_practice import InPractice, is_rebound
 from whet_audit.project import Project, name_of
 from whet_audit.source import Binding, Function, Module
 from whet_audit.written_settings import WrittenSettings
@@ -31,6 +31,9 @@ _ASKED_FOR = re.compile(
     re.IGNORECASE,
 )
 
+# The process for which all others wait, and the micro-step with which the optimiser's step is made.
+_MAIN = re.compile(r"^_?is_(local_|global_|world_)?(main|master|rank_?(zero|0))(_process|_rank)?$|^sync_gradients$")
+_RANK = re.compile(r"(^|_)rank$")
 _LEFT_OUT = re.compile(r"_?(ignore|skip|disable|no|without)_", re.IGNORECASE)
 
 
@@ -63,7 +66,7 @@ class Odds:
             case ast.Attribute(attr="training"):
                 return _TRAINING
             case ast.Attribute():
-                return _asked_for(test.attr)
+                return 1 - ONCE if _MAIN.search(test.attr) else _asked_for(test.attr)
             case ast.Call():
                 return self._called(module, test, unit, _depth)
         return None
@@ -96,6 +99,8 @@ class Odds:
         self, module: Module, left: ast.expr, operator: ast.cmpop, right: ast.expr, unit: ast.AST | None
     ) -> float | None:
         """`step == n`, `step < 10`, `step > 0`: of a counter of steps, or of turns of a loop inside the step."""
+        if isinstance(operator, ast.Eq) and _is_number(right, 0) and _RANK.search(_last_name(left)):
+            return 1 - ONCE
         is_last = isinstance(right, ast.BinOp) and isinstance(right.op, ast.Sub) and _is_number(right.right, 1)
         is_inner = self._is_counter(module, left, unit)
         if is_inner is None and not is_last:
@@ -162,6 +167,8 @@ class Odds:
         line = name.lineno
         while function is not None:
             bindings = [b for b in function.bindings.get(name.id, ()) if b.line <= line and b.node is not None]
+            if bindings and is_rebound(module, name.id):
+                break
             if bindings:
                 last = bindings[-1]
                 is_plain = last.how == "value" and not last.path and last.value is not None
@@ -177,7 +184,7 @@ class Odds:
                     return max(known)
                 break
             function, line = function.parent, 10**9
-        return _asked_for(name.id)
+        return 1 - ONCE if _MAIN.search(name.id) else _asked_for(name.id)
 
     def _called(self, module: Module, call: ast.Call, unit: ast.AST | None, depth: int) -> float | None:
         """By what the function gives back, where it is the project's and has one `return`; else by its name."""
@@ -186,7 +193,8 @@ class Odds:
             share = self.holds(target.module, target.returns[0].value, None, depth + 1)
             if share is not None:
                 return share
-        if name_of(call) in ("isfinite", "is_available"):  # estimates are for a machine with a GPU
+        is_there = name_of(call) in ("isfinite", "is_available")  # estimates are for a machine with a GPU
+        if is_there or _MAIN.search(name_of(call)):
             return 1 - ONCE
         return _asked_for(name_of(call))
 

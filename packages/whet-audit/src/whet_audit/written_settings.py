@@ -1,4 +1,4 @@
-"""What files of settings beside the code set: keys of yaml, json and toml, and options on the lines of shell scripts."""
+"""What files of settings beside the code set: keys of yaml, json and toml, and options on lines of shell scripts."""
 
 from __future__ import annotations
 
