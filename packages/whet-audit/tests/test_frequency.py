@@ -253,7 +253,7 @@ net.set_from_outside = 1
         ("not self.given", True),
         ("not self.plain", True),
         ("self.later", False),
-        ("self.other", False),
+        ("self.other", True),
         ("mask is not None", False),  # a forward pass is given what its callers, who are not seen, have
         ("args.extra", True),
         ("args.full", False),
