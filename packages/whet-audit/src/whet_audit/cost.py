@@ -26,9 +26,7 @@ _JUDGED = {
 _PRIOR = 4  # findings that each rule is taken to have besides, as right as all
 _MOST_RIGHT = 0.95
 _SET_UP = 0.5  # of the steps: what is said of a set-up, such as a loader's, may concern one loop of several
-_BESIDE = (
-    0.1  # of a training's time goes into samples, and of any into functions that nothing calls in a loop
-)
+_BESIDE = 0.1  # of a training's time goes into samples, and of any into functions that nothing calls in a loop
 _EVALUATION = 0.03  # of a training's time goes into evaluation
 _OFFLINE = 0.02  # of what somebody waits for goes into conversions and comparisons
 _ONCE_A_PASS = 0.3  # of what a wait costs is left where a forward pass has but one: the GPU has work queued before it

@@ -57,7 +57,7 @@ class Flags:
             self._attributes[key] = UNKNOWN_VALUE  # while it is found out: a circle ends here
             bindings = self._project.attribute(cls, name)
             values = [one.value for one in bindings if one.how == "value" and not one.path and one.value is not None]
-            is_once = len(values) == len(bindings) == 1 and name not in self._stored
+            is_once = len(values) == len(bindings) == 1 and name not in self._stored and not self._is_field(cls, name)
             if is_once:
                 self._attributes[key] = self._set_to(cls, bindings[0].module, values[0], depth)
         return self._attributes[key]
@@ -100,6 +100,13 @@ class Flags:
             found.append(self._constants.value(function.module, default))
         is_same = bool(found) and all(type(one) is type(found[0]) and one == found[0] for one in found)
         return found[0] if is_same else UNKNOWN_VALUE
+
+    def _is_field(self, cls: Class, name: str) -> bool:
+        """Whether somebody gives the attribute to a class that has no constructor of its own, such as a dataclass."""
+        if "__init__" in cls.methods:
+            return False
+        made = self._project.named(cls.qualname.rpartition(".")[2])
+        return any(keyword.arg == name for _, call in made for keyword in call.keywords)
 
     @property
     def _stored(self) -> set[str]:
