@@ -232,6 +232,14 @@ class Net(torch.nn.Module):
         {forward}
         return x
 
+class Fields(torch.nn.Module):
+    seen: bool = False
+    unseen: bool = False
+
+    def forward(self, x: torch.Tensor):
+        {fields}
+
+Fields(seen=True)
 net = Net(kind="b", mixed=args.unknown, given=True)
 other = Net(kind="b", mixed=True, given=True)
 net.set_from_outside = 1
@@ -262,15 +270,22 @@ net.set_from_outside = 1
     ],
 )
 def test_an_option_is_what_it_is_by_default(test: str, is_seldom: bool) -> None:
-    hot = hot_path(OPTIONS.format(helper="pass", forward=f"if {test}: here()"))
+    hot = hot_path(OPTIONS.format(fields="pass", helper="pass", forward=f"if {test}: here()"))
     assert hot is not None
     assert bool(hot.guard) is is_seldom
 
 
 def test_a_parameter_that_no_caller_gives_has_its_default() -> None:
-    hot = hot_path(OPTIONS.format(helper="here()", forward="pass"))
+    hot = hot_path(OPTIONS.format(fields="pass", helper="here()", forward="pass"))
     assert hot is not None
     assert hot.guard == "mask is not None"
+
+
+@pytest.mark.parametrize(("name", "is_seldom"), [("seen", False), ("unseen", True)])
+def test_a_field_is_what_those_give_who_make_objects(name: str, is_seldom: bool) -> None:
+    hot = hot_path(OPTIONS.format(fields=f"if self.{name}: here()", helper="pass", forward="pass"))
+    assert hot is not None
+    assert bool(hot.guard) is is_seldom
 
 
 LAYERS = """

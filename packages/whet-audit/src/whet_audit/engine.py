@@ -28,7 +28,8 @@ _OF_WHOLE_LOOPS = "INF"  # the family that speaks of all that an inference does,
 # Files that people run once in a while: conversions, quantisers, exports, and comparisons with slow code on purpose.
 _OFFLINE = re.compile(
     r"(^|/)(conver(t|ts|ters?|sions?)|quanti[sz](e|ers?|ation)|export(s|ers?)?|onnx|calibration|benchmarks?|comparisons?|"
-    r"maintenance)/|(^|[/_])(bench|benchmark|compare|comparison|convert|export|quanti[sz]e|upload|update|hub)(_\w+)?\.py$"
+    r"maintenance)/|(^|/)(bench|benchmarks?|compare|comparison|convert|export|quanti[sz]e|upload|update_hub)(_\w+)?\.py$|"
+    r"_(bench|benchmarks?|comparison)\.py$"
 )
 
 
