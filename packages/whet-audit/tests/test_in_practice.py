@@ -280,3 +280,14 @@ def test_what_the_main_process_does_holds_up_all(test: str, is_seldom: bool) -> 
     assert hot is not None
     assert (hot.guard != "") is is_seldom
     assert is_seldom or hot.times > 0.9
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(24, Confidence.HIGH), (2, Confidence.LOW)])
+def test_a_list_read_in_each_of_many_layers(depth: int, expected: Confidence) -> None:
+    source = (
+        "import torch\n\nclass Layer(torch.nn.Module):\n    def forward(self, x: torch.Tensor):\n"
+        "        return x.cuda().sum(0).tolist()\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n"
+        f"        super().__init__()\n        self.layers = [Layer() for _ in range({depth})]\n"
+    )
+    found = inspect_files([SourceFile("net.py", source)], {"SYN104"}).findings
+    assert [finding.confidence for finding in found] == [expected]

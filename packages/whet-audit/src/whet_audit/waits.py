@@ -24,6 +24,7 @@ WAIT_GAIN = Gain(0.0, 0.15, "a GPU that waits for its kernels to be queued; noth
 COPY_GAIN = Gain(0.0, 0.15, "a GPU that waits for its kernels to be queued, or large copies; nothing on a CPU")
 
 LIBRARY = "library function"  # the kind of `Hot` for code that takes tensors and whose callers are not here
+_OFTEN = 12  # waits in each step: about one in each layer
 _TENSOR_LIKE = (Kind.TENSOR, Kind.OUTPUT)
 _ONCE = re.compile(
     r"(^|_)(init|setup|build|load|save|from|convert|export|reset|register|parse|main|plot|show|draw|visuali[sz]e|repr|"
@@ -51,6 +52,12 @@ class Wait(NamedTuple):
     hot: HotPath
     confidence: Confidence
     priority: Priority | None = None  # None: the rule's own
+
+    @property
+    def if_often(self) -> Wait:
+        """The wait, unsure but where a step surely makes it many times: for rules of which little else was right."""
+        is_often = self.hot.times >= _OFTEN and self.confidence is Confidence.HIGH
+        return self if is_often else self._replace(confidence=Confidence.LOW)
 
     def hit(self, at: ast.AST, message: str, gain: Gain, fix: Fix | None = None) -> Hit:
         """What a rule yields for it."""

@@ -22,7 +22,6 @@ from whet_audit.waits import WAIT_GAIN, is_on_cpu, is_tensor_value, wait_at
 CODE = "SYN106"
 NAME = "branch-on-tensor"
 PRIORITY = Priority.MEDIUM
-PREVIEW = True
 _READ_ALL = ("torch.equal", "torch.allclose", "torch.is_nonzero")
 _OF_NUMBERS = ("math.isnan", "math.isfinite", "math.isinf")
 _REDUCTIONS = ("any", "all")
@@ -43,7 +42,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
 def _hit(context: RuleContext, condition: ast.expr, tensor: ast.expr, *, is_sure: bool) -> Iterator[Hit]:
     wait = None if is_on_cpu(context, tensor) else wait_at(context, condition, is_sure=is_sure)
     if wait is not None:
-        yield wait.hit(
+        yield wait.if_often.hit(
             condition,
             f"{context.shown(condition)} is decided by a tensor: the CPU waits for the GPU in every step",
             WAIT_GAIN,

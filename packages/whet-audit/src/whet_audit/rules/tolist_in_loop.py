@@ -20,7 +20,6 @@ from whet_audit.waits import WAIT_GAIN, copied_in, wait_for_copy
 CODE = "SYN104"
 NAME = "tolist-in-loop"
 PRIORITY = Priority.MEDIUM
-PREVIEW = True
 
 
 def check(context: RuleContext) -> Iterator[Hit]:
@@ -32,4 +31,4 @@ def check(context: RuleContext) -> Iterator[Hit]:
         wait = wait_for_copy(context, call, copied or call.func.value, known=copied is None)
         if wait is None:
             continue
-        yield wait.hit(call, f"{context.shown(call)} makes the CPU wait for the GPU in every step", WAIT_GAIN)
+        yield wait.if_often.hit(call, f"{context.shown(call)} makes the CPU wait for the GPU in every step", WAIT_GAIN)
