@@ -238,19 +238,22 @@ class InPractice:
     @cached_property
     def _handed_on(self) -> set[str]:
         """Names of functions that are used as values, so that others may call them."""
-        found = set()
+        found: set[str] = set()
         for module in self._project.modules:
-            for node in (*module.nodes(ast.Name), *module.nodes(ast.Attribute)):
-                up = module.parents.get(node)
-                if not isinstance(node.ctx, ast.Load) or (isinstance(up, ast.Call) and up.func is node):
-                    continue
-                found.add(node.id if isinstance(node, ast.Name) else node.attr)
+            called = {id(call.func) for call in module.nodes(ast.Call)}
+            found |= {one.id for one in module.nodes(ast.Name) if _is_read(one) and id(one) not in called}
+            found |= {one.attr for one in module.nodes(ast.Attribute) if _is_read(one) and id(one) not in called}
         return found
 
 
 def is_rebound(module: Module, name: str) -> bool:
     """Whether a function binds a name that is not its own."""
-    return any(name in one.names for one in module.nodes(ast.Global, ast.Nonlocal))
+    declared = [one.names for one in module.nodes(ast.Global)] + [one.names for one in module.nodes(ast.Nonlocal)]
+    return any(name in names for names in declared)
+
+
+def _is_read(node: ast.Name | ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Load)
 
 
 def _value_of(binding: Binding) -> ast.AST | None:
