@@ -145,6 +145,13 @@ def test_the_headline_of_a_cause_is_its_costliest_place_and_copies_count_once(ma
     assert lines[1].endswith("and 2 more places in 2 files")
 
 
+def test_a_wait_once_a_forward_pass_costs_less_than_one_in_its_layers(make_finding: Make) -> None:
+    once = make_finding(hot=HotPath("forward pass", "Net.forward"))
+    layer = make_finding(hot=HotPath("forward pass", "Block.forward", times=12.0, layers=12))
+    step = make_finding(hot=HotPath("training loop", "main"))
+    assert cost(once, trains=True) < cost(step, trains=True) < cost(layer, trains=True)
+
+
 def test_what_people_run_once_in_a_while_costs_little(make_finding: Make) -> None:
     plain = make_finding()
     offline = replace(plain, is_offline=True)
