@@ -142,6 +142,8 @@ def technique_text(card: TechniqueCard) -> str:
 def rule_text(card: Card) -> str:
     """Return the page of an audit rule: its card."""
     parts = [f"# {card.code}: {card.name}", card.title, f"Priority: {card.priority}."]
+    if card.is_preview:
+        parts.append(f"In preview: off without `--preview` or `--select {card.code}`.")
     for name, text in card.sections.items():
         parts += [f"## {name}", f"```python\n{text}\n```" if name in ("Example", "Instead") else text]
     parts += ["## Silence it", f'`# noqa: {card.code}` on the line, or `ignore = ["{card.code}"]` in the settings.']
@@ -188,9 +190,13 @@ def _technique_list() -> str:
 def _rule_list() -> str:
     parts = []
     for topic, members in _rule_groups().items():
-        rows = [[f"[{c.code}](rules/{c.code}.md)", c.name, c.title, str(c.priority)] for c in members]
+        rows = [[f"[{c.code}](rules/{c.code}.md)", c.name, c.title, _priority(c)] for c in members]
         parts += [f"## {topic}: {TOPICS[topic]}", _table(["code", "name", "what it finds", "priority"], rows)]
     return "\n\n".join(parts)
+
+
+def _priority(card: Card) -> str:
+    return f"{card.priority}, in preview" if card.is_preview else str(card.priority)
 
 
 def _technique_nav() -> list[Any]:

@@ -34,8 +34,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "train.py --json",
         "train.py --output-format sarif",
         "train.py --output-format github --select SYN",
-        "train.py --diff --unsafe-fixes",
-        "train.py --fix",
+        "train.py --diff --unsafe-fixes --preview",
+        "train.py --fix --preview",
+        "train.py --all --min-priority medium --exclude old",
+        "train.py --fail-on high",
+        "train.py --fail-on nope",
         "train.py --write-baseline known.json",
         "train.py --out found.txt",
         "--explain SYN101",
@@ -97,8 +100,8 @@ def test_errors_are_those_of_whet(options: dict[str, object], error: type[WhetEr
 
 
 def test_the_function_reads_and_repairs() -> None:
-    outcome = whet.audit(["train.py"], fix=True, unsafe_fixes=True, write=False)
-    assert outcome.report.command == "whet audit train.py"
+    outcome = whet.audit(["train.py"], preview=True, fix=True, unsafe_fixes=True, write=False)
+    assert outcome.report.command == "whet audit train.py --preview"
     assert outcome.changes
     assert Path("train.py").read_text() == SLOW
 

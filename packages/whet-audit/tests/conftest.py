@@ -2,7 +2,7 @@
 
 import ast
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -73,7 +73,7 @@ class ToyAudit:
     problems: tuple[Problem, ...]
 
 
-def toy_audit(files: Sequence[SourceFile]) -> ToyAudit:
+def toy_audit(files: Sequence[SourceFile], codes: Collection[str]) -> ToyAudit:
     """Finds calls of item(), to(...) and cuda() without non_blocking; to is fixed safely, cuda unsafely."""
     found, problems = [], []
     for file in files:
@@ -86,7 +86,7 @@ def toy_audit(files: Sequence[SourceFile]) -> ToyAudit:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             code = _METHODS.get(node.func.attr)
-            if code is None or node.keywords:
+            if code not in codes or node.keywords:
                 continue
             assert node.end_lineno is not None and node.end_col_offset is not None
             span = Span(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)

@@ -195,3 +195,17 @@ def test_no_heavy_library_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_tests_and_examples_are_left_out_unless_they_are_named() -> None:
+    put("a/model.py", "a/tests/x.py", "a/sub/Test/y.py", "a/examples/run.py", "a/examples/tests/z.py", "a/test_net.py")
+    put("a/test_this.py", text="def test_this(): pass\n")
+    put("a/that_test.py", text="import unittest\n")
+    found = collect([Path("a")])
+    assert paths(found) == ["a/model.py", "a/test_net.py"]  # one of these files tests nothing: it is an evaluation
+    assert [file.path for file in found.beside] == ["a/examples/run.py"]
+    assert found.num_left_out == 6
+    assert paths(collect([Path("a/tests"), Path("a/that_test.py")])) == ["a/tests/x.py", "a/that_test.py"]
+    both = collect([Path("a"), Path("a/examples")])
+    assert paths(both) == ["a/model.py", "a/test_net.py", "a/examples/run.py"]
+    assert (both.beside, both.num_left_out) == ((), 5)

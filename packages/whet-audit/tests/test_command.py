@@ -5,12 +5,15 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import whet_audit.run
 from whet_audit.cli import PROGRAM, main
+from whet_audit.finding import Confidence
 from whet_audit.run import run
 
 LOOP = "for x in loader:\n    x.to(device)\n    x.cuda()\n    x.item()\n"
@@ -48,7 +51,7 @@ def test_findings_are_printed_and_the_exit_code_is_one(audit: Any) -> None:
     ran = audit("train.py")
     assert ran.code == 1
     assert ran.err == ""
-    assert "train.py:2:5: MOV101 to-call [medium, sure]" in ran.out
+    assert ran.out.startswith(" 1. train.py:4:5: SYN101 item-call [high, sure]\n")
     assert ran.out.endswith("1 can be fixed with --fix, 1 more with --unsafe-fixes\n")
     assert "\x1b" not in ran.out
 
@@ -80,6 +83,55 @@ def test_selection_by_options_settings_and_comments(audit: Any, here: Path) -> N
     assert codes(audit(".", "--output-format", "json")) == ["SYN101"]
 
 
+def test_levels_choose_what_is_shown_and_what_fails(audit: Any) -> None:
+    assert codes(audit("train.py", "--json", "--min-priority", "medium")) == ["SYN101", "MOV101"]
+    assert audit("train.py", "--fail-on", "high").code == 1
+    assert audit("train.py", "--fail-on", "high", "--ignore", "SYN").code == 0
+    Path("pyproject.toml").write_text('[tool.whet.audit]\nfail-on = "high"\nignore = ["SYN"]', encoding="utf-8")
+    assert audit("train.py").code == 0
+    assert audit("train.py", "--fail-on", "medium").code == 1
+
+
+def test_what_is_only_perhaps_so_is_counted_and_shown_when_asked_for(
+    audit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_audit: Any = whet_audit.run.inspect_files
+
+    def unsure(*given: Any) -> Any:
+        found = toy_audit(*given)
+        made = [replace(one, confidence=Confidence.LOW) if one.code == "MOV101" else one for one in found.findings]
+        return replace(found, findings=tuple(made))
+
+    monkeypatch.setattr("whet_audit.run.inspect_files", unsure)
+    ran = audit("train.py", "--fix", "--output-format", "concise")
+    assert "MOV101" not in ran.out
+    assert "1 finding more, less sure: --all shows them" in ran.out
+    assert Path("train.py").read_text(encoding="utf-8") == LOOP  # what is hidden is not fixed
+    for arguments in (["--all"], ["--min-confidence", "perhaps"]):
+        assert "MOV101" in codes(audit("train.py", "--json", *arguments))
+    assert codes(audit("train.py", "--json", "--min-confidence", "perhaps", "--min-priority", "high")) == ["SYN101"]
+    audit("train.py", "--all", "--write-baseline", "known.json")
+    known = audit("train.py", "--baseline", "known.json")
+    assert (known.code, "baseline: 3 known\n" in known.out) == (0, True)  # none is gone that is only hidden
+
+
+def test_left_out_files_are_counted_and_audited_when_named(audit: Any) -> None:
+    Path("tests").mkdir()
+    Path("examples").mkdir()
+    Path("tests/a.py").write_text(LOOP, encoding="utf-8")
+    Path("examples/b.py").write_text(LOOP + "x = (\n", encoding="utf-8")
+    ran = audit(".", "--output-format", "concise")
+    assert ran.code == 1
+    assert ran.err == ""
+    assert "in 1 file\n" in ran.out
+    assert ran.out.endswith("2 files of tests and examples left out: name them to have them audited\n")
+    assert len(codes(audit("tests", "--json"))) == 3
+    assert audit("examples").code == 2
+    assert audit(".", "--exclude", "train.py,examples", "--output-format", "concise").out == (
+        "No findings in 0 files\n1 file of tests and examples left out: name them to have them audited\n"
+    )
+
+
 def test_files_that_do_not_parse_are_one_line_each_and_the_rest_goes_on(audit: Any) -> None:
     Path("old.py").write_text("x = 1\nprint 'x'\n", encoding="utf-8")
     Path("latin.py").write_bytes(b"s = '\xe9'\n")
@@ -102,6 +154,9 @@ def test_files_that_do_not_parse_are_one_line_each_and_the_rest_goes_on(audit: A
         (["train.py", "--select", "SYM101"], "--select: there is no code 'SYM101'; did you mean SYN101"),
         (["train.py", "--ignore", "X"], "--ignore: there is no code 'X'; the families are MOV, SYN"),
         (["--explain", "SYN999"], "--explain: there is no code 'SYN999'; did you mean SYN"),
+        (["train.py", "--exclude", "!"], "--exclude: '!' is no pattern as in .gitignore"),
+        (["train.py", "--min-priority", "urgent"], "--min-priority takes one of"),
+        (["train.py", "--min-confidence", "high"], "--min-confidence takes one of"),
         (["train.py", "--unsafe-fixes"], "give one of them as well"),
         (["train.py", "--baseline", "none.json"], "there is no baseline none.json"),
         (["train.py", "--baseline", "train.py"], "cannot be read"),

@@ -75,7 +75,12 @@ def of(template: str, body: str) -> HotPath:
         ("for k in range(6):\n    if k % 2 == 0:\n        here()", 3),
         ("[here() for k in (1, 2, 3)]", 3),
         ("for k in here():\n    pass", 1),
-        ("while here():\n    pass", 8),
+        ("while here():\n    pass", 2),
+        ("for p in model.parameters():\n    here()", 100),
+        ("for v in x.flatten():\n    here()", 100),
+        ("for k, v in losses.items():\n    here()", 4),
+        ("for k, v in reduced({'loss': loss}).items():\n    here()", 1),
+        ("for k in range(len(x)):\n    here()", 8),
         ("for k in range(6):\n    if loss > k:\n        here()\n        break", 0.5),
         ("for k in range(6):\n    here()\n    break", 1),
         ("if torch.cuda.is_available():\n    here()", 0.99),
@@ -192,6 +197,155 @@ def test_the_loop_over_epochs_is_none_of_the_steps() -> None:
     assert hot_path(source.format(body="        pass")) is None
 
 
+OPTIONS = """
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--extra", action="store_true")
+parser.add_argument("--full", action="store_false")
+parser.add_argument("--clip", type=float, default=0.0)
+args = parser.parse_args()
+
+class Net(torch.nn.Module):
+    def __init__(self, up=False, down=True, table=None, kind="a", mixed=False, given=False):
+        super().__init__()
+        self.up, self.other = up, None
+        self.is_up = up
+        self.down = down
+        self.table = table
+        self.kind = kind
+        self.mixed = mixed
+        self.given = given
+        self.plain = True
+        self.later = False
+
+    def start(self):
+        self.later = True
+
+    def helper(self, mask=None):
+        if mask is not None:
+            {helper}
+
+    def forward(self, x: torch.Tensor, mask=None):
+        self.helper()
+        {forward}
+        return x
+
+class Fields(torch.nn.Module):
+    seen: bool = False
+    unseen: bool = False
+
+    def forward(self, x: torch.Tensor):
+        {fields}
+
+Fields(seen=True)
+net = Net(kind="b", mixed=args.unknown, given=True)
+other = Net(kind="b", mixed=True, given=True)
+net.set_from_outside = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "is_seldom"),
+    [
+        ("self.is_up", True),
+        ("not self.is_up", False),
+        ("self.down", False),
+        ("not self.down", True),
+        ("self.table is not None", True),
+        ("self.table is None", False),
+        ("self.kind == 'a'", True),  # all who make it say "b"
+        ("self.kind == 'b'", False),
+        ("self.mixed", False),  # some say so
+        ("not self.given", True),
+        ("not self.plain", True),
+        ("self.later", False),
+        ("self.other", True),
+        ("mask is not None", False),  # a forward pass is given what its callers, who are not seen, have
+        ("args.extra", True),
+        ("args.full", False),
+        ("args.clip > 0", True),
+        ("args.clip == 0", False),
+    ],
+)
+def test_an_option_is_what_it_is_by_default(test: str, is_seldom: bool) -> None:
+    hot = hot_path(OPTIONS.format(fields="pass", helper="pass", forward=f"if {test}: here()"))
+    assert hot is not None
+    assert bool(hot.guard) is is_seldom
+
+
+def test_a_parameter_that_no_caller_gives_has_its_default() -> None:
+    hot = hot_path(OPTIONS.format(fields="pass", helper="here()", forward="pass"))
+    assert hot is not None
+    assert hot.guard == "mask is not None"
+
+
+@pytest.mark.parametrize(("name", "is_seldom"), [("seen", False), ("unseen", True)])
+def test_a_field_is_what_those_give_who_make_objects(name: str, is_seldom: bool) -> None:
+    hot = hot_path(OPTIONS.format(fields=f"if self.{name}: here()", helper="pass", forward="pass"))
+    assert hot is not None
+    assert bool(hot.guard) is is_seldom
+
+
+LAYERS = """
+import torch
+
+class Norm(torch.nn.Module):
+    def __init__(self): super().__init__()
+    def forward(self, x):
+        here()
+        return x
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Norm(), Norm()
+    def forward(self, x):
+        return self.second(self.first(x))
+
+class Net(torch.nn.Module):
+    def __init__(self, depth{default}):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block() for _ in range(depth)])
+"""
+
+
+@pytest.mark.parametrize(("default", "layers", "assumes"), [("=40", 40, ""), ("", 24, "24 layers")])
+def test_what_a_layer_does_counts_in_each_of_them(default: str, layers: int, assumes: str) -> None:
+    hot = hot_path(LAYERS.format(default=default))
+    assert hot is not None
+    assert (hot.times, hot.layers, hot.assumes) == (layers, layers, assumes)
+    assert hot.often == f"{layers} layers in each forward pass, about {layers} times"
+
+
+def test_a_loop_for_what_somebody_types_is_no_step() -> None:
+    source = (
+        "import torch\ndef ask():\n    return input()\n@torch.no_grad()\ndef main(model: torch.nn.Module):\n"
+        "    while True:\n        x = {}\n        model(x)\n        here()\n"
+    )
+    assert hot_path(source.format("ask()")) is None or hot_path(source.format("ask()")).kind == "inference function"  # type: ignore[union-attr]
+    loop = hot_path(source.format("other()"))
+    assert loop is not None
+    assert loop.kind == "inference loop"
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "is_hot"),
+    [
+        ("transformers.TrainerCallback", "on_step_end", True),
+        ("transformers.Trainer", "compute_loss", True),
+        ("mmengine.hooks.Hook", "after_train_iter", True),
+        ("transformers.TrainerCallback", "on_train_end", False),
+        ("mmcv.BaseModule", "train_step", False),  # of a framework whose runner may not be there
+    ],
+)
+def test_methods_that_frameworks_call_in_each_step(base: str, method: str, is_hot: bool) -> None:
+    package = base.partition(".")[0]
+    hot = hot_path(f"import torch\nimport {package}\nclass Mine({base}):\n    def {method}(self, x):\n        here()\n")
+    assert (hot is not None and hot.kind == "training step") is is_hot
+
+
 INFERS = """
 import torch
 
@@ -243,4 +397,20 @@ def test_a_denoising_step_in_a_function_of_its_own() -> None:
         "            new = self.move(x, y, t)\n            x = new.squeeze(0)\n            here()\n"
     )
     assert hot is not None
-    assert (hot.often, hot.assumes) == ("once a denoising step, about 50 a call", "50 denoising steps")
+    assert (hot.often, hot.assumes) == ("once a denoising step, about 30 a call", "30 denoising steps")
+
+
+def test_names_that_a_star_imports_are_followed() -> None:
+    logger = Module("misc/logger.py", "class Meter:\n    def update(self, **given):\n        here()\n", "misc.logger")
+    misc = Module("misc/__init__.py", "from .logger import *\n", "misc", is_package=True)
+    train = Module(
+        "train.py",
+        "import torch\nfrom misc import Meter\ndef train(model, loader, opt):\n    meter = Meter()\n"
+        "    for x in loader:\n        model(x).mean().backward()\n        opt.step()\n        meter.update(loss=x)\n",
+    )
+    project = Project([logger, misc, train])
+    paths = HotPaths(project, TypeInference(project), Constants(project))
+    call = next(call for call in logger.nodes(ast.Call) if getattr(call.func, "id", "") == "here")
+    hot = paths.of(logger, call)
+    assert hot is not None
+    assert (hot.kind, hot.via) == ("training loop", ("update",))

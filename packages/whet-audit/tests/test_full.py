@@ -35,7 +35,7 @@ def test_all_of_a_finding(make_finding: Make) -> None:
         "    = loop: training loop at train.py:2, through main → log, if step > 3\n"
         "    = gain: up to 30% of the step's time, not measured; assumes: up to the share\n"
         "            of the step that waits\n"
-        "    = fix:  sum on the GPU (unsafe, --fix --unsafe-fixes)\n"
+        "    = do:   sum on the GPU (unsafe, --fix --unsafe-fixes)\n"
         "\n"
         "1 finding (1 high) in 1 file\n"
         "1 can be fixed with --fix --unsafe-fixes"
@@ -136,9 +136,9 @@ def test_paragraphs_are_as_wide_as_the_terminal(
     (tmp_path / "train.py").write_text(f"import torch\nloader = torch.utils.data.DataLoader(data)\n{code}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", columns)
-    assert main(["train.py"]) == 1
+    assert main(["train.py", "--preview", "--all"]) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("train.py:")]
     assert widest - 12 < max(map(len, lines)) <= widest
-    assert main(["train.py", "--out", "found.txt"]) == 1
+    assert main(["train.py", "--preview", "--all", "--out", "found.txt"]) == 1
     lines = [line for line in Path("found.txt").read_text().splitlines() if not line.startswith("train.py:")]
     assert max(map(len, lines)) <= 80

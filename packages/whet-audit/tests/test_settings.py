@@ -1,8 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from whet_audit.errors import AuditError
+from whet_audit.finding import Confidence, Finding, Gain, Priority, Span
 from whet_audit.settings import Settings, check_codes, read_settings
 
 CODES = ("CMP101", "MOV101", "MOV102", "SYN101", "SYN102", "SYN110")
@@ -100,6 +102,10 @@ def test_the_command_line_wins_and_the_more_exact_selector_decides(
         ('per-file-ignores = ["SYN"]', "per-file-ignores must be a table of lists"),
         ('per-file-ignores = { "a" = "SYN" }', "per-file-ignores must be a list of strings"),
         ('per-file-ignores = { "a" = ["XYZ"] }', "per-file-ignores: there is no code 'XYZ'; the families are CMP, MOV"),
+        ("preview = 1", "preview must be true or false"),
+        ('min-priority = "hi"', "min-priority takes one of 'low', 'medium', 'high'; got 'hi'"),
+        ('min-confidence = "high"', "min-confidence takes one of 'perhaps', 'likely', 'sure'; got 'high'"),
+        ("fail-on = 3", "fail-on takes one of 'low', 'medium', 'high'; got 3"),
         ("baseline = 1", "baseline must be the name of a file"),
         ('baseline = ""', "baseline must be the name of a file"),
         ("select = [", "pyproject.toml is damaged"),
@@ -129,3 +135,58 @@ def test_unknown_codes_come_with_what_may_have_been_meant() -> None:
     assert check_codes(["syn", " MOV101 ", "all"], CODES, "--select") == ("SYN", "MOV101", "ALL")
     with pytest.raises(AuditError, match=r"--select: there is no code 'MVO'; did you mean MOV\?"):
         check_codes(["MVO"], CODES, "--select")
+
+
+def finding(priority: Priority, confidence: Confidence) -> Finding:
+    gain = Gain(0.0, 0.1, "nothing")
+    return Finding("SYN101", "item-in-loop", "a.py", Span(1, 0, 1, 1), "waits", priority, confidence, gain)
+
+
+PREVIEWS = frozenset({"SYN101", "MOV102"})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (Settings(), {"CMP101", "MOV101", "SYN102", "SYN110"}),
+        (Settings(preview=True), set(CODES)),
+        (Settings(select=("SYN",)), {"SYN102", "SYN110"}),
+        (Settings(select=("SYN101", "MOV")), {"SYN101", "MOV101"}),
+        (Settings(select=("SYN101",), given_select=("MOV102", "SYN")), {"MOV102", "SYN102", "SYN110"}),
+        (Settings(given_select=("SYN101",), given_ignore=("SYN101",)), set()),
+        (Settings(preview=True, ignore=("SYN",)), {"CMP101", "MOV101", "MOV102"}),
+    ],
+)
+def test_rules_in_preview_are_off_unless_asked_for(chosen: Settings, expected: set[str]) -> None:
+    assert on(replace(chosen, previews=PREVIEWS)) == expected
+
+
+def test_what_is_only_perhaps_so_is_hidden_and_more_may_be() -> None:
+    made = [finding(priority, confidence) for priority in Priority for confidence in Confidence]
+    likely = [one for one in made if Settings().shows(one)]
+    assert [one.confidence for one in likely] == [Confidence.HIGH, Confidence.MEDIUM] * 3
+    chosen = Settings(min_priority=Priority.MEDIUM, min_confidence=Confidence.HIGH)
+    assert [one.priority for one in made if chosen.shows(one)] == [Priority.HIGH, Priority.MEDIUM]
+    assert all(map(Settings(min_confidence=Confidence.LOW).shows, made))
+
+
+def test_levels_of_the_file(tmp_path: Path) -> None:
+    write(
+        tmp_path / "pyproject.toml",
+        'preview = true\nmin-priority = "medium"\nmin-confidence = "perhaps"\nfail-on = "high"',
+    )
+    settings = read_settings([tmp_path], CODES)
+    assert (settings.preview, settings.min_priority, settings.min_confidence, settings.fail_on) == (
+        *(True, Priority.MEDIUM, Confidence.LOW, Priority.HIGH),
+    )
+
+
+def test_patterns_of_the_command_are_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
+    settings = Settings(root=tmp_path, exclude=("src/old",), given_exclude=("new/*.py",))
+    assert settings.is_excluded(Path("old").absolute())
+    assert settings.is_excluded(Path("new/a.py").absolute())
+    assert not settings.is_excluded(tmp_path / "new/a.py")

@@ -12,8 +12,10 @@ from whet_audit import cli
 _RUN = "whet.cli.audit_run"  # imported once the arguments are right
 _ABOUT = """Find what makes PyTorch code slow, say what it may cost, and fix it.
 
-The exit code is 0 if nothing is found, 1 if findings are left, 2 on wrong use
-or if a file cannot be read, and 3 if the machine was too busy for --measure."""
+Tests and examples are left out below the directories that you name; name them
+to have them audited. The exit code is 0 if nothing is found, 1 if findings are
+left, 2 on wrong use or if a file cannot be read, and 3 if the machine was too
+busy for --measure."""
 
 
 def main(arguments: Sequence[str]) -> int:

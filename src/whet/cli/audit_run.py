@@ -8,7 +8,7 @@ from importlib import import_module
 
 from whet.cli.audit_table import table
 from whet.scripts.auditing import PROGRAM
-from whet_audit.command import FAILED, explain, found, output_format, say, show, split
+from whet_audit.command import FAILED, explain, found, least_sure, output_format, say, show, split
 from whet_audit.report import MachineFacts
 from whet_audit.run import Outcome
 
@@ -41,6 +41,10 @@ def _measured(given: argparse.Namespace) -> Outcome:
         budget_s=seconds("--budget", given.budget),
         select=split(given.select) if given.select else None,
         ignore=split(given.ignore or []),
+        exclude=split(given.exclude or []),
+        preview=given.preview,
+        min_priority=given.min_priority,
+        min_confidence=least_sure(given),
         fix=given.fix or given.diff,
         write=not given.diff,
         patience=patience_of(

@@ -30,6 +30,10 @@ def audit(
     *,
     select: Iterable[str] | None = None,
     ignore: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    preview: bool = False,
+    min_priority: str | None = None,
+    min_confidence: str | None = None,
     baseline: str | os.PathLike[str] | None = None,
     write_baseline: str | os.PathLike[str] | None = None,
     fix: bool = False,
@@ -44,6 +48,10 @@ def audit(
         paths: Python files, notebooks and directories.
         select: Codes or their beginnings, such as "SYN" or "MOV101"; all, if not given.
         ignore: Codes or their beginnings to leave out.
+        exclude: Patterns of paths to leave out, as in .gitignore.
+        preview: Run the rules in preview too; without, only those that `select` names by their full code.
+        min_priority: The least priority to show: "low" (the default), "medium" or "high".
+        min_confidence: How sure a finding has to be: "perhaps", "likely" (the default) or "sure".
         baseline: A file of findings that are known; only others are shown.
         write_baseline: Where to write what is found, to be known from now on.
         fix: Repair what can be repaired at the same results.
@@ -65,6 +73,10 @@ def audit(
             paths,
             select=select,
             ignore=ignore,
+            exclude=exclude,
+            preview=preview,
+            min_priority=min_priority,
+            min_confidence=min_confidence,
             baseline=baseline,
             write_baseline=write_baseline,
             fix=fix,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -95,6 +96,12 @@ def part_of(value: Value, index: int) -> Value:
     if value.kind is Kind.OUTPUT:
         return Value(Kind.TENSOR, is_sure=False)
     return element_of(value)
+
+
+def all_on_cpu(values: Iterable[Value]) -> bool:
+    """Whether all tensors among values, and in lists of them, are known to be in the CPU's memory."""
+    tensors = [one.element if one.kind is Kind.LIST else one for one in values if one.kind in (Kind.TENSOR, Kind.LIST)]
+    return bool(tensors) and all(one is not None and one.device == "cpu" for one in tensors)
 
 
 def of_tensor_method(owner: Value, name: str, call: ast.Call) -> Value:

@@ -13,9 +13,17 @@ from whet_audit.errors import AuditError, OutputError
 from whet_audit.files import check_file, write_whole
 from whet_audit.formats.table import report_html
 from whet_audit.report import show_reports
-from whet_audit.rules import RULES
+from whet_audit.rules import RULES, is_preview
 from whet_audit.run import Change, Outcome, run
-from whet_audit.settings import Settings, check_codes, read_settings
+from whet_audit.settings import (
+    CONFIDENCES,
+    PRIORITIES,
+    Settings,
+    check_codes,
+    check_level,
+    check_patterns,
+    read_settings,
+)
 
 show_reports(report_html)
 
@@ -25,6 +33,10 @@ def audit(
     *,
     select: Iterable[str] | None = None,
     ignore: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    preview: bool = False,
+    min_priority: str | None = None,
+    min_confidence: str | None = None,
     baseline: str | os.PathLike[str] | None = None,
     write_baseline: str | os.PathLike[str] | None = None,
     fix: bool = False,
@@ -39,6 +51,10 @@ def audit(
         paths: Python files, notebooks and directories.
         select: Codes or their beginnings, such as "SYN" or "MOV101"; all, if not given.
         ignore: Codes or their beginnings to leave out.
+        exclude: Patterns of paths to leave out, as in .gitignore.
+        preview: Run the rules in preview too; without, only those that `select` names by their full code.
+        min_priority: The least priority to show: "low" (the default), "medium" or "high".
+        min_confidence: How sure a finding has to be: "perhaps", "likely" (the default) or "sure".
         baseline: A file of findings that are known; only others are shown.
         write_baseline: Where to write what is found, to be known from now on.
         fix: Repair what can be repaired at the same results.
@@ -56,7 +72,13 @@ def audit(
         raise AuditError("unsafe_fixes widens fix; give fix=True as well")
     named = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     check_file(None if write_baseline is None else Path(write_baseline))
-    settings = settings_of(named, select, ignore)
+    settings = settings_of(
+        *(named, select, ignore),
+        exclude=exclude,
+        preview=preview,
+        min_priority=min_priority,
+        min_confidence=min_confidence,
+    )
     known = settings.baseline if baseline is None else Path(baseline)
     if known is not None and write_baseline is not None and not known.exists():
         known = None  # about to be written for the first time
@@ -67,7 +89,7 @@ def audit(
         fix=fix,
         unsafe=unsafe_fixes,
     )
-    arguments = " ".join(shlex.quote(str(path)) for path in named)
+    arguments = " ".join([*(shlex.quote(str(path)) for path in named), *(["--preview"] if preview else [])])
     outcome = replace(outcome, report=replace(outcome.report, arguments=arguments))
     if fix and write:
         outcome = written(outcome)
@@ -76,12 +98,32 @@ def audit(
     return outcome
 
 
-def settings_of(paths: Sequence[Path], select: Iterable[str] | None, ignore: Iterable[str]) -> Settings:
-    """Return what pyproject.toml says of the paths, and the codes that were chosen. Raises AuditError."""
+def settings_of(
+    paths: Sequence[Path],
+    select: Iterable[str] | None,
+    ignore: Iterable[str],
+    *,
+    exclude: Iterable[str] = (),
+    preview: bool = False,
+    min_priority: str | None = None,
+    min_confidence: str | None = None,
+) -> Settings:
+    """Return what pyproject.toml says of the paths, and what was chosen besides, which wins. Raises AuditError."""
+    read = read_settings(paths, RULES)
+    priority, confidence = read.min_priority, read.min_confidence
+    if min_priority is not None:
+        priority = check_level(min_priority, PRIORITIES, "--min-priority")
+    if min_confidence is not None:
+        confidence = check_level(min_confidence, CONFIDENCES, "--min-confidence")
     return replace(
-        read_settings(paths, RULES),
+        read,
         given_select=None if select is None else check_codes(select, RULES, "--select"),
         given_ignore=check_codes(ignore, RULES, "--ignore"),
+        given_exclude=check_patterns(exclude, "--exclude"),
+        preview=preview or read.preview,
+        previews=frozenset(code for code, rule in RULES.items() if is_preview(rule)),
+        min_priority=priority,
+        min_confidence=confidence,
     )
 
 

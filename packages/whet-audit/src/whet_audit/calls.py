@@ -17,7 +17,14 @@ _VERB = re.compile(
 )
 _PICKS = frozenset("argmax multinomial topk sample categorical gumbel_softmax".split())
 _NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
-_STEP_HOOKS = frozenset("training_step compute_loss train_step train_batch optimize_parameters".split())
+_STEP_HOOKS = frozenset("training_step compute_loss".split())
+# Methods that a trainer of transformers, Lightning or MMEngine calls in every step of whoever gives it such an object.
+_CALLBACKS = frozenset(
+    (
+        "on_step_begin on_substep_end on_pre_optimizer_step on_step_end on_train_batch_start on_train_batch_end "
+        "on_before_backward on_after_backward on_before_optimizer_step before_train_iter after_train_iter"
+    ).split()
+)
 _EVAL_HOOKS = frozenset("validation_step test_step predict_step prediction_step eval_step".split())
 _SAMPLE_HOOKS = frozenset("__getitem__ __getitems__".split())
 _ONE_BY_ONE = ("backward", "manual_backward")
@@ -87,7 +94,7 @@ class Calls:
     def hook(self, function: Function) -> str | None:
         """The HeatKind's name of a function that a framework calls in each step; None for others."""
         if function.cls is not None:
-            if function.name in _STEP_HOOKS:
+            if function.name in _STEP_HOOKS or function.name in _CALLBACKS:
                 return "TRAINING_STEP"
             if function.name in _EVAL_HOOKS:
                 return "INFERENCE_CALL"
@@ -107,6 +114,11 @@ class Calls:
             is_super = isinstance(call.func.value, ast.Call) and name_of(call.func.value) == "super"
             is_in_function = module.function_of(call).name == "backward"
             return CallKind.OTHER if is_super or is_in_function else CallKind.BACKWARD
+        if name == "update_params" and isinstance(call.func, ast.Attribute):  # MMEngine: backward pass and step
+            owner = self._kinds.of(module, call.func.value).kind
+            return CallKind.BACKWARD if owner is Kind.OPTIMIZER else CallKind.OTHER
+        if name == "train_batch" and isinstance(call.func, ast.Attribute):  # DeepSpeed's pipelines: a whole step
+            return CallKind.OTHER if self._project.target(module, call) else CallKind.STEP
         if name == "step" and isinstance(call.func, ast.Attribute):
             owner = self._kinds.of(module, call.func.value).kind
             return CallKind.STEP if owner in (Kind.OPTIMIZER, Kind.SCALER) else CallKind.OTHER

@@ -20,9 +20,10 @@ class Card:
     title: str
     sections: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
+    is_preview: bool = False
 
 
-def read_card(code: str, name: str, priority: Priority, docstring: str | None) -> Card:
+def read_card(code: str, name: str, priority: Priority, docstring: str | None, *, is_preview: bool = False) -> Card:
     """Read a rule's docstring.
 
     Args:
@@ -30,8 +31,9 @@ def read_card(code: str, name: str, priority: Priority, docstring: str | None) -
         name: The rule's name.
         priority: The rule's priority.
         docstring: A first line `CODE name: title`, then sections, as `read_sections` takes them.
+        is_preview: Whether the rule is off unless it is asked for.
     """
     text = inspect.cleandoc(docstring or "")
     first, sections = read_sections(text)
     title = first.partition(": ")[2] or first
-    return Card(code, name, priority, title[:1].upper() + title[1:], sections, text)
+    return Card(code, name, priority, title[:1].upper() + title[1:], sections, text, is_preview)

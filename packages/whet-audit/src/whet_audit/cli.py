@@ -14,13 +14,16 @@ from whet_audit.usage import Parser
 
 PROGRAM = "whet-audit"
 _COMMAND = "whet_audit.command"  # imported once the arguments are right
+LEVELS = ("low", "medium", "high")
+SURE = ("perhaps", "likely", "sure")
 _WRONG_USE = 2
 _INTERRUPTED = 130
 
 ABOUT = """Find what makes PyTorch code slow, say what it may cost, and fix it.
 
-The exit code is 0 if nothing is found, 1 if findings are left, and 2 on wrong
-use or if a file cannot be read."""
+Tests and examples are left out below the directories that you name; name them
+to have them audited. The exit code is 0 if nothing is found, 1 if findings are
+left, and 2 on wrong use or if a file cannot be read."""
 EXAMPLES = ("whet-audit train.py src", "whet-audit train.py --fix --diff")
 
 
@@ -63,10 +66,15 @@ def parser(program: str, about: str, examples: Sequence[str]) -> argparse.Argume
     add("--diff", action="store_true", help="show what --fix would change; write nothing")
     add("--select", metavar="CODES", action="append", help="codes or their beginnings, as SYN,MOV101")
     add("--ignore", metavar="CODES", action="append", help="codes or their beginnings to leave out")
+    add("--exclude", metavar="PATTERNS", action="append", help="paths to leave out, as in .gitignore: old,docs/*.py")
+    add("--preview", action="store_true", help="also the rules that are right less than four times in five")
+    add("--min-priority", metavar="LEVEL", choices=LEVELS, help=f"the least priority: {', '.join(LEVELS)} (low)")
+    add("--min-confidence", metavar="HOW", choices=SURE, help=f"how sure at least: {', '.join(SURE)} (likely)")
+    add("--fail-on", metavar="LEVEL", choices=LEVELS, help="the least priority for which the exit code is 1 (low)")
     add("--baseline", metavar="FILE", type=Path, help="show only findings that this file does not contain")
     add("--write-baseline", metavar="FILE", type=Path, help="write the findings, for later runs with --baseline")
     add("--output-format", metavar="FORMAT", choices=FORMATS, help=f"the format: {', '.join(FORMATS)} (top)")
-    add("--all", action="store_true", help="show all findings with their source, not only the ten that cost most")
+    add("--all", action="store_true", help="show all findings with their source, also what is only perhaps so")
     add("--out", metavar="FILE", type=Path, help="write the report to this file instead of the terminal")
     add("--explain", metavar="CODE", help="say what a rule finds, and why")
     add("--json", action="store_true", help="short for --output-format json")

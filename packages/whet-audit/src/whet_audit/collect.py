@@ -14,6 +14,7 @@ from pathlib import Path
 from whet_audit.decoding import Undecodable, decode
 from whet_audit.errors import reason
 from whet_audit.notebook import DamagedNotebook, read_notebook
+from whet_audit.written_settings import SUFFIXES
 
 _SKIPPED = frozenset(
     (
@@ -23,9 +24,14 @@ _SKIPPED = frozenset(
 )
 _OUTPUTS = ("build", "dist")  # a package may be called so: skipped unless it is one
 _LARGE_BYTES = 1_000_000
+_LARGE_SETTINGS_BYTES = 100_000  # data, not settings
 _TOO_LARGE_BYTES = 20_000_000  # takes gigabytes to parse
 _LONG_LINE = 200  # mean characters a line that nobody types
 _GENERATED = re.compile(rb"generated|do not (edit|modify)", re.IGNORECASE)
+_TESTS = {"tests", "test"}
+_EXAMPLES = {"examples", "example"}
+_TEST_FILE = re.compile(r"test_\w+\.py|\w+_test\.py")
+_TESTS_SOMETHING = re.compile(rb"^\s*(async )?def test_|^(import|from) (pytest|unittest)\b", re.MULTILINE)
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")  # Python's; str.splitlines knows more
 
 
@@ -75,22 +81,41 @@ class Problem:
 
 @dataclass(frozen=True)
 class Collected:
-    """Files to audit, what could not be read, and what was left out on purpose."""
+    """Files to audit, what could not be read, and what was left out on purpose.
+
+    beside: examples and files of settings, which are not audited, and show how the files are used. num_left_out: files
+    of tests and examples.
+    """
 
     files: tuple[SourceFile, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
+    beside: tuple[SourceFile, ...] = ()
+    num_left_out: int = 0
 
 
 def collect(paths: Iterable[Path], *, is_excluded: Callable[[Path], bool] = lambda path: False) -> Collected:
     """Read the Python files and notebooks named, and those below the directories named, each once, in order.
 
+    Below a directory, tests and examples are left out; where they are named themselves, they are not.
     is_excluded: asked with absolute paths of files and directories, those named among them.
     """
-    collector = _Collector(is_excluded)
+    collector, others = _Collector(is_excluded), _Collector(is_excluded)
     for path in paths:
         collector.add(path)
-    return Collected(tuple(collector.files), tuple(collector.problems), tuple(collector.notes))
+    left_out = {path: is_example for path, is_example in collector.left_out.items() if collector.is_new(path)}
+    for path, is_example in left_out.items():
+        if is_example:
+            others.read(path)
+    for path in collector.settings:
+        others.read(path)
+    return Collected(
+        tuple(collector.files),
+        tuple(collector.problems),
+        tuple(collector.notes),
+        beside=tuple(others.files),
+        num_left_out=len(left_out),
+    )
 
 
 def does_not_parse(file: SourceFile, error: Exception) -> Problem:
@@ -120,8 +145,10 @@ class _Collector:
         self.files: list[SourceFile] = []
         self.problems: list[Problem] = []
         self.notes: list[str] = []
+        self.left_out: dict[Path, bool] = {}  # files of tests (False) and examples (True)
+        self.settings: list[Path] = []  # files that set options of the code
         self._is_excluded = is_excluded
-        self._seen: set[str] = set()  # resolved: ends loops of links, and files that are named twice
+        self._seen: set[str] = set()  # resolved: files may be named twice
 
     def add(self, path: Path) -> None:
         try:
@@ -138,19 +165,30 @@ class _Collector:
         if self._is_excluded(path.absolute()):
             self.notes.append(f"{shown(path)}: excluded by the settings")
         elif stat.S_ISDIR(kind):
-            for file in self._below(path):
-                self._read(file)
+            for file in self._below(path, set()):
+                folders = {folder.lower() for folder in file.relative_to(path).parts[:-1]}
+                if folders & _TESTS or _is_test(file):
+                    self.left_out[file] = False
+                elif folders & _EXAMPLES:
+                    self.left_out[file] = True
+                else:
+                    self.read(file)
         elif path.suffix == ".pyi":
             self.notes.append(f"{shown(path)}: a stub, with no code to audit")
         elif path.suffix in (".py", ".ipynb") or self._is_script(path):
-            self._read(path)
+            self.read(path)
         else:
             self.problems.append(Problem(shown(path), 0, "is neither a Python file nor a notebook"))
 
-    def _below(self, directory: Path) -> Iterator[Path]:
-        """Python files and notebooks below a directory: of each directory the files, then what lies deeper."""
-        if not self._is_new(directory):
+    def _below(self, directory: Path, seen: set[str]) -> Iterator[Path]:
+        """Python files and notebooks below a directory: of each directory the files, then what lies deeper.
+
+        seen: the directories that were gone through, resolved, which ends loops of links.
+        """
+        resolved = os.path.realpath(directory)
+        if resolved in seen:
             return
+        seen.add(resolved)
         try:
             entries = sorted(os.scandir(directory), key=lambda entry: (entry.is_symlink(), entry.name))
         except OSError as error:
@@ -162,13 +200,15 @@ class _Collector:
             if _is_directory(entry):
                 if not _is_skipped(path) and not self._is_excluded(path.absolute()):
                     deeper.append(path)
+            elif path.suffix in SUFFIXES and entry.is_file() and entry.stat().st_size <= _LARGE_SETTINGS_BYTES:
+                self.settings.append(path)
             elif path.suffix in (".py", ".ipynb") and not self._is_excluded(path.absolute()):
                 yield path
         for path in deeper:
-            yield from self._below(path)
+            yield from self._below(path, seen)
 
-    def _read(self, path: Path) -> None:
-        if not self._is_new(path):
+    def read(self, path: Path) -> None:
+        if not self.is_new(path):
             return
         name = shown(path)
         try:
@@ -206,7 +246,7 @@ class _Collector:
             self.problems.append(Problem(name, 0, notebook.problem))
         self.files.append(SourceFile(name, notebook.text, notebook.cell_starts))
 
-    def _is_new(self, path: Path) -> bool:
+    def is_new(self, path: Path) -> bool:
         resolved = os.path.realpath(path)
         if resolved in self._seen:
             return False
@@ -223,6 +263,16 @@ class _Collector:
         except OSError:
             return True  # reading it says why not
         return first.startswith(b"#!") and b"python" in first
+
+
+def _is_test(file: Path) -> bool:
+    """Whether a file holds tests by its name and what is in it: test_model.py may as well be an evaluation."""
+    if not _TEST_FILE.fullmatch(file.name):
+        return False
+    try:
+        return _TESTS_SOMETHING.search(file.read_bytes()) is not None
+    except OSError:
+        return False  # reading it says why not
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:

@@ -13,6 +13,7 @@ from whet_audit.audit import audit
 from whet_audit.card import Card
 from whet_audit.errors import AuditError
 from whet_audit.files import write_whole
+from whet_audit.finding import Priority, reaches
 from whet_audit.formats import render
 from whet_audit.report import count
 from whet_audit.run import Change, Outcome, cards
@@ -27,6 +28,10 @@ def found(given: argparse.Namespace) -> Outcome:
         given.paths,
         select=split(given.select) if given.select else None,
         ignore=split(given.ignore or []),
+        exclude=split(given.exclude or []),
+        preview=given.preview,
+        min_priority=given.min_priority,
+        min_confidence=least_sure(given),
         baseline=given.baseline,
         write_baseline=given.write_baseline,
         fix=given.fix or given.diff,
@@ -53,7 +58,8 @@ def show(outcome: Outcome, given: argparse.Namespace) -> int:
         say(f"{count(len(outcome.findings), 'finding')} written to {given.write_baseline}", sys.stderr)
     if report.problems or outcome.failures:
         return FAILED
-    is_left = report.findings or (given.diff and outcome.changes)
+    fail_on = outcome.fail_on if given.fail_on is None else Priority(given.fail_on)
+    is_left = any(reaches(one.priority, fail_on) for one in report.findings) or (given.diff and outcome.changes)
     return FINDINGS if is_left and given.write_baseline is None else CLEAN
 
 
@@ -72,8 +78,14 @@ def explain(name: str) -> int:
     family = [c for c in known.values() if code and c.code.startswith(code)]
     if not family:
         raise AuditError(f"--explain: there is no code {name!r}{near(code, known)}")
-    say("\n".join(f"{c.code}  {c.name:<32}  {c.priority}" for c in family))
+    say("\n".join(f"{c.code}  {c.name:<38}  {c.priority}{', preview' if c.is_preview else ''}" for c in family))
     return CLEAN
+
+
+def least_sure(given: argparse.Namespace) -> str | None:
+    """Return how sure findings have to be; None where the arguments do not say it."""
+    least: str | None = given.min_confidence or ("perhaps" if given.all else None)
+    return least
 
 
 def output_format(given: argparse.Namespace) -> str:
@@ -99,7 +111,8 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def _card(card: Card) -> str:
-    return f"{card.text.strip()}\nPriority    {card.priority}"
+    preview = f"\nPreview     Off without --preview or --select {card.code}." if card.is_preview else ""
+    return f"{card.text.strip()}\nPriority    {card.priority}{preview}"
 
 
 def _diff(change: Change) -> str:

@@ -23,6 +23,15 @@ class Confidence(StrEnum):
     LOW = "low"
 
 
+SURENESS = {Confidence.HIGH: "sure", Confidence.MEDIUM: "likely", Confidence.LOW: "perhaps"}  # as people read it
+
+
+def reaches(level: Priority | Confidence, least: Priority | Confidence) -> bool:
+    """Return whether a level is as high as another of its kind, or higher."""
+    order = list(type(level))
+    return order.index(level) <= order.index(least)
+
+
 @dataclass(frozen=True)
 class Gain:
     """Estimated share of the step's time that goes away, from `low` to `high` (0 to 1), and what that assumes."""
@@ -172,9 +181,11 @@ class HotPath:
     via: tuple[str, ...] = ()  # functions on the way from the loop to the place
     times_per_step: str = ""  # "once a step", "for each token in ...": where loops lie between
     guard: str = ""  # the condition under which it runs, where that is not every step
-    times: float = 1.0  # in each unit of work, by what is known of conditions and loops
+    times: float = 1.0  # in each unit of work, by what is known of conditions, loops and layers
+    layers: int = 1  # of the class, one after the other, that each forward pass runs
     turns: int = 0  # of the loop in a call, where a call is what people wait for; 0: not so, or not known
     assumes: str = ""  # what `times` and `turns` rest on besides the code
+    no_step: str = ""  # why it belongs to no step, though it looks so: what runs once a file or not at all
 
     @property
     def text(self) -> str:
@@ -187,10 +198,13 @@ class HotPath:
     def often(self) -> str:
         """How often it runs, in words: "once a denoising step, about 50 a call"."""
         unit = _UNITS.get(self.kind, "call")
+        if self.no_step:
+            return self.no_step
         if self.guard:
             return f"seldom: only if {self.guard}"
-        if self.times_per_step:
-            words = f"{self.times_per_step} in each {unit}, about {max(1, round(self.times))} times"
+        if self.times_per_step or self.layers > 1:
+            each = ", ".join(filter(None, (self.times_per_step, f"{self.layers} layers" * (self.layers > 1))))
+            words = f"{each} in each {unit}, about {max(1, round(self.times))} times"
         elif self.times < _ALWAYS:
             words = f"in about {self.times:.0%} of all {unit}{'es' if unit.endswith(('s', 'ch')) else 's'}"
         else:
@@ -248,10 +262,6 @@ class Finding:
     fix: Fix | None = None
     measured: Measured | None = None
     cell: int | None = None  # the cell of a notebook, from 1; lines are those of the cell then
-    is_test: bool = False  # whether it stands in a file of tests
+    is_offline: bool = False  # whether a person runs its file once in a while: a conversion, an export, a comparison
     cost: float = 0.0  # of its cause: the share of the program's time that is expected to go away
-
-    @property
-    def cause(self) -> object:
-        """What findings have in common that one change mends: the rule and the function."""
-        return self if self.hot is None else (self.code, self.path, self.hot.function)
+    cause: int = 0  # which of the causes it has, from 1, the costliest first; 0 before they were told apart

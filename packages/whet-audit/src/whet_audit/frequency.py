@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -12,10 +13,16 @@ from whet_audit.flow_graph import Branch, FlowGraph
 from whet_audit.odds import ONCE, SELDOM, Odds, fills
 from whet_audit.project import Project
 from whet_audit.source import COMPREHENSIONS, Function, LoopNode, Module
+from whet_audit.written_settings import WrittenSettings
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LEAST = 1 / 4  # of conditions of which nothing is known, however many there are
-UNKNOWN_TURNS = 8  # of a loop inside the step: layers, terms of a loss, images of a small batch
+_UNKNOWN_RANGE = 8  # turns of a loop over a range inside the step: layers, images of a small batch
+_UNKNOWN_ITEMS = 4  # of a loop over what a dict holds: terms of a loss, states
+_UNKNOWN_TURNS = 2  # of other loops: rows, chains, files
+_MANY = 100  # turns of a loop over all parameters or modules of a model, or all elements of a tensor
+_VIEWS = ("items", "values", "keys")
+_FLAT = re.compile(r"\.(flatten|ravel)\(\)|\.(view|reshape)\(-1\)")
 
 
 class Frequency(NamedTuple):
@@ -40,11 +47,19 @@ class Condition(NamedTuple):
 class Frequencies:
     """Tells how often places of a project run. makes_step: whether a call is, or makes, a backward pass or a step."""
 
-    def __init__(self, project: Project, constants: Constants, makes_step: Callable[[ast.Call, Module], bool]) -> None:
+    def __init__(
+        self,
+        project: Project,
+        constants: Constants,
+        settings: WrittenSettings,
+        makes_step: Callable[[ast.Call, Module], bool],
+    ) -> None:
         self._constants = constants
         self._makes_step = makes_step
-        self._odds = Odds(project, constants)
+        self._odds = Odds(project, constants, settings)
         self._graphs: dict[Function, FlowGraph] = {}
+        self._outcomes: dict[tuple[Branch, ast.AST], Condition] = {}
+        self._steps: dict[Function, list[ast.Call]] = {}
 
     def of(self, module: Module, node: ast.AST, unit: ast.AST) -> Frequency:
         """How often a place runs in each turn of a loop, or in each call of a function, that it lies in."""
@@ -53,16 +68,19 @@ class Frequencies:
         known = math.prod(one.share for one in conditions if one.share is not None)
         unknown = max(_LEAST, 0.5 ** sum(one.share is None for one in conditions))
         loops = repeats(module, node, unit)
-        turns = [self._turns(module, loop, node) for loop in loops]
+        known_turns = [self._turns(module, loop, node) for loop in loops]
+        turns = [_assumed_turns(loop) if one is None else one for loop, one in zip(loops, known_turns, strict=True)]
         open_ended = [
-            _header(module, loop) for loop, known_turns in zip(loops, turns, strict=True) if known_turns is None
+            f"{assumed} times {_header(module, loop)}"
+            for loop, one, assumed in zip(loops, known_turns, turns, strict=True)
+            if one is None
         ]
         asked = [f"{one.words} holds every other time" for one in conditions if one.share is None]
         return Frequency(
-            times=known * unknown * math.prod(UNKNOWN_TURNS if one is None else one for one in turns),
+            times=known * unknown * math.prod(turns),
             guard=min(seldom, key=lambda one: one.share or 0.0).words if seldom else "",
             loops=", ".join(_header(module, loop) for loop in reversed(loops)),
-            assumes=", ".join([*(f"{UNKNOWN_TURNS} times {header}" for header in open_ended[:1]), *asked[:1]]),
+            assumes=", ".join([*open_ended[:1], *asked[:1]]),
         )
 
     def conditions(self, module: Module, node: ast.AST, unit: ast.AST) -> Iterator[Condition]:
@@ -98,7 +116,10 @@ class Frequencies:
                     return
                 continue
             if all(loop in around for loop in loops_around(module, branch.by)):
-                yield self._outcome(module, graph, up, branch, unit)
+                key = (branch, unit)
+                if key not in self._outcomes:
+                    self._outcomes[key] = self._outcome(module, graph, up, branch, unit)
+                yield self._outcomes[key]
 
     def graph(self, function: Function) -> FlowGraph:
         if function not in self._graphs:
@@ -122,6 +143,10 @@ class Frequencies:
             over = over.args[0]
         if isinstance(over, ast.Tuple | ast.List):
             return len(over.elts)
+        if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr in _VIEWS:
+            made = over.func.value
+            given = [made, *made.args] if isinstance(made, ast.Call) else [made]
+            return next((len(one.keys) for one in given if isinstance(one, ast.Dict)), None)
         if isinstance(over, ast.Call) and getattr(over.func, "id", "") in ("range", "trange") and over.args:
             first = self._constants.value(module, over.args[0]) if len(over.args) > 1 else 0
             last = self._constants.value(module, over.args[min(1, len(over.args) - 1)])
@@ -183,8 +208,14 @@ class Frequencies:
             child = up
 
     def _takes_step(self, module: Module, region: list[ast.stmt]) -> bool:
-        calls = (node for one in region for node in ast.walk(one) if isinstance(node, ast.Call))
-        return any(self._makes_step(call, module) for call in calls)
+        if not region:
+            return False
+        function = module.function_of(region[0])
+        if function not in self._steps:
+            calls = [call for scope in (function, *function.inner.values()) for call in scope.calls]
+            self._steps[function] = [call for call in calls if self._makes_step(call, module)]
+        inside = set(region)
+        return any(not inside.isdisjoint(module.ancestors(call)) for call in self._steps[function])
 
     @staticmethod
     def _stays(module: Module, by: ast.AST, name: str, region: list[ast.stmt], unit: ast.AST) -> bool:
@@ -222,6 +253,12 @@ def is_outside(loop: LoopNode, child: ast.AST) -> bool:
     return child in loop.orelse or (not isinstance(loop, ast.While) and child is loop.iter)
 
 
+def is_signature(function: ast.AST, child: ast.AST) -> bool:
+    """Whether a direct child of a def runs where the function is made: decorators, defaults."""
+    body = getattr(function, "body", [])
+    return isinstance(body, list) and child not in body
+
+
 def repeats(module: Module, node: ast.AST, until: ast.AST) -> list[ast.AST]:
     """The loops and comprehensions between a node and what is around it, innermost first."""
     found: list[ast.AST] = []
@@ -243,6 +280,17 @@ def _header(module: Module, loop: ast.AST) -> str:
     one = loop.generators[0] if isinstance(loop, COMPREHENSIONS) else loop
     assert isinstance(one, ast.For | ast.AsyncFor | ast.comprehension)
     return f"for each {module.shown(one.target)} in {module.shown(one.iter)}"
+
+
+def _assumed_turns(loop: ast.AST) -> int:
+    """The turns of a loop of which nothing says the number."""
+    one = loop.generators[0] if isinstance(loop, COMPREHENSIONS) else loop
+    over = ast.unparse(one.iter) if isinstance(one, ast.For | ast.AsyncFor | ast.comprehension) else ""
+    if over.rstrip("()").endswith(("parameters", ".modules")) or _FLAT.search(over):
+        return _MANY
+    if over.endswith(tuple(f".{view}()" for view in _VIEWS)):
+        return _UNKNOWN_ITEMS
+    return _UNKNOWN_RANGE if "range(" in over else _UNKNOWN_TURNS
 
 
 def _placed(module: Module, node: ast.AST) -> tuple[Function, ast.stmt]:

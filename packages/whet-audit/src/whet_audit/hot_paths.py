@@ -15,13 +15,16 @@ from enum import StrEnum
 from whet_audit.abstract_types import Kind
 from whet_audit.calls import CallKind, Calls
 from whet_audit.constants import Constants
-from whet_audit.denoising import refines, turns_a_call
+from whet_audit.denoising import grows, refines, turns_a_call
 from whet_audit.finding import HotPath
-from whet_audit.frequency import Frequencies, is_outside, loops_around
+from whet_audit.frequency import Frequencies, is_outside, is_signature, loops_around
+from whet_audit.no_steps import NoSteps
 from whet_audit.project import Project, name_of, root_name
-from whet_audit.result_flow import ResultFlow, flow_of, leaves_something
+from whet_audit.reach import Reach
+from whet_audit.result_flow import flow_of, leaves_something
 from whet_audit.source import Function, LoopNode, Module
 from whet_audit.type_inference import TypeInference
+from whet_audit.written_settings import WrittenSettings
 
 _MOST_FUNCTIONS_ON_THE_WAY = 6
 _MOST_TIMES = 10_000.0  # in each unit of work: what runs more often is as bad
@@ -49,10 +52,17 @@ _ORDER = list(HeatKind)  # where a function is reached from several, the first c
 class HotPaths:
     """Finds the hot places of a project once; `of` says why a node is hot."""
 
-    def __init__(self, project: Project, kinds: TypeInference, constants: Constants) -> None:
+    def __init__(
+        self,
+        project: Project,
+        kinds: TypeInference,
+        constants: Constants,
+        settings: WrittenSettings | None = None,
+    ) -> None:
         self._project = project
         self._kinds = kinds
-        self._frequencies = Frequencies(project, constants, self.makes_step)
+        settings = settings or WrittenSettings()
+        self._frequencies = Frequencies(project, constants, settings, self.makes_step)
         self._calls = Calls(project, kinds)
         self.loops: dict[ast.AST, HeatKind] = {}
         self.functions: dict[Function, HotPath] = {}
@@ -61,6 +71,9 @@ class HotPaths:
         for module in project.modules:
             if module.uses_torch:
                 self._find_loops(module)
+        steps = {loop: kind in TRAINS for loop, kind in self.loops.items() if kind is not HeatKind.INFERENCE}
+        self._reach = Reach(project, constants, settings)
+        self._no_steps = NoSteps(project, self._calls, self._reach, steps, self.makes_step)
         self._spread(self._seeds())
 
     def of(self, module: Module, node: ast.AST) -> HotPath | None:
@@ -70,14 +83,14 @@ class HotPaths:
             if isinstance(up, _LOOPS) and not is_outside(up, child):
                 if up in self.loops:
                     return self._in_loop(module, node, up)
-            elif up in module.function_of_node and not _is_signature(up, child):
+            elif up in module.function_of_node and not is_signature(up, child):
                 hot = self.functions.get(module.function_of_node[up])
                 if hot is not None:
                     often = self._frequencies.of(module, node, up)
                     return replace(
                         hot,
                         guard=often.guard or hot.guard,
-                        times_per_step=often.loops or hot.times_per_step,
+                        times_per_step=", ".join(filter(None, (hot.times_per_step, often.loops))),
                         times=min(often.times * hot.times, _MOST_TIMES),
                         assumes="; ".join(filter(None, (hot.assumes, often.assumes))),
                     )
@@ -123,24 +136,41 @@ class HotPaths:
 
     def _find_loops(self, module: Module) -> None:
         for function in module.functions:
-            if self._is_forward(function) or _is_test(function):
+            if self._is_forward(function) or function.is_test:
                 continue
-            for loop in function.loops:
+            for loop in reversed(function.loops):  # those inside before those around them
                 calls = list(own_calls(module, function, loop))
+                if any(self._asks_somebody(module, call) for call in calls):
+                    continue  # who types takes longer than what is computed
                 if any(self.makes_step(call, module) for call in calls):
                     self.loops[loop] = HeatKind.TRAINING
                     continue
                 runs_model = any(self.runs_model(call, module) for call in calls)
                 if runs_model and self._is_inference(module, function, loop):
                     self.loops[loop] = self._kind_of_inference(module, function, loop)
+                elif not runs_model and self._refines_in_parts(module, function, loop):
+                    self.loops[loop] = HeatKind.DENOISING
+
+    def _refines_in_parts(self, module: Module, function: Function, loop: LoopNode) -> bool:
+        """Whether a denoising loop runs its model in a loop over chunks."""
+        inside = [one for one in function.loops if one is not loop and loop in module.ancestors(one)]
+        if not any(self.loops.get(one) is HeatKind.INFERENCE for one in inside):
+            return False
+        models = [call for one in inside for call in own_calls(module, function, one) if self.runs_model(call, module)]
+        return refines(module, loop, models)
+
+    def _asks_somebody(self, module: Module, call: ast.Call) -> bool:
+        """Whether a call, or the function that it runs, waits for what somebody types."""
+        target = self._project.target(module, call)
+        return any(getattr(one.func, "id", "") == "input" for one in (call, *(target.calls if target else ())))
 
     def _kind_of_inference(self, module: Module, function: Function, loop: LoopNode) -> HeatKind:
         if isinstance(loop, ast.For) and self._is_loader(module, loop.iter):
             return HeatKind.INFERENCE
-        if any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls) and _grows(module, loop):
+        if any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls) and grows(loop):
             return HeatKind.GENERATION
         models = [call for call in own_calls(module, function, loop) if self.runs_model(call, module)]
-        return HeatKind.DENOISING if refines(self._project, module, loop, models) else HeatKind.INFERENCE
+        return HeatKind.DENOISING if refines(module, loop, models) else HeatKind.INFERENCE
 
     def _is_loader(self, module: Module, e: ast.expr) -> bool:
         """Whether it is a loader, or one is zipped with something."""
@@ -160,11 +190,10 @@ class HotPaths:
 
     def _runs_layers(self, module: Module, function: Function, loop: LoopNode) -> bool:
         """Whether the loop runs over a model's layers: what it calls is what it loops over."""
-        if not isinstance(loop, ast.For):
-            return False
-        names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+        target = loop.target if not isinstance(loop, ast.While) else ast.Tuple([])
+        names = {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
         called = [call.func for call in own_calls(module, function, loop) if self.runs_model(call, module)]
-        return all(root_name(f) in names for f in called)
+        return bool(names) and all(root_name(f) in names for f in called)
 
     def _has(self, function: Function, known: dict[Function, bool], kinds: tuple[CallKind, ...]) -> bool:
         """Whether a function itself, outside of loops, makes a call of the kinds, or calls one that does."""
@@ -206,7 +235,7 @@ class HotPaths:
         steps = (one for one in function.calls if self.makes_step(one, function.module))
         if flow.is_kept or any(flow.reaches(one) for one in steps):
             return True
-        is_returned = any(flow.reaches(one.value) for one in function.returns) or _yields(function, flow)
+        is_returned = any(flow.reaches(one.value) for one in function.returns) or flow.is_yielded(function)
         return is_returned and self._is_differentiated(function, depth)
 
     # --- functions ----------------------------------------------------------------------------------------------------
@@ -234,7 +263,23 @@ class HotPaths:
                 yield from self._called_in_loops(module, function)
                 kind = self._own_kind(function) if module.uses_torch else None
                 if kind is not None:
-                    yield function, HotPath(kind, function.qualname)
+                    yield function, self._by_itself(function, kind)
+
+    def _by_itself(self, function: Function, kind: HeatKind) -> HotPath:
+        if kind is HeatKind.FORWARD and function.cls is not None:
+            blocks = self._reach.blocks(function.cls)
+            no_step = self._no_steps.of_forward(function)
+            return HotPath(
+                kind,
+                function.qualname,
+                times=blocks.number,
+                layers=blocks.number,
+                assumes=blocks.assumes,
+                no_step=no_step,
+            )
+        is_hook = kind is HeatKind.TRAINING_STEP and self._calls.hook(function) is not None
+        once = "once a call" if kind is HeatKind.INFERENCE_CALL else ""
+        return HotPath(kind, function.qualname, no_step=self._no_steps.of_hook(function) if is_hook else once)
 
     def _own_kind(self, function: Function) -> HeatKind | None:
         """Why a function is hot by itself, whoever calls it."""
@@ -245,7 +290,7 @@ class HotPaths:
         named = self._calls.hook(function)
         if named is not None:
             return HeatKind[named]
-        if any(loop in self.loops for loop in function.loops) or _is_test(function) or self._runs_once(function):
+        if any(loop in self.loops for loop in function.loops) or function.is_test or self._runs_once(function):
             return None  # it drives loops, of which each is hot by itself, or is a demonstration
         if self._has(function, self._trains, (CallKind.BACKWARD, CallKind.STEP)):
             return HeatKind.TRAINING_STEP
@@ -316,6 +361,7 @@ class HotPaths:
         often = self._frequencies.of(module, node, loop)
         is_refining = self.loops[loop] is HeatKind.DENOISING
         turns, assumed = turns_a_call(self._frequencies, module, loop) if is_refining else (0, "")
+        is_inference = self.loops[loop] is HeatKind.INFERENCE
         return HotPath(
             kind=self.loops[loop],
             function=module.function_of(node).qualname,
@@ -326,12 +372,8 @@ class HotPaths:
             times=min(often.times, _MOST_TIMES),
             turns=turns,
             assumes="; ".join(filter(None, (often.assumes, assumed))),
+            no_step=self._no_steps.of_inference(module, loop) if is_inference else "",
         )
-
-
-def _yields(function: Function, flow: ResultFlow) -> bool:
-    yields = (node for node in ast.walk(function.node) if isinstance(node, ast.Yield | ast.YieldFrom))
-    return any(flow.reaches(node.value) for node in yields)
 
 
 def inside(module: Module, node: ast.AST) -> Iterator[ast.AST]:
@@ -350,27 +392,4 @@ def own_calls(module: Module, function: Function, loop: LoopNode) -> Iterator[as
 
 
 def _rank(hot: HotPath) -> tuple[bool, int, int]:
-    return bool(hot.guard), _ORDER.index(HeatKind(hot.kind)), len(hot.via)
-
-
-def _is_signature(function: ast.AST, child: ast.AST) -> bool:
-    """Whether a direct child of a def runs where the function is made: decorators, defaults."""
-    body = getattr(function, "body", [])
-    return isinstance(body, list) and child not in body
-
-
-def _is_test(function: Function) -> bool:
-    """Whether it is a test: what runs once on tiny inputs."""
-    if isinstance(function.node, ast.Module):
-        return False
-    return function.module.is_test and (
-        function.name.startswith(("test", "_test", "setUp")) or "Test" in function.qualname
-    )
-
-
-def _grows(module: Module, loop: LoopNode) -> bool:
-    """Whether the loop's body makes a sequence longer: concatenates or appends, or runs over positions."""
-    grown = {"cat", "concat", "concatenate", "append", "hstack"}
-    called = (c.func for c in ast.walk(loop) if isinstance(c, ast.Call))
-    names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in called}
-    return bool(names & grown) or isinstance(loop, ast.While)
+    return bool(hot.guard or hot.no_step), _ORDER.index(HeatKind(hot.kind)), len(hot.via)

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from whet_audit.constants import Constants
+from whet_audit.in_practice import InPractice, is_rebound
 from whet_audit.project import Project, name_of
 from whet_audit.source import Binding, Function, Module
+from whet_audit.written_settings import WrittenSettings
 
 SELDOM = 1 / 8  # a condition that holds less often keeps code out of the steps that count
 ONCE = 0.01  # of the steps: the first, the last, each hundredth
@@ -29,21 +31,28 @@ _ASKED_FOR = re.compile(
     re.IGNORECASE,
 )
 
+# The process for which all others wait, and the micro-step with which the optimiser's step is made.
+_MAIN = re.compile(r"^_?is_(local_|global_|world_)?(main|master|rank_?(zero|0))(_process|_rank)?$|^sync_gradients$")
+_RANK = re.compile(r"(^|_)rank$")
+_LEFT_OUT = re.compile(r"_?(ignore|skip|disable|no|without)_", re.IGNORECASE)
+
 
 class Odds:
     """Tells the share of times that a condition holds, in each turn of a loop or call of a function, the `unit`."""
 
-    def __init__(self, project: Project, constants: Constants) -> None:
+    def __init__(self, project: Project, constants: Constants, settings: WrittenSettings) -> None:
         self._project = project
         self._constants = constants
+        self._practice = InPractice(project, constants, settings)
 
     def holds(self, module: Module, test: ast.expr, unit: ast.AST | None, _depth: int = 0) -> float | None:
         """The share, from 0 to 1; None where nothing is known."""
         if _depth > _DEEPEST:
             return None
+        decided = self._practice.truth(module, test)
+        if decided is not None:
+            return float(decided)
         match test:
-            case ast.Constant():
-                return float(bool(test.value))
             case ast.UnaryOp(op=ast.Not()):
                 return _other(self.holds(module, test.operand, unit, _depth))
             case ast.BoolOp():
@@ -57,7 +66,7 @@ class Odds:
             case ast.Attribute(attr="training"):
                 return _TRAINING
             case ast.Attribute():
-                return ONCE if _ASKED_FOR.search(test.attr) else None
+                return 1 - ONCE if _MAIN.search(test.attr) else _asked_for(test.attr)
             case ast.Call():
                 return self._called(module, test, unit, _depth)
         return None
@@ -90,6 +99,8 @@ class Odds:
         self, module: Module, left: ast.expr, operator: ast.cmpop, right: ast.expr, unit: ast.AST | None
     ) -> float | None:
         """`step == n`, `step < 10`, `step > 0`: of a counter of steps, or of turns of a loop inside the step."""
+        if isinstance(operator, ast.Eq) and _is_number(right, 0) and _RANK.search(_last_name(left)):
+            return 1 - ONCE
         is_last = isinstance(right, ast.BinOp) and isinstance(right.op, ast.Sub) and _is_number(right.right, 1)
         is_inner = self._is_counter(module, left, unit)
         if is_inner is None and not is_last:
@@ -156,13 +167,15 @@ class Odds:
         line = name.lineno
         while function is not None:
             bindings = [b for b in function.bindings.get(name.id, ()) if b.line <= line and b.node is not None]
+            if bindings and is_rebound(module, name.id):
+                break
             if bindings:
                 last = bindings[-1]
                 is_plain = last.how == "value" and not last.path and last.value is not None
                 is_flag = isinstance(last.value, ast.Constant) and len(bindings) > 1
                 if is_plain and last.value is not None and not is_flag:
                     share = self.holds(module, last.value, unit, depth + 1)
-                    return share if share is not None or not _ASKED_FOR.search(name.id) else ONCE
+                    return share if share is not None else _asked_for(name.id)
                 break
             if any(argument.arg == name.id for argument in function.arguments):
                 shares = [self.holds(at.module, one, None, depth + 1) for at, one in self._given(function, name.id)]
@@ -171,7 +184,7 @@ class Odds:
                     return max(known)
                 break
             function, line = function.parent, 10**9
-        return ONCE if _ASKED_FOR.search(name.id) else None
+        return 1 - ONCE if _MAIN.search(name.id) else _asked_for(name.id)
 
     def _called(self, module: Module, call: ast.Call, unit: ast.AST | None, depth: int) -> float | None:
         """By what the function gives back, where it is the project's and has one `return`; else by its name."""
@@ -180,9 +193,10 @@ class Odds:
             share = self.holds(target.module, target.returns[0].value, None, depth + 1)
             if share is not None:
                 return share
-        if name_of(call) in ("isfinite", "is_available"):  # estimates are for a machine with a GPU
+        is_there = name_of(call) in ("isfinite", "is_available")  # estimates are for a machine with a GPU
+        if is_there or _MAIN.search(name_of(call)):
             return 1 - ONCE
-        return ONCE if _ASKED_FOR.search(name_of(call)) else None
+        return _asked_for(name_of(call))
 
     def _given(self, function: Function, name: str) -> Iterator[tuple[Function, ast.expr]]:
         """What the project's callers give for a parameter."""
@@ -263,6 +277,11 @@ def _counting_loop(module: Module, binding: Binding) -> ast.AST | None:
         ups = module.ancestors(binding.node)
         return next((up for up in ups if isinstance(up, ast.For | ast.AsyncFor | ast.While)), None)
     return None
+
+
+def _asked_for(name: str) -> float | None:
+    """The share of times that an option is on, by its name; None where that says nothing."""
+    return None if not _ASKED_FOR.search(name) else 1 - ONCE if _LEFT_OUT.match(name) else ONCE
 
 
 def _other(share: float | None) -> float | None:

@@ -23,6 +23,7 @@ class Project:
         self._group: dict[Module, Module] = {}
         self._calls_by_name: dict[str, list[tuple[Function, ast.Call]]] | None = None
         self._targets: dict[ast.Call, Function | None] = {}
+        self._from_stars: dict[tuple[Module, str], str | None] = {}
         self._called: dict[Function, list[tuple[Function, ast.Call]]] = {}
 
     def dotted(self, module: Module, expression: ast.expr, _depth: int = 0) -> str | None:
@@ -46,15 +47,15 @@ class Project:
             return module.imports[name]
         if name in module.top.inner or name in module.classes:
             return f"{module.name}.{name}"
-        return None
+        return self._starred(module, name) if module.stars else None
 
     def is_linked(self, one: Module, other: Module) -> bool:
         """Whether two modules belong to one program: imports lead from one to the other, or from a third to both."""
         if not self._group:
             self._group = {module: module for module in self.modules}
             for module in self.modules:
-                for dotted in set(module.imports.values()):
-                    for imported in self._imported(dotted):
+                for dotted in {*module.imports.values(), *module.stars}:
+                    for imported in self.imported(dotted):
                         self._group[self._leader(imported)] = self._leader(module)
         return self._leader(one) is self._leader(other)
 
@@ -108,13 +109,33 @@ class Project:
     def callers(self, function: Function) -> list[tuple[Function, ast.Call]]:
         """Where the project calls a function."""
         if function not in self._called:
-            found = self._named(function.name)
+            found = self.named(function.name)
             self._called[function] = (
                 [(at, call) for at, call in found if self.target(at.module, call) is function]
                 if len(found) <= _MOST_CANDIDATES
                 else []
             )
         return self._called[function]
+
+    def named(self, name: str) -> list[tuple[Function, ast.Call]]:
+        """The calls of anything with a last name, and the functions they stand in."""
+        if self._calls_by_name is None:
+            self._calls_by_name = {}
+            for module in self.modules:
+                for function in module.functions:
+                    for call in function.calls:
+                        called = name_of(call)
+                        self._calls_by_name.setdefault(called, []).append((function, call))
+        return self._calls_by_name.get(name, [])
+
+    def imported(self, dotted: str) -> list[Module]:
+        """The modules that an imported name may be, or be of."""
+        parts = dotted.split(".")
+        for end in range(len(parts), 0, -1):
+            found = self._by_suffix.get(".".join(parts[:end]))
+            if found:
+                return found
+        return []
 
     def _target(self, module: Module, call: ast.Call) -> Function | None:
         function = call.func
@@ -144,15 +165,6 @@ class Project:
         while self._group[module] is not module:
             module = self._group[module]
         return module
-
-    def _imported(self, dotted: str) -> list[Module]:
-        """The modules that an imported name may be, or be of."""
-        parts = dotted.split(".")
-        for end in range(len(parts), 0, -1):
-            found = self._by_suffix.get(".".join(parts[:end]))
-            if found:
-                return found
-        return []
 
     def _alias(self, module: Module, name: ast.Name) -> ast.expr | None:
         """What a name was made another name for, as in `nnf = torch.nn.functional`; None where it is more than that."""
@@ -184,19 +196,20 @@ class Project:
         cls = module.classes.get(name)
         if cls is not None:
             return cls if len(path) == 1 else self.method(cls, path[1]) if len(path) == 2 else None
-        if name in module.imports and depth < 4 and module.imports[name] != ".".join([module.name, name]):
-            return self._find(".".join([module.imports[name], *path[1:]]), depth + 1)
-        return None
+        if depth >= 4:
+            return None
+        if name in module.imports:
+            is_itself = module.imports[name] == ".".join([module.name, name])
+            return None if is_itself else self._find(".".join([module.imports[name], *path[1:]]), depth + 1)
+        return next((found for star in module.stars if (found := self._find(".".join([star, *path]), depth + 1))), None)
 
-    def _named(self, name: str) -> list[tuple[Function, ast.Call]]:
-        if self._calls_by_name is None:
-            self._calls_by_name = {}
-            for module in self.modules:
-                for function in module.functions:
-                    for call in function.calls:
-                        called = name_of(call)
-                        self._calls_by_name.setdefault(called, []).append((function, call))
-        return self._calls_by_name.get(name, [])
+    def _starred(self, module: Module, name: str) -> str | None:
+        """The dotted name of what `from other import *` brings, where the other module is of the project."""
+        key = (module, name)
+        if key not in self._from_stars:
+            found = (f"{star}.{name}" for star in module.stars if self._find(f"{star}.{name}") is not None)
+            self._from_stars[key] = next(found, None)
+        return self._from_stars[key]
 
 
 def name_of(call: ast.Call) -> str:

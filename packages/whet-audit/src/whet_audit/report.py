@@ -121,7 +121,8 @@ class Report:
 
     findings: those to show, in order; in notebooks, lines are those of their cell. sources: by path, for the lines
     around a finding. problems: what could not be audited. num_known, num_gone: of the baseline. num_fixed: by --fix.
-    program, arguments: the command that audits the same again.
+    num_unsure: findings that are less sure than asked for. num_left_out: files of tests and examples. program,
+    arguments: the command that audits the same again.
     """
 
     findings: tuple[Finding, ...]
@@ -134,6 +135,8 @@ class Report:
     num_fixed: int = 0
     num_known: int = 0
     num_gone: int = 0
+    num_unsure: int = 0
+    num_left_out: int = 0
     machine: MachineFacts | None = None
     impact: Impact | None = None
     program: str = "whet-audit"
@@ -163,7 +166,7 @@ class Report:
         lines[0] += f" in {count(self.num_files, 'file')}"
         if self.num_fixed:
             lines[0] += f"; {count(self.num_fixed, 'finding')} fixed"
-        if not self.num_files and not self.problems:
+        if not self.num_files and not self.problems and not self.num_left_out:
             lines[0] = "No findings: there is no Python file or notebook to audit; check the paths and `exclude`"
         if self.problems:
             unread = len({problem.path for problem in self.problems})
@@ -175,6 +178,11 @@ class Report:
             lines.append(f"{unsafe} can be fixed with --fix --unsafe-fixes")
         if any(finding.cell is not None and finding.fix is not None for finding in self.findings):
             lines.append("notebooks are not fixed automatically")
+        if self.num_unsure:
+            lines.append(f"{count(self.num_unsure, 'finding')} more, less sure: --all shows them")
+        if self.num_left_out:
+            files = count(self.num_left_out, "file")
+            lines.append(f"{files} of tests and examples left out: name them to have them audited")
         if self.num_known or self.num_gone:
             gone = f", {self.num_gone} gone since: write it anew" if self.num_gone else ""
             lines.append(f"baseline: {self.num_known} known{gone}")

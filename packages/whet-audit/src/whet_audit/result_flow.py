@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import NamedTuple
 
 from whet_audit.source import Function
@@ -20,6 +21,11 @@ class ResultFlow(NamedTuple):
     def reaches(self, node: ast.AST | None) -> bool:
         return node is not None and _reads(node, self.call, self.names)
 
+    def is_yielded(self, function: Function) -> bool:
+        """Whether the function hands it out as a generator."""
+        yields = (node for node in ast.walk(function.node) if isinstance(node, ast.Yield | ast.YieldFrom))
+        return any(self.reaches(node.value) for node in yields)
+
 
 def flow_of(function: Function, call: ast.Call) -> ResultFlow:
     """Follow the result of one of the function's own calls."""
@@ -29,6 +35,7 @@ def flow_of(function: Function, call: ast.Call) -> ResultFlow:
     return ResultFlow(call, frozenset(names), "self" in names or _keeps(function, call, names))
 
 
+@lru_cache(maxsize=4096)
 def leaves_something(function: Function) -> bool:
     """Whether a function changes what others see beside its result: attributes, items, its arguments."""
     given = {argument.arg for argument in function.arguments}
@@ -70,6 +77,7 @@ def _keeps(function: Function, call: ast.Call, names: set[str]) -> bool:
     return any(isinstance(target, ast.Attribute) and _reads(value, call, names) for target, value in _stores(function))
 
 
+@lru_cache(maxsize=1024)
 def _stores(function: Function) -> list[tuple[ast.expr, ast.expr]]:
     """What a function assigns to attributes and items, by their parts."""
     found: list[tuple[ast.expr, ast.expr]] = []

@@ -14,10 +14,10 @@ from whet_audit.collect import Problem, SourceFile, collect
 from whet_audit.cost import sorted_by_cost
 from whet_audit.engine import inspect_files
 from whet_audit.files import write_whole
-from whet_audit.finding import Finding, Fix
+from whet_audit.finding import Finding, Fix, Priority, reaches
 from whet_audit.noqa import without_silenced
 from whet_audit.report import Report
-from whet_audit.rules import RULES
+from whet_audit.rules import RULES, is_preview
 from whet_audit.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Change:
 class Outcome:
     """The report, what fixes change, and all findings, with lines of `SourceFile.text`, those of a baseline among them.
 
-    files: as they are after the fixes. failures: a line for each file that could not be written.
+    files: as they are after the fixes. failures: a line for each file that could not be written. fail_on: the least
+    priority of findings that fail.
     """
 
     report: Report
@@ -46,6 +47,7 @@ class Outcome:
     findings: tuple[Finding, ...]
     files: tuple[SourceFile, ...]
     failures: tuple[str, ...] = ()
+    fail_on: Priority = Priority.LOW
 
     def __repr__(self) -> str:
         return f"Outcome({self.report.summary()})"
@@ -72,21 +74,23 @@ def run(
     """
     collected = collect(paths, is_excluded=settings.is_excluded)
     files = list(collected.files)
-    findings, problems = look(files, settings)
+    findings, problems = look(files, settings, collected.beside)
     known = _match(findings, files, settings, baseline)
     num_fixed, skipped = 0, list[str]()
     for _ in range(_MOST_ROUNDS if fix else 0):
-        files, num, skipped = _repair(files, known.new, unsafe=unsafe)
+        files, num, skipped = _repair(files, list(filter(settings.shows, known.new)), unsafe=unsafe)
         if not num:
             break
         num_fixed += num
-        findings, problems = look(files, settings)
+        findings, problems = look(files, settings, collected.beside)
         known = _match(findings, files, settings, baseline)
+    num_above = sum(reaches(finding.priority, settings.min_priority) for finding in known.new)
+    shown = list(filter(settings.shows, known.new))
     sources = {file.path: file for file in files}
     unread = {problem.path for problem in problems}
     read = [file for file in files if file.path not in unread]
     report = Report(
-        findings=tuple(in_cell(finding, sources) for finding in sorted_by_cost(known.new)),
+        findings=tuple(in_cell(finding, sources) for finding in sorted_by_cost(shown)),
         sources=sources,
         cards=cards(),
         problems=tuple(sorted({*collected.problems, *problems}, key=lambda p: (p.path, p.line))),
@@ -96,18 +100,24 @@ def run(
         num_fixed=num_fixed,
         num_known=known.num_known,
         num_gone=known.num_gone,
+        num_unsure=num_above - len(shown),
+        num_left_out=collected.num_left_out,
     )
     changes = [
         Change(before, after.text)
         for before, after in zip(collected.files, files, strict=True)
         if before.text != after.text
     ]
-    return Outcome(report, tuple(changes), tuple(findings), tuple(files))
+    found = tuple(filter(settings.shows, findings))
+    return Outcome(report, tuple(changes), found, tuple(files), fail_on=settings.fail_on)
 
 
 def cards() -> dict[str, Card]:
     """The card of every rule, by code."""
-    return {code: read_card(code, rule.NAME, rule.PRIORITY, rule.__doc__) for code, rule in sorted(RULES.items())}
+    return {
+        code: read_card(code, rule.NAME, rule.PRIORITY, rule.__doc__, is_preview=is_preview(rule))
+        for code, rule in sorted(RULES.items())
+    }
 
 
 def in_cell(finding: Finding, sources: dict[str, SourceFile]) -> Finding:
@@ -125,11 +135,17 @@ def in_cell(finding: Finding, sources: dict[str, SourceFile]) -> Finding:
     return replace(finding, span=span, cell=cell, hot=hot)
 
 
-def look(files: Sequence[SourceFile], settings: Settings) -> tuple[list[Finding], tuple[Problem, ...]]:
-    """What is found in the files, of codes that are on, without what comments silence."""
-    found = inspect_files(files)
-    wanted = [finding for finding in found.findings if settings.is_on(finding.code, finding.path)]
-    return without_silenced(wanted, files), tuple(found.problems)
+def look(
+    files: Sequence[SourceFile], settings: Settings, beside: Sequence[SourceFile] = ()
+) -> tuple[list[Finding], tuple[Problem, ...]]:
+    """What is found in the files, of codes that are on and however sure it is, without what comments silence.
+
+    beside: files that call the code of the others, or set its options; nothing is said of them.
+    """
+    found = inspect_files([*files, *beside], {code for code in RULES if settings.is_on(code)})
+    paths = {file.path for file in files}
+    wanted = [one for one in found.findings if one.path in paths and settings.is_on(one.code, one.path)]
+    return without_silenced(wanted, files), tuple(problem for problem in found.problems if problem.path in paths)
 
 
 def _match(

@@ -3,6 +3,10 @@
     [tool.whet.audit]
     select = ["SYN", "MOV101"]              # codes or their beginnings; default: all
     ignore = ["CMP"]
+    preview = true                          # also the rules in preview
+    min-priority = "medium"
+    min-confidence = "perhaps"
+    fail-on = "high"
     exclude = ["third_party", "old/**/*.py"]
     per-file-ignores = { "tests/*" = ["SYN"] }
     baseline = "audit-baseline.json"
@@ -18,20 +22,30 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from whet_audit.errors import AuditError, reason
+from whet_audit.finding import SURENESS, Confidence, Finding, Priority, reaches
 from whet_audit.globs import matches
 
 FILE = "pyproject.toml"
 ALL = "ALL"
-_KEYS = ("select", "ignore", "exclude", "per-file-ignores", "baseline")
+Level = TypeVar("Level", Priority, Confidence)
+PRIORITIES = {str(priority): priority for priority in reversed(Priority)}
+CONFIDENCES = {word: confidence for confidence, word in reversed(SURENESS.items())}
+_KEYS = (
+    *("select", "ignore", "exclude", "per-file-ignores", "baseline"),
+    *("preview", "min-priority", "min-confidence", "fail-on"),
+)
 
 
 @dataclass(frozen=True)
 class Settings:
     """What applies to an audit. root: the directory that patterns and the baseline are relative to.
 
-    select: None where nothing was chosen. given_select, given_ignore: from the command line, which wins.
+    select: None where nothing was chosen. given_select, given_ignore, given_exclude: from the command line, which wins;
+    its patterns are relative to the working directory. previews: the codes that are off without `preview`, unless they
+    are selected in full.
     """
 
     root: Path = field(default_factory=Path)
@@ -42,6 +56,12 @@ class Settings:
     baseline: Path | None = None
     given_select: tuple[str, ...] | None = None
     given_ignore: tuple[str, ...] = ()
+    given_exclude: tuple[str, ...] = ()
+    preview: bool = False
+    previews: frozenset[str] = frozenset()
+    min_priority: Priority = Priority.LOW
+    min_confidence: Confidence = Confidence.MEDIUM
+    fail_on: Priority = Priority.LOW
 
     def is_on(self, code: str, path: Path | str = "") -> bool:
         """Whether findings of a code are shown, in a file where one is given.
@@ -51,6 +71,8 @@ class Settings:
         """
         select = self.given_select if self.given_select is not None else self.select
         from_command = self.given_select is not None
+        if code in self.previews and not self.preview and code not in (select or ()):
+            return False
         ranked = [(_rank(s, code), from_command, False) for s in ((ALL,) if select is None else select)]
         ranked += [(_rank(s, code), False, True) for s in self.ignore]
         ranked += [(_rank(s, code), True, True) for s in self.given_ignore]
@@ -66,13 +88,21 @@ class Settings:
             if matches(relative, pattern)
         )
 
+    def shows(self, finding: Finding) -> bool:
+        """Whether a finding is as sure, and of as high a priority, as was asked for."""
+        return reaches(finding.confidence, self.min_confidence) and reaches(finding.priority, self.min_priority)
+
     def is_excluded(self, path: Path) -> bool:
         """Whether a file or a directory is left out."""
-        return bool(self.exclude) and any(matches(self._relative(path), pattern) for pattern in self.exclude)
+        return any(
+            matches(self._relative(path, root), pattern)
+            for root, patterns in ((self.root, self.exclude), (Path.cwd(), self.given_exclude))
+            for pattern in patterns
+        )
 
-    def _relative(self, path: Path | str) -> str:
+    def _relative(self, path: Path | str, root: Path | None = None) -> str:
         for absolute in (os.path.abspath(path), os.path.realpath(path)):  # noqa: PTH100 - links stay at first
-            relative = os.path.relpath(absolute, self.root).replace(os.sep, "/")
+            relative = os.path.relpath(absolute, root or self.root).replace(os.sep, "/")
             if not relative.startswith("../"):
                 return relative
         return str(path).replace(os.sep, "/").lstrip("/")
@@ -100,6 +130,24 @@ def check_codes(given: Iterable[str], codes: Collection[str], where: str) -> tup
             raise AuditError(f"{where}: there is no code {name.strip()!r}{near(selector, codes)}")
         checked.append(selector)
     return tuple(checked)
+
+
+def check_patterns(patterns: Iterable[str], where: str) -> tuple[str, ...]:
+    """The patterns of paths. Raises AuditError for one that is none."""
+    checked = tuple(patterns)
+    for pattern in checked:
+        try:
+            matches("", pattern)
+        except ValueError as error:
+            raise AuditError(f"{where}: {pattern!r} is no pattern as in .gitignore: {reason(error)}") from error
+    return checked
+
+
+def check_level(given: object, levels: Mapping[str, Level], where: str) -> Level:
+    """The level of a name. Raises AuditError, with those there are, for any other."""
+    if not isinstance(given, str) or given not in levels:
+        raise AuditError(f"{where} takes one of {', '.join(map(repr, levels))}; got {given!r}")
+    return levels[given]
 
 
 def near(code: str, codes: Collection[str]) -> str:
@@ -163,11 +211,10 @@ def _checked(table: Mapping[str, object], path: Path, codes: Collection[str]) ->
     if baseline is not None and (not isinstance(baseline, str) or not baseline):
         raise AuditError(f'{where}.baseline must be the name of a file, as "audit-baseline.json"')
     exclude = _strings(table.get("exclude", []), f"{where}.exclude")
-    for pattern in (*exclude, *ignores):
-        try:
-            matches("", pattern)
-        except ValueError as error:
-            raise AuditError(f"{where}: {pattern!r} is no pattern as in .gitignore: {reason(error)}") from error
+    check_patterns((*exclude, *ignores), where)
+    preview = table.get("preview", False)
+    if not isinstance(preview, bool):
+        raise AuditError(f"{where}.preview must be true or false")
     return Settings(
         root=path.parent,
         select=_codes(table, "select", where, codes) if "select" in table else None,
@@ -178,6 +225,10 @@ def _checked(table: Mapping[str, object], path: Path, codes: Collection[str]) ->
             for pattern, given in ignores.items()
         },
         baseline=path.parent / baseline if isinstance(baseline, str) else None,
+        preview=preview,
+        min_priority=check_level(table.get("min-priority", "low"), PRIORITIES, f"{where}.min-priority"),
+        min_confidence=check_level(table.get("min-confidence", "likely"), CONFIDENCES, f"{where}.min-confidence"),
+        fail_on=check_level(table.get("fail-on", "low"), PRIORITIES, f"{where}.fail-on"),
     )
 
 

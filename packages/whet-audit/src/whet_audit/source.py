@@ -93,6 +93,12 @@ class Function:
         return None
 
     @property
+    def is_test(self) -> bool:
+        """Whether it is a test: what runs once on tiny inputs."""
+        is_named = self.name.lstrip("_").startswith(("test", "setUp")) or "Test" in self.qualname
+        return self.module.is_test and is_named
+
+    @property
     def decorators(self) -> list[ast.expr]:
         return self.node.decorator_list if isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef) else []
 
@@ -115,16 +121,20 @@ class Module:
         self.functions: list[Function] = []
         self.classes: dict[str, Class] = {}
         self.imports: dict[str, str] = {}
+        self.imported: set[str] = set()  # all that import statements name, dotted
+        self.stars: list[str] = []  # modules of which all names are imported
         self.function_of_node: dict[ast.AST, Function] = {}
         self.class_of_node: dict[ast.AST, Class] = {}  # of those in `classes`
         self._nodes: dict[type[ast.AST], list[ast.AST]] = {}
+        self._owners: dict[ast.AST, Function] = {}
         self._package = self.name if is_package else self.name.rpartition(".")[0]
         self._ascii = text.isascii()
         self.top = Function(self, self.tree, "", None, None)
         self.functions.append(self.top)
         self.function_of_node[self.tree] = self.top
         self._walk()
-        self.uses_torch = bool({name.partition(".")[0] for name in self.imports.values()} & _TORCH_PACKAGES)
+        imported = (*self.imports.values(), *self.stars)
+        self.uses_torch = bool({name.partition(".")[0] for name in imported} & _TORCH_PACKAGES)
 
     @property
     def is_test(self) -> bool:
@@ -145,10 +155,7 @@ class Module:
 
     def function_of(self, node: ast.AST) -> Function:
         """The innermost function the node lies in (lambdas count to what they stand in). A def lies in its parent."""
-        for up in self.ancestors(node):
-            if up in self.function_of_node:
-                return self.function_of_node[up]
-        return self.top
+        return self._owners.get(node, self.top)
 
     def class_of(self, node: ast.AST) -> Class | None:
         """The class whose method (or body) the node lies in, through nested functions."""
@@ -202,7 +209,7 @@ class Module:
     # --- the one walk -------------------------------------------------------------------------------------------------
 
     def _walk(self) -> None:
-        parents, by_kind = self.parents, self._nodes
+        parents, by_kind, owners = self.parents, self._nodes, self._owners
         stack: list[tuple[ast.AST, Function, Class | None]] = [(self.tree, self.top, None)]
         while stack:
             node, function, cls = stack.pop()
@@ -217,6 +224,7 @@ class Module:
                 if isinstance(child, ast.expr_context | ast.operator | ast.cmpop | ast.boolop | ast.unaryop):
                     continue  # shared by all nodes
                 parents[child] = node
+                owners[child] = function
                 stack.append((child, *self._scope(child, node, function, cls)))
             by_kind.setdefault(type(node), []).append(node)
             note = _NOTES.get(type(node))
@@ -263,6 +271,7 @@ class Module:
     def note_import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
+                self.imported.add(alias.name)
                 if alias.asname:
                     self.imports[alias.asname] = alias.name
                 else:
@@ -274,7 +283,12 @@ class Module:
             kept = package[: len(package) - node.level + 1]
             origin = ".".join([*kept, *([origin] if origin else [])])
         for alias in node.names:
-            self.imports[alias.asname or alias.name] = f"{origin}.{alias.name}" if origin else alias.name
+            dotted = f"{origin}.{alias.name}" if origin else alias.name
+            self.imported.add(dotted)
+            if alias.name == "*":
+                self.stars.append(origin)
+            else:
+                self.imports[alias.asname or alias.name] = dotted
 
 
 def _assign(module: Module, node: ast.AST, function: Function) -> None:
@@ -377,3 +391,10 @@ _NOTES = {
     ast.Call: _call,
     ast.Return: _return,
 }
+
+
+def gives_back(function: Function, e: ast.expr) -> bool:
+    """Whether a function gives back what it was given, as `default(value, other)` does: its kind is the call's."""
+    parts = [e.body, e.orelse] if isinstance(e, ast.IfExp) else [e]
+    given = {argument.arg for argument in function.arguments if argument.annotation is None} - set(function.bindings)
+    return any(isinstance(part, ast.Name) and part.id in given for part in parts)

@@ -132,7 +132,13 @@ NOT_TENSORS = re.compile(
 GUESSES = (
     (re.compile(r"(\w+_)?(loss|logits?|losses)(_\w+)?"), "TENSOR"),
     (re.compile(r"(\w+_)?(input_ids|attention_mask|pixel_values|hidden_states)"), "TENSOR"),
-    (re.compile(r"(\w*_)?(model|net|network|unet|vae|module|policy_net|target_net|backbone)(_\w{1,6})?"), "MODEL"),
+    (
+        re.compile(
+            r"(\w*_)?(model|net|network|unet|vae|module|policy_net|target_net|backbone)"
+            r"(_(?!proto|path|dir|file|name|config|cfg|args|id|type|key|size|dim|fn|url)\w{1,6})?"
+        ),
+        "MODEL",
+    ),
     (re.compile(r"net[DGF]\w*|discriminator|student|teacher|(text_|image_|vision_)?encoder|decoder"), "MODEL"),
     (re.compile(r"(\w*_)?(criterion|loss_fn|loss_func|loss_function)"), "MODEL"),
     (re.compile(r"(\w*_)?(optim|optimi[sz]er|opt)(_?\w{1,8})?"), "OPTIMIZER"),

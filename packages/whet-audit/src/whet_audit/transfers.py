@@ -25,6 +25,7 @@ _KEEP = frozenset(
     "uniform_ normal_ fill_ zero_ requires_grad_ permute flatten mul_ add_ bernoulli_ exponential_ type masked_fill "
     "triu tril bfloat16 pow cumsum log exp neg abs sin cos".split()
 )
+_ELEMENT_WISE = frozenset("exp log sqrt rsqrt sin cos pow reciprocal neg floor sigmoid tanh outer".split())
 _WRAP = ("torch.triu", "torch.tril", "torch.autograd.Variable", "torch.stack", "torch.unsqueeze")
 _OF_BATCHES = re.compile(r"batch|input|data|sample|^_*(recursive_|move_)?to_(device|cuda|gpu)$")
 _FROM_OUTSIDE = frozenset(
@@ -100,6 +101,23 @@ def made_on_cpu(context: RuleContext, expression: ast.expr, depth: int = 0) -> a
         else:
             return None
     return None
+
+
+def computed_on_cpu(context: RuleContext, expression: ast.expr, depth: int = 0) -> ast.Call | None:
+    """As `made_on_cpu`, of arithmetic with numbers on such a tensor, as in `torch.exp(-torch.arange(n) / n)`."""
+    if depth > 6:
+        return None
+    if isinstance(expression, ast.UnaryOp):
+        return computed_on_cpu(context, expression.operand, depth + 1)
+    if isinstance(expression, ast.BinOp):
+        sides = (expression.left, expression.right)
+        made = [computed_on_cpu(context, side, depth + 1) for side in sides]
+        others = [side for side, one in zip(sides, made, strict=True) if one is None]
+        return next(filter(None, made), None) if not any(map(context.is_tensor, others)) else None
+    dotted = context.dotted(expression.func) if isinstance(expression, ast.Call) else None
+    if isinstance(expression, ast.Call) and dotted is not None and dotted.removeprefix("torch.") in _ELEMENT_WISE:
+        return computed_on_cpu(context, expression.args[0], depth + 1) if expression.args else None
+    return made_on_cpu(context, expression)
 
 
 def _is_size(context: RuleContext, argument: ast.expr) -> bool:

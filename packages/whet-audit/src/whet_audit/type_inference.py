@@ -12,6 +12,7 @@ from whet_audit.abstract_types import (
     UNKNOWN,
     Kind,
     Value,
+    all_on_cpu,
     common,
     constant_value,
     element_of,
@@ -21,7 +22,7 @@ from whet_audit.abstract_types import (
 )
 from whet_audit.annotations import Annotations
 from whet_audit.project import Project
-from whet_audit.source import Binding, Class, Function, Module
+from whet_audit.source import Binding, Class, Function, Module, gives_back
 
 _DEEPEST = 14  # steps from one expression to the next
 _MOST_STEPS = 400  # for one question; names that are bound over and over lead everywhere
@@ -115,7 +116,8 @@ class TypeInference:
             if found:
                 kept = Kind.TENSOR if kind is Kind.OUTPUT else kind
                 sure = any(side.is_sure for side in found)
-                return Value(kept, sure, element=found[0].element, device=found[0].device)
+                devices = {side.device for side in found}
+                return Value(kept, sure, element=found[0].element, device=devices.pop() if len(devices) == 1 else None)
         return NUMBER if all(side.kind is Kind.NUMBER for side in sides) else UNKNOWN
 
     def _comparison(self, module: Module, e: ast.Compare) -> Value:
@@ -136,7 +138,7 @@ class TypeInference:
             bindings = function.bindings.get(name.id, [])
             is_parameter = any(argument.arg == name.id for argument in function.arguments)
             if bindings or is_parameter:
-                value = self._bound(module, bindings, line, name)
+                value = self._bound(module, bindings, line, name, is_parameter=is_parameter)
                 if not value and is_parameter:
                     value = self._parameter(module, function, name.id)
                 return value or guess(module, name.id)
@@ -146,10 +148,13 @@ class TypeInference:
             return Value(Kind.DTYPE) if names.DTYPE.fullmatch(dotted) else Value(Kind.OTHER, dotted=dotted)
         return guess(module, name.id)
 
-    def _bound(self, module: Module, bindings: list[Binding], line: int, name: ast.AST) -> Value:
-        """The latest value before the line; where that is unknown, any other."""
+    def _bound(self, module: Module, bindings: list[Binding], line: int, name: ast.AST, *, is_parameter: bool) -> Value:
+        """The latest value before the line; where that is unknown, any other that may have come before, by a loop."""
         earlier = [b for b in bindings if b.line < line or (b.line == line and _is_over(module, b, name))]
         later = [b for b in bindings if b not in earlier]
+        if later and (earlier or is_parameter):
+            loops = {up for up in module.ancestors(name) if isinstance(up, ast.For | ast.AsyncFor | ast.While)}
+            later = [b for b in later if not loops.isdisjoint(module.ancestors(b.node))]
         for binding in [*reversed(earlier), *reversed(later)][:_MOST_BINDINGS]:
             if binding.how == "update":
                 value = self.of(module, binding.value) if binding.value is not None else UNKNOWN
@@ -158,7 +163,7 @@ class TypeInference:
                 continue
             value = self._binding(module, binding)
             if value and value.kind is not Kind.NONE:
-                return value
+                return replace(value, is_sure=False) if earlier and binding in later else value
         return UNKNOWN
 
     def _binding(self, module: Module, binding: Binding) -> Value:
@@ -322,6 +327,8 @@ class TypeInference:
             device = ("gpu" if target is not None else "cpu") if is_factory else None
             if isinstance(target, ast.Constant) and str(target.value).startswith("cpu"):
                 device = "cpu"
+            if device is None and dotted.startswith("torch.") and target is None:
+                device = "cpu" if all_on_cpu([self.of(module, one) for one in e.args]) else None
             return Value(Kind.TENSOR, device=device)
         return Value(Kind[made], dotted=dotted)
 
@@ -348,6 +355,8 @@ class TypeInference:
             called = self.of(module, f)
             if called.kind is Kind.MODEL:
                 return self._called(called)
+        if f.attr in ("tolist", "integers"):  # the second is a method of numpy's generators alone
+            return Value(Kind.LIST, element=NUMBER) if f.attr == "tolist" else Value(Kind.ARRAY)
         if f.attr == "prepare":  # Accelerate gives back what it was given
             given = tuple(self.of(module, a) for a in e.args)
             return given[0] if len(given) == 1 else Value(Kind.LIST, elements=given)
@@ -376,7 +385,7 @@ class TypeInference:
             if annotated:
                 return annotated
         for statement in function.returns[:4]:
-            if statement.value is not None and not _is_given(function, statement.value):
+            if statement.value is not None and not gives_back(function, statement.value):
                 value = self.of(function.module, statement.value)
                 if value and value.kind is not Kind.NONE:
                     return value
@@ -386,10 +395,3 @@ class TypeInference:
 def _is_over(module: Module, binding: Binding, name: ast.AST) -> bool:
     """Whether a binding on the name's own line was made before it is read: loops and comprehensions are."""
     return binding.how in ("item", "enter") or binding.node not in module.ancestors(name)
-
-
-def _is_given(function: Function, e: ast.expr) -> bool:
-    """Whether a function gives back what it was given, as `default(value, other)` does: its kind is the call's."""
-    parts = [e.body, e.orelse] if isinstance(e, ast.IfExp) else [e]
-    given = {argument.arg for argument in function.arguments if argument.annotation is None} - set(function.bindings)
-    return any(isinstance(part, ast.Name) and part.id in given for part in parts)

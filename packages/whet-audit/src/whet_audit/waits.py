@@ -16,7 +16,7 @@ from whet_audit.placement import (
     is_of_other_framework,
     was_waited_for,
 )
-from whet_audit.project import name_of
+from whet_audit.project import name_of, root_name
 from whet_audit.rule_context import RuleContext
 from whet_audit.source import Function
 
@@ -24,6 +24,7 @@ WAIT_GAIN = Gain(0.0, 0.15, "a GPU that waits for its kernels to be queued; noth
 COPY_GAIN = Gain(0.0, 0.15, "a GPU that waits for its kernels to be queued, or large copies; nothing on a CPU")
 
 LIBRARY = "library function"  # the kind of `Hot` for code that takes tensors and whose callers are not here
+_OFTEN = 12  # waits in each step: about one in each layer
 _TENSOR_LIKE = (Kind.TENSOR, Kind.OUTPUT)
 _ONCE = re.compile(
     r"(^|_)(init|setup|build|load|save|from|convert|export|reset|register|parse|main|plot|show|draw|visuali[sz]e|repr|"
@@ -52,6 +53,12 @@ class Wait(NamedTuple):
     confidence: Confidence
     priority: Priority | None = None  # None: the rule's own
 
+    @property
+    def if_often(self) -> Wait:
+        """The wait, unsure but where a step surely makes it many times: for rules of which little else was right."""
+        is_often = self.hot.times >= _OFTEN and self.confidence is Confidence.HIGH
+        return self if is_often else self._replace(confidence=Confidence.LOW)
+
     def hit(self, at: ast.AST, message: str, gain: Gain, fix: Fix | None = None) -> Hit:
         """What a rule yields for it."""
         return Hit(at, message, gain, self.confidence, self.hot, fix, self.priority)
@@ -65,10 +72,13 @@ def wait_for(context: RuleContext, node: ast.AST, tensor: ast.expr, *, known: bo
     value = context.value(tensor)
     if value.kind not in _TENSOR_LIKE and (known or value.kind is not Kind.UNKNOWN):
         return None
-    if is_on_cpu(context, tensor) or is_left_behind(context, tensor):
+    if is_on_cpu(context, tensor) or is_left_behind(context, tensor) or is_no_tensor_here(context, node, tensor):
         return None
     is_unknown = value.kind is Kind.UNKNOWN
     is_sure = _holds_buffer(context, tensor) if is_unknown else value.is_sure
+    if is_unknown and _is_keyword(context, tensor):
+        wait = wait_at(context, node, is_sure=False)
+        return None if wait is None else wait._replace(confidence=Confidence.LOW)
     return wait_at(context, node, is_sure=is_sure or is_checked(context, node))
 
 
@@ -255,6 +265,33 @@ def is_checked(context: RuleContext, node: ast.AST) -> bool:
                 return True
         child = up
     return False
+
+
+def is_no_tensor_here(context: RuleContext, node: ast.AST, value: ast.expr) -> bool:
+    """Whether a node stands where a condition says that a value is of another type: `if isinstance(x, int):`."""
+    child = node
+    for up in context.ancestors(node):
+        if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
+            return False
+        is_body = child in up.body if isinstance(up, ast.If) else isinstance(up, ast.IfExp) and child is up.body
+        if isinstance(up, ast.If | ast.IfExp) and is_body:
+            for test in up.test.values if isinstance(up.test, ast.BoolOp) else [up.test]:
+                is_test = isinstance(test, ast.Call) and name_of(test) == "isinstance" and len(test.args) == 2
+                if is_test and isinstance(test, ast.Call) and ast.unparse(test.args[0]) == ast.unparse(value):
+                    return not any("Tensor" in word for word in re.findall(r"\w+", ast.unparse(test.args[1])))
+        child = up
+    return False
+
+
+def _is_keyword(context: RuleContext, value: ast.expr) -> bool:
+    """Whether a value is one of a function's `**kwargs`, which may be numbers for most callers."""
+    function = context.function_of(value)
+    extra = None if isinstance(function.node, ast.Module) else function.node.args.kwarg
+    if extra is None or not isinstance(value, ast.Name):
+        return False
+    bindings = function.bindings.get(value.id, ())
+    items = [one.value.func for one in bindings if one.how == "item" and isinstance(one.value, ast.Call)]
+    return any(root_name(one) == extra.arg for one in items)
 
 
 def is_buffer(context: RuleContext, expression: ast.expr) -> bool:

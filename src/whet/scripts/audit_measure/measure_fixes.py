@@ -31,6 +31,10 @@ def measure_fixes(
     budget_s: float = BUDGET_S,
     select: Iterable[str] | None = None,
     ignore: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    preview: bool = False,
+    min_priority: str | None = None,
+    min_confidence: str | None = None,
     fix: bool = False,
     write: bool = True,
     on_busy: str = OnBusy.WAIT,
@@ -49,6 +53,10 @@ def measure_fixes(
         budget_s: Seconds for everything but waiting.
         select: Codes or their beginnings; all, if not given.
         ignore: Codes or their beginnings to leave out.
+        exclude: Patterns of paths of which nothing is fixed, as in .gitignore.
+        preview: Try the fixes of rules in preview too.
+        min_priority: The least priority of findings to fix: "low" (the default), "medium" or "high".
+        min_confidence: How sure a finding has to be: "perhaps", "likely" (the default) or "sure".
         fix: Whether the kept fixes are the changes of the outcome.
         write: Write these changes into the script's own files.
         on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
@@ -70,26 +78,36 @@ def measure_fixes(
         )
     path = Path(script)
     with errors_of_whet():
-        settings = settings_of([path], select, ignore)
+        settings = settings_of(
+            *([path], select, ignore),
+            exclude=exclude,
+            preview=preview,
+            min_priority=min_priority,
+            min_confidence=min_confidence,
+        )
     patience = patience or QuietWait(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
-    before = script_files(path)
+    before = [file for file in script_files(path) if not settings.is_excluded(Path(file.path).absolute())]
     with tempfile.TemporaryDirectory(prefix="whet-impact-") as directory:
         place = script_at(path, arguments, Path(directory), num_steps=num_steps, limit_s=_LIMIT_S)
         impact, after = measure_impact(
-            place, before, lambda files: look(files, settings)[0], budget_s=budget_s, report=report, patience=patience
+            *(place, before, lambda files: list(filter(settings.shows, look(files, settings)[0]))),
+            budget_s=budget_s,
+            report=report,
+            patience=patience,
         )
     outcome = run([Path(file.path) for file in before], settings)
     changes = _changes(before, after) if fix else ()
-    outcome = replace(outcome, report=_with_impact(outcome.report, impact, path), changes=changes)
+    audited = shlex.join([str(path), *(["--preview"] if preview else [])])
+    outcome = replace(outcome, report=_with_impact(outcome.report, impact, audited), changes=changes)
     return written(outcome) if fix and write else outcome
 
 
-def _with_impact(report: Report, impact: Impact, path: Path) -> Report:
+def _with_impact(report: Report, impact: Impact, arguments: str) -> Report:
     """Return a report with what was measured, each finding with the evidence of its fix."""
     by_code = {trial.code: trial.evidence for trial in impact.trials}
     findings = tuple(replace(finding, measured=by_code.get(finding.code)) for finding in report.findings)
-    return replace(report, findings=findings, impact=impact, program=PROGRAM, arguments=shlex.quote(str(path)))
+    return replace(report, findings=findings, impact=impact, program=PROGRAM, arguments=arguments)
 
 
 def _changes(before: Sequence[SourceFile], after: Sequence[SourceFile]) -> tuple[Change, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator
 
+from whet_audit.card import Card
 from whet_audit.collect import SourceFile
-from whet_audit.finding import Finding, Priority
+from whet_audit.finding import SURENESS, Finding, Priority
 from whet_audit.formats import wording
 from whet_audit.report import Report
 
@@ -23,7 +24,8 @@ def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
     """Return all findings, then the summary. columns: the width of the text."""
     paint = _painted if colour else _plain
     blocks = [
-        "\n".join(_block(finding, report.sources.get(finding.path), paint, columns)) for finding in report.findings
+        "\n".join(_block(one, report.sources.get(one.path), report.cards.get(one.code), paint, columns))
+        for one in report.findings
     ]
     return "\n\n".join([*blocks, report.summary()])
 
@@ -36,9 +38,11 @@ def _painted(text: str, style: str) -> str:
     return f"\x1b[{style}m{text}\x1b[0m"
 
 
-def _block(finding: Finding, source: SourceFile | None, paint: _Paint, columns: int) -> Iterator[str]:
+def _block(
+    finding: Finding, source: SourceFile | None, card: Card | None, paint: _Paint, columns: int
+) -> Iterator[str]:
     style = _COLOURS[finding.priority]
-    sure = wording.SURENESS[finding.confidence]
+    sure = SURENESS[finding.confidence]
     place = paint(wording.one_line(wording.place(finding)), _BOLD)
     yield f"{place}: {paint(finding.code, style)} {finding.name} {paint(f'[{finding.priority}, {sure}]', _DIM)}"
     yield from _wrapped(finding.message, "  ", columns)
@@ -50,20 +54,19 @@ def _block(finding: Finding, source: SourceFile | None, paint: _Paint, columns: 
         yield from _excerpt(finding, source, after, gutter, paint, columns)
         yield bar
     mark = f"{'':{gutter}}{paint('=', _BLUE)} "
-    for name, text in _facts(finding):
+    for name, text in _facts(finding, card):
         label = f"{name}:"
         first, *rest = _wrapped(text, " " * _LABEL, columns - gutter - 2)
         yield f"{mark}{paint(f'{label:<{_LABEL}}', _BOLD)}{first.strip()}"
         yield from (f"{'':{gutter + 2}}{line}" for line in rest)
 
 
-def _facts(finding: Finding) -> Iterator[tuple[str, str]]:
+def _facts(finding: Finding, card: Card | None) -> Iterator[tuple[str, str]]:
     if finding.hot is not None:
         yield "loop", finding.hot.text if finding.hot.guard else f"{finding.hot.text}; {finding.hot.often}"
     known = f"measured {wording.measured(finding.measured)}" if finding.measured else "not measured"
     yield "gain", f"{wording.gain(finding.gain)}, {known}; assumes: {finding.gain.assumption}"
-    if finding.fix is not None:
-        yield "fix", wording.fix(finding)
+    yield "do", wording.remedy(finding, card)
 
 
 def _excerpt(

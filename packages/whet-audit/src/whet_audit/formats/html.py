@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from whet_audit import __version__
-from whet_audit.finding import Finding, Priority
+from whet_audit.finding import SURENESS, Finding, Priority
 from whet_audit.formats import advice, wording
 from whet_audit.report import Report, count
 
@@ -38,7 +38,7 @@ def render(report: Report, *, colour: bool = False) -> str:
         "place": wording.place, "gain": wording.gain, "measured": wording.measured, "ratio": wording.ratio,
         "peak": wording.peak,
         "fix": wording.fix, "count": count,
-        "sure": lambda confidence: wording.SURENESS[confidence],
+        "sure": lambda confidence: SURENESS[confidence],
     }  # fmt: skip
     return environment.get_template("report.html.j2").render(
         r=report,

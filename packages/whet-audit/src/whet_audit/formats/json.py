@@ -6,7 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from whet_audit.card import Card
 from whet_audit.finding import Finding, Priority
+from whet_audit.formats import wording
 from whet_audit.report import Report
 
 FORMAT = 1
@@ -16,7 +18,7 @@ def render(report: Report, *, colour: bool = False) -> str:
     """Keys: format, findings, problems, notes, summary. Lines and columns count from 1, ends are exclusive."""
     content = {
         "format": FORMAT,
-        "findings": [_finding(finding) for finding in report.findings],
+        "findings": [_finding(one, report.cards.get(one.code)) for one in report.findings],
         "problems": [asdict(problem) for problem in report.problems],
         "notes": list(report.notes),
         "summary": {
@@ -29,12 +31,14 @@ def render(report: Report, *, colour: bool = False) -> str:
             "num_fixed": report.num_fixed,
             "num_known": report.num_known,
             "num_gone": report.num_gone,
+            "num_unsure": report.num_unsure,
+            "num_files_left_out": report.num_left_out,
         },
     }
     return json.dumps(content, indent=2)
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding, card: Card | None) -> dict[str, Any]:
     span, hot, fix = finding.span, finding.hot, finding.fix
     return {
         "code": finding.code,
@@ -51,6 +55,8 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "gain": asdict(finding.gain),
         "loop": None if hot is None else {**asdict(hot), "text": hot.text, "often": hot.often},
         "cost": round(finding.cost, 6),
+        "cause": finding.cause,
+        "do": wording.remedy(finding, card),
         "fix": None if fix is None else {"title": fix.title, "is_safe": fix.is_safe},
         "measured": None if finding.measured is None else asdict(finding.measured),
     }

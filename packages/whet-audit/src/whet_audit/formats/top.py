@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from whet_audit.finding import Confidence, Finding
+from whet_audit.finding import SURENESS, Finding
 from whet_audit.formats import wording
 from whet_audit.report import Report, count
 
 _SHOWN = 10
+_WORTH = 0.02  # of the program's time; of 24 findings below it, judged one by one, one was worth doing
 
 
 def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
@@ -20,42 +21,32 @@ def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
         lines += [f"\x1b[1m{head}\x1b[0m" if colour else head, *rest]
     num_left = len(report.findings) - sum(map(len, causes))
     if num_left:
-        lines.append(f"{count(num_left, 'finding')} more, less sure or less costly: --all shows them")
+        lines.append(f"{count(num_left, 'finding')} more, which cost less: --all shows them")
     return "\n".join([*lines, *([""] if lines else []), report.summary()])
 
 
 def _causes(report: Report) -> list[list[Finding]]:
-    """Group the findings by their causes.
-
-    What is only perhaps so, what costs no time and what stands in tests is left out.
-    """
-    found: dict[object, list[Finding]] = {}
+    """Group the findings by their causes, without those that cost too little to matter."""
+    found: dict[int, list[Finding]] = {}
     for finding in report.findings:
-        if finding.cost > 0 and finding.confidence is not Confidence.LOW:
+        if finding.cost >= _WORTH:
             found.setdefault(finding.cause, []).append(finding)
     return list(found.values())
 
 
 def _block(report: Report, place: int, first: Finding, *others: Finding) -> Iterator[str]:
     hot = first.hot
-    again = f", and {count(len(others), 'more place')} in {hot.function or 'the module'}" if others and hot else ""
-    sure = wording.SURENESS[first.confidence]
+    files = {one.path for one in (first, *others)}
+    where = f"{len(files)} files" if len(files) > 1 else "this file"
+    again = f", and {count(len(others), 'more place')} in {where}" if others else ""
+    sure = SURENESS[first.confidence]
     yield f"{place:>2}. {wording.place(first)}: {first.code} {first.name} [{first.priority}, {sure}]"
     yield f"    {first.message}{again}"
     if hot is not None:
         yield f"    often: {hot.often}" + (f"; assumes {hot.assumes}" if hot.assumes else "")
     cost = f"{wording.gain(first.gain)}: {first.gain.assumption}"
     yield f"    cost:  {wording.measured(first.measured) if first.measured else cost}"
-    yield f"    do:    {_remedy(report, first)}"
-
-
-def _remedy(report: Report, finding: Finding) -> str:
-    """Return the fix in words, or what the rule's card says to write instead."""
-    if finding.fix is not None:
-        return wording.fix(finding)
-    card = report.cards.get(finding.code)
-    instead = " ".join(card.sections.get("Instead", "").split()) if card is not None else ""
-    return instead or f"--explain {finding.code}"
+    yield f"    do:    {wording.remedy(first, report.cards.get(first.code))}"
 
 
 def _cut(line: str, columns: int) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
-from whet_audit.finding import Confidence, Finding, Gain, Measured
-
-SURENESS = {Confidence.HIGH: "sure", Confidence.MEDIUM: "likely", Confidence.LOW: "perhaps"}
+from whet_audit.card import Card
+from whet_audit.finding import Finding, Gain, Measured
 
 
 def place(finding: Finding) -> str:
@@ -54,6 +53,14 @@ def fix(finding: Finding) -> str:
     else:
         how = "safe, --fix" if finding.fix.is_safe else "unsafe, --fix --unsafe-fixes"
     return f"{finding.fix.title} ({how})"
+
+
+def remedy(finding: Finding, card: Card | None) -> str:
+    """What to do, on one line: the fix, or what the rule's card says to write instead."""
+    if finding.fix is not None:
+        return fix(finding)
+    instead = "" if card is None else " ".join(card.sections.get("Instead", "").split())
+    return instead or f"--explain {finding.code}"
 
 
 def one_line(text: str) -> str:

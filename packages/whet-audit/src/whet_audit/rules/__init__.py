@@ -1,6 +1,7 @@
 """Every rule, by its code. One rule is one file in this folder, and in no other list.
 
-A rule's file has its card as docstring, CODE, NAME, PRIORITY and `check(context)`.
+A rule's file has its card as docstring, CODE, NAME, PRIORITY and `check(context)`. PREVIEW = True turns it off unless
+it is asked for: a rule that was right and worth doing less than four times in five, on code that it was not written on.
 """
 
 import pkgutil
@@ -44,6 +45,11 @@ def _found() -> dict[str, Rule]:
     """Import every file of this folder, and return the rules by topic and code."""
     rules = [cast(Rule, import_module(f"{__name__}.{entry.name}")) for entry in pkgutil.iter_modules(__path__)]
     return {rule.CODE: rule for rule in sorted(rules, key=_place)}
+
+
+def is_preview(rule: Rule) -> bool:
+    """Return whether a rule is off unless it is asked for, by --preview or by its full code."""
+    return getattr(rule, "PREVIEW", False)
 
 
 RULES: dict[str, Rule] = _found()

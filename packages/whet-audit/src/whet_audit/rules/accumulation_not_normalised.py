@@ -23,6 +23,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "MEM104"
 NAME = "accumulation-not-normalised"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.0, "correctness and memory, not time")
 _SCALED = r"(?i)tokens\b|token_count|scale_grad|\.grad\b|num_items|normali[sz]er|loss_scale|grad_scale|world_size"
 _DIVIDES_ITSELF = ("accelerator", "fabric", "engine", "trainer")

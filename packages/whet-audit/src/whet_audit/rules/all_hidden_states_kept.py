@@ -23,6 +23,7 @@ from whet_audit.source import Function
 CODE = "MEM106"
 NAME = "all-hidden-states-kept"
 PRIORITY = Priority.LOW
+PREVIEW = True
 _GAIN = Gain(0.0, 0.05, "allocations of all layers' outputs")
 _ATTENTION_GAIN = Gain(0.0, 0.3, "attention falls back from the fused kernel, with long sequences")
 _FIELDS = {"output_hidden_states": "hidden_states", "output_attentions": "attentions"}

@@ -21,6 +21,7 @@ from whet_audit.rule_context import RuleContext, is_known
 CODE = "PRE103"
 NAME = "autocast-in-inference"
 PRIORITY = Priority.LOW
+PREVIEW = True
 _GAIN = Gain(0.0, 0.2, "small batches, for which reading and casting weights is much of the step")
 _AUTOCAST = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
 

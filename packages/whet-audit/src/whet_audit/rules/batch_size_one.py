@@ -24,6 +24,7 @@ from whet_audit.rule_context import RuleContext, is_known
 CODE = "DAT106"
 NAME = "batch-size-one"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.1, 0.8, "per sample, where one sample does not fill the device; memory must allow more")
 _OPTION = re.compile(r"(\w*_)?(micro_?|mini_?)?batch_?size(_per_\w+)?|bs|bsz|micro_batch|minibatch")
 _NOT_TRAINING = re.compile(

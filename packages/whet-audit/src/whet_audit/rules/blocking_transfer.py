@@ -23,6 +23,7 @@ from whet_audit.transfers import blocking_copies, step_of
 CODE = "MOV101"
 NAME = "blocking-transfer"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.3, "up to the share of the step spent copying, with pinned memory; nothing on a CPU")
 
 

@@ -23,6 +23,7 @@ from whet_audit.waits import is_library, is_tensor_value, wait_at
 CODE = "SYN109"
 NAME = "boolean-mask-indexing"
 PRIORITY = Priority.LOW
+PREVIEW = True
 _GAIN = Gain(0.0, 0.1, "a GPU that waits for its kernels to be queued; nothing on a CPU")
 _MASK_NAME = re.compile(r"(\w+_)?masks?|is_\w+|\w+_mask_\w{1,5}")
 _MAKES_BOOLEANS = frozenset(

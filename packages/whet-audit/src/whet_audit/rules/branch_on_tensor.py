@@ -42,7 +42,7 @@ def check(context: RuleContext) -> Iterator[Hit]:
 def _hit(context: RuleContext, condition: ast.expr, tensor: ast.expr, *, is_sure: bool) -> Iterator[Hit]:
     wait = None if is_on_cpu(context, tensor) else wait_at(context, condition, is_sure=is_sure)
     if wait is not None:
-        yield wait.hit(
+        yield wait.if_often.hit(
             condition,
             f"{context.shown(condition)} is decided by a tensor: the CPU waits for the GPU in every step",
             WAIT_GAIN,

@@ -23,6 +23,7 @@ from whet_audit.waits import LIBRARY, WAIT_GAIN, is_on_cpu, is_tensor_value, wai
 CODE = "SYN107"
 NAME = "builtin-on-tensor"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _COMPARES = ("max", "min")
 _REDUCTIONS = ("sum", "mean", "max", "min", "amax", "amin", "norm")
 _READS_ALL = ("any", "all", "max", "min", "sorted")

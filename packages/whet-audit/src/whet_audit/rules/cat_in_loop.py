@@ -21,6 +21,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "MEM103"
 NAME = "cat-in-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.3, "hundreds of rounds or more; nothing for a few")
 _TOKEN_GAIN = Gain(0.0, 0.02, "a row of token numbers; next to nothing beside the model")
 

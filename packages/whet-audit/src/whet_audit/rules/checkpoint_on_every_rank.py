@@ -20,6 +20,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "DST105"
 NAME = "checkpoint-on-every-rank"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.02, "a save each few hundred steps on a shared disk")
 _SHARDED = re.compile(r"fsdp|FullySharded|fully_shard|deepspeed|distributed\.checkpoint|expert|tensor_parallel|mpu\.")
 _SMALL = re.compile(r"(^|[._])(args|config|cfg|opt)$")

@@ -22,6 +22,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "DST104"
 NAME = "collective-in-python-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.2, "hundreds of parameters or several nodes; nothing in one process")
 _REDUCES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter")
 _MOST = 2  # collectives side by side in a step that are not worth a word

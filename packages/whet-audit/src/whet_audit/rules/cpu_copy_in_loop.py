@@ -21,6 +21,7 @@ from whet_audit.waits import COPY_GAIN, chain, is_checked, to_cpu, wait_for_copy
 CODE = "SYN102"
 NAME = "cpu-copy-in-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _READS = frozenset("numpy tolist item".split())  # other rules report these
 _NEEDS_CPU = frozenset("pack_padded_sequence save print linear_sum_assignment".split())
 

@@ -24,6 +24,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "CMP112"
 NAME = "cudnn-benchmark-off"
 PRIORITY = Priority.LOW
+PREVIEW = True
 _GAIN = Gain(0.0, 0.1, "2-d convolutions of fixed shapes on a GPU")
 _REASON = re.compile(r"seed|determin|reproduc", re.I)
 _VARIABLE = ("interpolate", "multi_scale", "multiscale", "GeneralizedRCNN", "detection", "compile", "Trainer")

@@ -19,6 +19,7 @@ from whet_audit.source import Function
 CODE = "DST106"
 NAME = "data-parallel"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.5, "two or more GPUs; nothing with one")
 
 

@@ -21,6 +21,7 @@ from whet_audit.rule_context import RuleContext, is_known
 CODE = "DAT105"
 NAME = "decoding-in-loop"
 PRIORITY = Priority.HIGH
+PREVIEW = True
 _GAIN = Gain(0.05, 0.7, "time to read and decode a batch / time of a step")
 _DECODERS = (
     "PIL.Image.open",

@@ -21,6 +21,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "MEM108"
 NAME = "deep-copy-in-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.01, 0.2, "a copy of all weights in every step")
 _KEPT = re.compile(r"best|improve|<|>", re.IGNORECASE)
 _LOOPS = (HeatKind.TRAINING, HeatKind.INFERENCE, HeatKind.GENERATION, HeatKind.DENOISING, HeatKind.TRAINING_STEP)

@@ -22,6 +22,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "DAT107"
 NAME = "element-wise-tensor-fill"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.3, "hundreds of elements, at a few microseconds each")
 
 

@@ -28,6 +28,7 @@ from whet_audit.waits import wait_at
 CODE = "SYN112"
 NAME = "empty-cache-in-loop"
 PRIORITY = Priority.HIGH
+PREVIEW = True
 _GAIN = Gain(0.01, 0.2, "the caching allocator has to fetch its blocks again in each step; nothing on a CPU")
 _GC_GAIN = Gain(0.0, 0.1, "a collection takes 10 to 100 ms in a process with many objects")
 _FREES = re.compile(r"(^|_)(free|clear|clean|cleanup|flush|release|empty|gc|cache|memory|offload|unload)(_|$)", re.I)

@@ -20,6 +20,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "DAT109"
 NAME = "file-reopened-per-sample"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.5, "time to open the container / time to load a sample, where loading holds the step up")
 _CONTAINERS = (
     "h5py.File",

@@ -21,6 +21,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "DST102"
 NAME = "find-unused-parameters"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.1, "a CPU that is late with queueing, and a model that uses all its parameters")
 _OPTIONS = ("find_unused_parameters", "ddp_find_unused_parameters")
 _STRATEGIES = ("ddp_find_unused_parameters_true", "ddp_notebook_find_unused_parameters_true")

@@ -22,6 +22,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "PRE106"
 NAME = "float64-in-step"
 PRIORITY = Priority.LOW
+PREVIEW = True
 _GAIN = Gain(0.0, 0.5, "a GPU, and float64 tensors of more than a few numbers")
 _DOUBLE = ("torch.float64", "torch.double", "numpy.float64", "numpy.double")
 _SCALARS = frozenset(

@@ -20,6 +20,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "CMP107"
 NAME = "foreach-false"
 PRIORITY = Priority.LOW
+PREVIEW = True
 _GAIN = Gain(0.0, 0.1, "a GPU and hundreds of parameters; nothing on a CPU")
 _OPTIMISERS = "Adam AdamW SGD Adagrad RMSprop Adadelta Adamax NAdam RAdam ASGD Rprop Adafactor".split()
 _NAMES = (

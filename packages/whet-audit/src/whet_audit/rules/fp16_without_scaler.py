@@ -23,6 +23,7 @@ from whet_audit.rule_context import RuleContext, is_known
 CODE = "PRE105"
 NAME = "fp16-without-scaler"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.1, "steps lost to gradients that vanish; no time per step")
 _AUTOCAST = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast")
 

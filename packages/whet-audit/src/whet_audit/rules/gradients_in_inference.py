@@ -27,6 +27,7 @@ from whet_audit.source import Function
 CODE = "INF101"
 NAME = "gradients-in-inference"
 PRIORITY = Priority.HIGH
+PREVIEW = True
 _GAIN = Gain(0.02, 0.25, "small operators, bound by their launch; memory more than time for large ones")
 
 

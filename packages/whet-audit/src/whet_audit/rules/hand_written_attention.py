@@ -37,6 +37,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "CMP102"
 NAME = "hand-written-attention"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.3, "sequences of several hundred tokens or more; less for short ones")
 _ALTERNATIVE = re.compile(r"scaled_dot_product|flash_?att|xformers|memory_efficient_attention|sdpa", re.I)
 _SPLIT_HEADS = ("rearrange", "transpose", "permute", "view", "reshape", "unflatten")

@@ -3,7 +3,8 @@
 Finds       `x.item()`, and `float(x)` or `int(x)` of a tensor, in a step loop, a forward pass, or in what they call.
 Why slow    The value is not there before all kernels queued so far have run. Then the GPU idles until new ones come.
 Example     for x, y in loader: ...; total += loss.item()
-Instead     total += loss.detach(), and one `.item()` after the loop, or every hundred steps.
+Instead     one `.tolist()` of all that is read, stacked; a sum of `loss.detach()`, read after the loop or every hundred
+            steps; for sizes, `x.shape`.
 Gain        up to the share of the step that the CPU needs to queue its kernels; nothing on a CPU.
 Fix         unsafe, and only of a running sum in a variable: it is a tensor within the loop, summed in the tensor's
             precision, and a number again after it. What prints it within the loop sees a tensor.

@@ -21,6 +21,7 @@ from whet_audit.source import Function
 CODE = "DAT108"
 NAME = "list-of-arrays-to-tensor"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.2, "arrays of thousands of numbers, converted in every batch")
 _TYPED = ("FloatTensor", "LongTensor", "IntTensor", "DoubleTensor", "BoolTensor", "ByteTensor", "HalfTensor", "Tensor")
 _MAKERS = tuple(f"torch.{name}" for name in ("tensor", "as_tensor", *_TYPED))

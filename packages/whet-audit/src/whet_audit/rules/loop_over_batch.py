@@ -21,6 +21,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "CMP115"
 NAME = "loop-over-batch"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.4, "large batches; the loop's share of the step, nearly whole")
 _TEXT = re.compile(r"decode|tokenize|encode|write|imshow|save|print|add_image|pil(low)?_|_pil|text", re.I)
 

@@ -19,6 +19,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "CMP104"
 NAME = "loop-over-heads"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.2, "many small heads; a loop that is a good part of the step")
 
 

@@ -24,6 +24,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "CMP103"
 NAME = "loop-over-time-steps"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.5, "a loop that makes up most of the step, and a fused kernel for what it does")
 _CELLS = ("torch.nn.LSTMCell", "torch.nn.GRUCell", "torch.nn.RNNCell")
 _GENERATES = re.compile(r"argmax|multinomial|top_?k|sampl|categorical|generate|greedy|scheduler|denoise", re.I)

@@ -27,6 +27,7 @@ from whet_audit.source import Function
 CODE = "MEM102"
 NAME = "loss-kept-with-graph"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.05, "allocations only; memory is what it saves, in proportion to the number of steps")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 

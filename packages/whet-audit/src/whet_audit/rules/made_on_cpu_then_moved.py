@@ -1,7 +1,7 @@
 """MOV104 made-on-cpu-then-moved: a tensor is made on the CPU in every step and copied to the GPU.
 
 Finds       `torch.zeros(...).to(device)`, `torch.arange(n).cuda()`, `torch.randn(...).type_as(x)`, in a step loop, a
-            forward pass, or in what they call; also with the tensor in a variable between.
+            forward pass, or in what they call; also with the tensor in a variable between, and of arithmetic on one.
 Why slow    A kernel would fill the memory on the GPU; instead the CPU fills it, and waits for a copy.
 Example     mask = torch.zeros(n, n).to(x.device)
 Instead     mask = torch.zeros(n, n, device=x.device)
@@ -25,6 +25,7 @@ from whet_audit.source import Function
 from whet_audit.transfers import (
     RANDOM,
     TAKE_DEVICE,
+    computed_on_cpu,
     is_worker,
     made_before,
     made_by_helper,
@@ -37,6 +38,7 @@ CODE = "MOV104"
 NAME = "made-on-cpu-then-moved"
 PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.1, "a fill on the CPU and a copy that blocks, in every step; nothing on a CPU")
+_GAIN_OF_ARITHMETIC = Gain(0.0, 0.15, "operations on the CPU and a copy that blocks, in every step; nothing on a CPU")
 _SAFE = frozenset("zeros ones full empty eye tensor as_tensor".split())
 _DATA = frozenset("tensor as_tensor FloatTensor LongTensor Tensor IntTensor BoolTensor".split())
 
@@ -47,12 +49,15 @@ def check(context: RuleContext) -> Iterator[Hit]:
     copies = sorted([*transfers(context), *_casts(context)], key=lambda copy: (copy[0].lineno, copy[0].col_offset))
     for call, moved in copies:
         made = made_on_cpu(context, moved) or made_before(context, moved) or made_by_helper(context, moved)
+        computed = computed_on_cpu(context, moved) if made is None else None
+        made = made or computed
         if made is None:
             continue
         hot = _hot(context, call, made)
         if hot is None:
             continue
         holds_data = name_of(made) in _DATA and (not made.args or context.constant(made.args[0]) is UNKNOWN_VALUE)
+        sure = Confidence.LOW if computed is None else Confidence.HIGH
         is_seldom = hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL)
         function = context.function_of(call)
         if holds_data and function in with_data:
@@ -62,9 +67,9 @@ def check(context: RuleContext) -> Iterator[Hit]:
             at=call,
             hot=hot,
             message=f"{context.shown(call)} is made on the CPU and copied to the GPU in every step",
-            confidence=Confidence.LOW if holds_data or is_seldom else Confidence.MEDIUM,
+            confidence=Confidence.LOW if holds_data or is_seldom else sure,
             priority=Priority.LOW if holds_data or is_seldom else None,
-            gain=_GAIN,
+            gain=_GAIN if computed is None else _GAIN_OF_ARITHMETIC,
             fix=_on_device(context, call, made) if moved is made else None,
         )
 

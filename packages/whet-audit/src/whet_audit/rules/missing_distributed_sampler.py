@@ -20,6 +20,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "DST107"
 NAME = "missing-distributed-sampler"
 PRIORITY = Priority.HIGH
+PREVIEW = True
 _GAIN = Gain(0.3, 0.8, "of an epoch, on two to five ranks")
 _SHARES = re.compile(
     r"Sampler|sampler|\.shard\(|split_dataset|num_replicas|split_by_node|accelerat|IterableDataset|\[rank::"

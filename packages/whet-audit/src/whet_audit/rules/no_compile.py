@@ -27,6 +27,7 @@ from whet_audit.source import Function, LoopNode
 CODE = "CMP101"
 NAME = "no-compile"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _NOT_COMPILED = (
     r"(?i)deepspeed|zero3|\bfsdp|fully_?shard|DistributedDataParallel|\brpc\b|tensor_parallel|tp_plan|opacus|"
     r"load_in_8bit|quantization_config|\bLazy(Linear|Conv|Batch)|create_graph|autograd\.grad\(|functional_call|\bvmap\b|jacrev|torch\.func\b|register_hook"

@@ -149,14 +149,12 @@ def _touches(e: ast.AST, names: set[str], taken: ast.expr) -> bool:
 
 def _feeds_training(context: RuleContext, function: Function) -> bool:
     """Whether it is a generator that the header of a training loop calls."""
-    if not isinstance(function.node, ast.FunctionDef) or not any(
-        isinstance(node, ast.Yield) for node in ast.walk(function.node)
-    ):
+    if not isinstance(function.node, ast.FunctionDef):
         return False
     for at, call in context.project.callers(function):
         for up in at.module.ancestors(call):
             if isinstance(up, ast.For):
                 if context.hot_paths.loops.get(up) is HeatKind.TRAINING and call in ast.walk(up.iter):
-                    return True
+                    return any(isinstance(node, ast.Yield) for node in ast.walk(function.node))
                 break
     return False

@@ -27,6 +27,7 @@ from whet_audit.source import LoopNode
 CODE = "INF105"
 NAME = "no-eval"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.05, "layers that differ between training and evaluation; correctness is what is at stake")
 _EVAL = re.compile(
     r"\.eval\(\)|\.train\((mode=)?(False|training|was_training|mode|is_train)|eval_mode|\.training = False"

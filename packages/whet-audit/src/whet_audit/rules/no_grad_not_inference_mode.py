@@ -29,6 +29,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "INF102"
 NAME = "no-grad-not-inference-mode"
 PRIORITY = Priority.LOW
+PREVIEW = True
 _GAIN = Gain(0.0, 0.03, "small operators")
 _SHARDED = ("fsdp", "fullyshardeddataparallel", "fully_shard", "deepspeed")
 _CHANGES = re.compile(

@@ -26,6 +26,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "INF103"
 NAME = "no-kv-cache"
 PRIORITY = Priority.HIGH
+PREVIEW = True
 _GAIN = Gain(0.1, 0.85, "hundreds of tokens, on a device that is busy; less for short ones or where launches bound it")
 _CACHED = re.compile(r"past|cache|mems|memory_state|incremental|hidden|(^|_)(kv|state|states|hx|lstm)($|_)", re.I)
 _RUNS = ("forward", "decode", "decoder", "forward_one_step", "get_logits", "decode_step")

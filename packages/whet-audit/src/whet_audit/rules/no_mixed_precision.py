@@ -26,6 +26,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "PRE101"
 NAME = "no-mixed-precision"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.5, "a GPU with tensor cores, and a model large enough to keep them busy")
 _UNSAFE = re.compile(
     r"BCELoss|binary_cross_entropy\(|create_graph|autograd\.grad\(|float64|\bfft\b|stft|ctc_?loss|CTCLoss|scatter|index_(add|copy|put)|opacus|PrivacyEngine|cholesky|\bmps\b|\.double\(\)|\bLBFGS\b|linalg"

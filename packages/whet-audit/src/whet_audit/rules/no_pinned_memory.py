@@ -24,6 +24,7 @@ from whet_audit.transfers import transfers
 CODE = "MOV102"
 NAME = "no-pinned-memory"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.15, "half of the time spent copying batches to a GPU; nothing on a CPU")
 _GPU = re.compile(r"\bcuda\b|\.cuda\(|\bgpus?\b|accelerat|\.to\((self\.|args\.)?_?device\)|[Ll]ightning|model\.device")
 _MOVES = re.compile(r"cuda|device|\.to\(")

@@ -24,6 +24,7 @@ from whet_audit.rule_context import RuleContext, is_known
 CODE = "DAT102"
 NAME = "no-workers"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.5, "up to the share of the step spent on reading and preparing data in the main process")
 _OF_ONE_PROCESS = re.compile(r"cuda|device|\bglobal\b|model|queue|lock")
 _NUM_WORKERS = "min(4, os.cpu_count() or 1)"

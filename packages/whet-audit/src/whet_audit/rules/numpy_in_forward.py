@@ -21,6 +21,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "CMP114"
 NAME = "numpy-in-forward"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.3, "a model on a GPU; little on a CPU")
 _MAKERS = (
     "torch.from_numpy",

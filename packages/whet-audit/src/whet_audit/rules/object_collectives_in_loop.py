@@ -18,6 +18,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "DST108"
 NAME = "object-collectives-in-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.01, 0.2, "steps of tens of milliseconds; nothing in one process")
 _NAMES = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 _LOOPS = (HeatKind.TRAINING, HeatKind.INFERENCE, HeatKind.TRAINING_STEP, HeatKind.GENERATION)

@@ -28,6 +28,7 @@ from whet_audit.source import Binding, LoopNode
 CODE = "INF107"
 NAME = "one-by-one-generation"
 PRIORITY = Priority.HIGH
+PREVIEW = True
 _GAIN = Gain(0.2, 0.8, "memory allows a batch of eight or more; less on a CPU")
 _BATCHES = re.compile(r"batch|chunk|slice|loader|itr\b|minibatch|group|split|stream|step|epoch|dl\b", re.IGNORECASE)
 _TURNS = re.compile(r"history|conversation|messages|past|state|session|turn", re.IGNORECASE)

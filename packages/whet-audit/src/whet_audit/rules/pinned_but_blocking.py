@@ -22,6 +22,7 @@ from whet_audit.transfers import blocking_copies, step_of
 CODE = "MOV103"
 NAME = "pinned-but-blocking"
 PRIORITY = Priority.HIGH
+PREVIEW = True
 _GAIN = Gain(0.0, 0.3, "up to the share of the step spent copying; nothing on a CPU")
 
 

@@ -22,6 +22,7 @@ from whet_audit.waits import WAIT_GAIN, is_tensor_value, wait_for
 CODE = "SYN105"
 NAME = "print-of-tensor"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _LEVELS = ("info", "debug")  # warnings are rare
 _WRITERS = ("add_scalar", "add_scalars", "set_postfix", "set_postfix_str", "set_description", "log_metric")
 _LOGGERS = ("wandb", "mlflow", "run", "experiment", "neptune", "trackio")

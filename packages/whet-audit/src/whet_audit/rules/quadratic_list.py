@@ -98,9 +98,12 @@ def _is_made_in_loop(context: RuleContext, statement: ast.stmt, name: str) -> bo
     loop = _loop(context, statement)
     if loop is None:
         return True
-    inside = [node for node in ast.walk(loop) if node is not statement]
     for binding in context.function_of(statement).bindings.get(name, []):
-        is_other = binding.node is loop or (binding.node in inside and binding.how in ("value", "item"))
+        is_other = binding.node is loop or (
+            binding.node is not statement
+            and binding.how in ("value", "item")
+            and loop in context.ancestors(binding.node)
+        )
         if is_other and not isinstance(
             context.parent(binding.node), ast.If
         ):  # `if x is None: x = first` is a beginning

@@ -26,6 +26,7 @@ from whet_audit.source import LoopNode
 CODE = "INF108"
 NAME = "recomputed-in-decoding"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.02, 0.5, "an encoder of a tenth to the whole of the decoder's size")
 _ENCODES = re.compile(
     r"^((\w*_)?encoder\w*|encode\w*|get_\w*(embeds?|embeddings?|features)|(\w*_)?tokenizer|tokenize|set_timesteps|embed_text|"

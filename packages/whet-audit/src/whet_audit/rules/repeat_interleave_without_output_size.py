@@ -20,6 +20,7 @@ from whet_audit.waits import WAIT_GAIN, wait_for
 CODE = "SYN110"
 NAME = "repeat-interleave-without-output-size"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 
 
 def check(context: RuleContext) -> Iterator[Hit]:

@@ -23,6 +23,7 @@ from whet_audit.waits import is_buffer
 CODE = "MOV106"
 NAME = "repeated-transfer"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.1, "the time to copy what never changes; nothing on a CPU, or where it is on the GPU already")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 

@@ -25,6 +25,7 @@ from whet_audit.source import LoopNode
 CODE = "CMP119"
 NAME = "repeated-work-in-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.0, 0.3, "from a mask (nothing) to a frozen encoder (a third of the step)")
 _WORK = frozenset(
     (

@@ -25,6 +25,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "MEM107"
 NAME = "retain-graph"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _STEPS = 4  # assignments from the loss back
 _GAIN = Gain(0.0, 0.05, "allocations; the activations of a step are what it saves")
 

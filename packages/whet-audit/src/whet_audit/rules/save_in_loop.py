@@ -21,6 +21,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "MEM109"
 NAME = "save-in-loop"
 PRIORITY = Priority.HIGH
+PREVIEW = True
 _GAIN = Gain(0.1, 0.8, "a save takes as long as several steps")
 
 

@@ -24,6 +24,7 @@ from whet_audit.waits import WAIT_GAIN, is_timed, wait_at
 CODE = "SYN111"
 NAME = "synchronize-in-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _RELIES = re.compile(r"non_blocking|[sS]tream\b|Event\(|elapsed|perf_counter|time\.time|CUDAGraph|\bdist\.|wait\(")
 _DEVICES = ("cuda", "xpu", "mps", "npu", "accelerator", "hpu", "musa")
 _FUNCTIONS = tuple(f"torch.{device}.synchronize" for device in _DEVICES)

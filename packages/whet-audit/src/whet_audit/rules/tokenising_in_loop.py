@@ -22,6 +22,7 @@ from whet_audit.rule_context import RuleContext
 CODE = "DAT104"
 NAME = "tokenising-in-loop"
 PRIORITY = Priority.MEDIUM
+PREVIEW = True
 _GAIN = Gain(0.02, 0.3, "time to tokenise a batch / time of a step, where it is not hidden by workers")
 _CALLABLE = re.compile(r"\w*(tokeni[sz]er?|processor)\w*", re.IGNORECASE)
 _METHODS = frozenset(

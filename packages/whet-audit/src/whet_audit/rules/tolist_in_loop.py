@@ -31,4 +31,4 @@ def check(context: RuleContext) -> Iterator[Hit]:
         wait = wait_for_copy(context, call, copied or call.func.value, known=copied is None)
         if wait is None:
             continue
-        yield wait.hit(call, f"{context.shown(call)} makes the CPU wait for the GPU in every step", WAIT_GAIN)
+        yield wait.if_often.hit(call, f"{context.shown(call)} makes the CPU wait for the GPU in every step", WAIT_GAIN)

@@ -22,6 +22,7 @@ from whet_audit.source import Class
 CODE = "CMP110"
 NAME = "unaligned-dimensions"
 PRIORITY = Priority.LOW
+PREVIEW = True
 _GAIN = Gain(0.0, 0.1, "large products in half precision on tensor cores")
 _LEAST, _MULTIPLE = 33, 8
 _PLACES = {  # layer: (position and name of the input's width, of the output's)
