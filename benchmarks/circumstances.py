@@ -1,6 +1,8 @@
 """What every published figure comes with: the command that wrote it, the machine and the versions."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,3 +22,13 @@ def circumstances(command: str, other_versions: Mapping[str, str] = MappingProxy
         "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
         "versions": {**versions(), **other_versions},
     }
+
+
+def with_others(path: Path, report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the models of this run, each with its command, and the others in the file where it is of the same machine."""
+    rows = [{**row, "command": report["command"]} for row in report["models"]]
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if any(old.get(key) != report[key] for key in report if key not in ("models", "command")):
+        return rows
+    others = [{"command": old["command"], **row} for row in old["models"]]
+    return list({row["name"]: row for row in [*others, *rows]}.values())

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from circumstances import circumstances
+from circumstances import circumstances, with_others
 from peers import onnxruntime_int8_file, openvino_int8_model
 from quietly import quiet_machine
 from safetensors.torch import load_file, save_file
@@ -95,6 +95,7 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     command = f"python benchmarks/native_peers.py --sets {arguments.sets} --rounds {arguments.rounds}"
     report = {**circumstances(command), "models": rows}
     path = RESULTS / f"native_peers.{describe().fingerprint}.json"
+    report["models"] = with_others(path, report)
     write_whole(path, json.dumps(report, indent=1) + "\n")
 
 

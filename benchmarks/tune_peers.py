@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from circumstances import circumstances
+from circumstances import circumstances, with_others
 from rich.console import Console
 from rich.table import Table
 
@@ -82,19 +82,8 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     kind = ("-builtin" if arguments.builtin else "") + ("" if arguments.extras else "-torch-only")
     path = RESULTS / f"peers{kind}.{machine.fingerprint}.json"
-    rows = [{**row, "command": report["command"]} for row in rows]
-    report["models"] = _with_others(path, {**report, "models": rows})
+    report["models"] = with_others(path, report)
     write_whole(path, json.dumps(report, indent=1) + "\n")
-
-
-def _with_others(path: Path, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """This run's models and, where the file is of the same machine, versions and extras, its others."""
-    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if any(old.get(key) != report[key] for key in report if key not in ("models", "command")):
-        return list(report["models"])
-    others = [{"command": old["command"], **row} for row in old["models"]]
-    rows = {row["name"]: row for row in [*others, *report["models"]]}
-    return list(rows.values())
 
 
 def _arguments() -> argparse.Namespace:
