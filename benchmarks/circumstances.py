@@ -25,7 +25,7 @@ def circumstances(command: str, other_versions: Mapping[str, str] = MappingProxy
 
 
 def with_others(path: Path, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the models of this run, each with its command, and the others in the file where it is of the same machine."""
+    """Return this run's models, each with its command, and the others in the file where it is of the same machine."""
     rows = [{**row, "command": report["command"]} for row in report["models"]]
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if any(old.get(key) != report[key] for key in report if key not in ("models", "command")):
