@@ -1,6 +1,6 @@
 """whet's own kernels beside the dedicated runtimes: int8 of a whole model, each from its own saved files, paired.
 
-    python benchmarks/native_peers.py [--sets 3] [--rounds 8] [--models bert-1x128,...] [--work DIR] [--try]
+    python benchmarks/native_peers.py [--sets 3] [--rounds 8] [--models bert-1x128,...] [--peers ...] [--work DIR] [--try]
 
 `whet apply` writes the model with native(precision=int8); NNCF and OpenVINO, and ONNX Runtime's quantiser, write theirs
 by their own documented calls (peers.py). Then each contender is loaded from its files by a fresh process, which is idle
@@ -83,6 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sets", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--models", default=",".join(MODELS), help="some of them, as a list with commas")
+    parser.add_argument("--peers", default=f"{OPENVINO},{ONNXRUNTIME}", help="some of them; a slow one takes long")
     parser.add_argument("--work", type=Path, help="a directory for the contenders' files")
     parser.add_argument("--try", dest="is_trial", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -102,7 +103,7 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 def _one_model(name: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     what, target, goal = MODELS[name]
     failed = _prepared(target, directory)
-    contenders = [c for c in (WHET, OPENVINO, ONNXRUNTIME) if c not in failed]
+    contenders = [c for c in (WHET, *arguments.peers.split(",")) if c not in failed]
     bursts: dict[str, list[float]] = {c: [] for c in contenders}
     facts: dict[str, list[dict[str, float]]] = {c: [] for c in contenders}
     for number in range(arguments.sets):
