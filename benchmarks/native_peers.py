@@ -1,6 +1,6 @@
 """whet's own kernels beside the dedicated runtimes: int8 of a whole model, each from its own saved files, paired.
 
-    python benchmarks/native_peers.py [--sets 3] [--rounds 8] [--models bert-1x128,...] [--peers ...] [--work DIR] [--try]
+    python benchmarks/native_peers.py [--sets 3] [--rounds 8] [--models A,B] [--peers A,B] [--work DIR] [--try]
 
 `whet apply` writes the model with native(precision=int8); NNCF and OpenVINO, and ONNX Runtime's quantiser, write theirs
 by their own documented calls (peers.py). Then each contender is loaded from its files by a fresh process, which is idle
