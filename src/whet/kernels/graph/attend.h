@@ -7,6 +7,7 @@
 // that the row may not see.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -93,8 +94,9 @@ template <typename Type>
 void pack_keys(const View& k, int64_t at, int count, const uint8_t* is_seen, int D, typename Type::Element* to) {
   static thread_local Floats rows, narrow;
   const int stride = padded(D);
+  const auto are_all_seen = [&] { return is_seen == nullptr || std::all_of(is_seen, is_seen + LANES, [](auto is) { return is; }); };
   if constexpr (Type::PACK == 1)
-    if (count == LANES && D == stride && is_plain(k)) {
+    if (count == LANES && D == stride && is_plain(k) && are_all_seen()) {
       for (int d = 0; d < D; d += LANES) transpose_16(k.floats(at) + d, k.stride[DIMS - 2], to + LANES * d);
       return;
     }
