@@ -170,7 +170,7 @@ def test_an_audit(tmp_path: Path) -> None:
         "        optimizer.step()",
     )
     (tmp_path / "train.py").write_text("\n".join(code) + "\n")
-    outcome = whet.audit(tmp_path / "train.py")
+    outcome = whet.audit(tmp_path / "train.py", preview=True)
     texts = shown(outcome)
     assert outcome.report.findings
     for finding in outcome.report.findings:
