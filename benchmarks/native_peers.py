@@ -13,14 +13,11 @@ takes those that are there. --try runs on a busy machine too and writes nothing.
 """
 
 import argparse
-import inspect
 import json
 import random
 import re
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +27,8 @@ from typing import Any
 
 import torch
 from circumstances import circumstances, with_others
-from peers import onnxruntime_int8_file, openvino_int8_model
+from contenders import answer, bursts_in_turns, serve_bursts, started
+from peers import named_inputs, onnxruntime_int8_file, openvino_int8_model
 from quietly import quiet_machine
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -39,7 +37,6 @@ from whet.comparison.claim import claim_of
 from whet.core.recipe import Recipe, Step
 from whet.core.signature import split
 from whet.files import write_whole
-from whet.measure.clock import measure_calls
 from whet.measure.machine import describe
 from whet.tuner.apply import apply_recipe
 from whet.workloads import resolve
@@ -58,7 +55,6 @@ MODELS = {
 WHET, OPENVINO, ONNXRUNTIME = "whet native int8", "openvino int8", "onnxruntime int8"
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 _RECIPE = Recipe(steps=(Step(technique="native", options={"precision": "int8"}),))
-_BURST_S = 0.4
 _INPUTS, _OUTPUTS, _FAILED = "inputs.safetensors", "outputs.safetensors", "failed.json"
 
 Call = Callable[[], Sequence[Tensor]]
@@ -148,7 +144,7 @@ def _prepare(target: str, directory: Path) -> dict[str, str]:
     with torch.no_grad():
         outputs = _tensors(workload.model(*args, **kwargs))
     directory.mkdir(parents=True)
-    named = _named(workload.model, args, kwargs)
+    named = named_inputs(workload.model, args, kwargs)
     save_file({name: x.contiguous() for name, x in named.items()}, directory / _INPUTS)
     save_file({str(i): x.contiguous() for i, x in enumerate(outputs)}, directory / _OUTPUTS)
     (directory / "names.json").write_text(json.dumps({"args": len(args), "names": list(named)}))
@@ -164,10 +160,6 @@ def _prepare(target: str, directory: Path) -> dict[str, str]:
         except Exception as error:  # noqa: BLE001 - what a converter cannot take is a fact of the table
             failed[contender] = f"{type(error).__name__}: {error}"[:300]
     return failed
-
-
-def _named(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Tensor]:
-    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
@@ -188,31 +180,14 @@ def _one_set(
     order = random.Random(seed)
     workers = {}
     for contender in order.sample(list(bursts), len(bursts)):
-        worker = subprocess.Popen(
-            [sys.executable, __file__, "--worker", contender, "--directory", str(directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        facts[contender].append(json.loads(_answer(worker)))
+        worker = started(__file__, "--worker", contender, "--directory", str(directory))
+        said = answer(worker)
+        if said is None:
+            raise SystemExit("a contender's process ended; its message stands above")
+        facts[contender].append(json.loads(said))
         workers[contender] = worker
-    for _ in range(rounds):
-        for contender in order.sample(list(workers), len(workers)):
-            worker = workers[contender]
-            assert worker.stdin is not None
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-            bursts[contender].append(float(_answer(worker)))
-    for worker in workers.values():
-        worker.communicate("stop\n")
-
-
-def _answer(worker: subprocess.Popen[str]) -> str:
-    assert worker.stdout is not None
-    for line in worker.stdout:
-        if line.startswith("answer "):
-            return line.removeprefix("answer ").strip()
-    raise SystemExit("a contender's process ended; its message stands above")
+    for contender, times in bursts_in_turns(workers, rounds, order).items():
+        bursts[contender] += times
 
 
 def _serve(contender: str, directory: Path) -> None:
@@ -226,12 +201,7 @@ def _serve(contender: str, directory: Path) -> None:
     outputs = call()
     facts = {"load_s": time.perf_counter() - began_s, "cosine": _worst_cosine(outputs, directory)}
     facts["peak_bytes"] = _peak_bytes()
-    time.sleep(0.2)
-    print(f"answer {json.dumps(facts)}", flush=True)
-    for line in sys.stdin:
-        if line.strip() != "go":
-            return
-        print(f"answer {measure_calls([call], budget_s=_BURST_S).latency_ms:.6f}", flush=True)
+    serve_bursts(call, json.dumps(facts))
 
 
 def _peak_bytes() -> float:

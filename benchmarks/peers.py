@@ -7,11 +7,12 @@ is not.
 
 import contextlib
 import copy
+import inspect
 import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ def make_hf_directories(path: Path) -> dict[str, Path]:
         directories[name] = Path(path) / name
         kind(config).eval().save_pretrained(directories[name])
     return directories
+
+
+def named_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's inputs by the names that the model's forward gives them."""
+    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
 
 def eager(model: nn.Module, inputs: Inputs) -> Call:

@@ -14,14 +14,11 @@ it into docs/results.md.
 """
 
 import argparse
-import inspect
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +28,12 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from peers import PEERS, make_hf_directories
+from contenders import answer, bursts_in_turns, serve_bursts, started
+from peers import PEERS, make_hf_directories, named_inputs
 from quietly import quiet_machine
 
 from whet.comparison.claim import claim_of
 from whet.files import write_whole
-from whet.measure.clock import measure_calls
 from whet.measure.machine import describe
 from whet.tuner.tuning import tune
 from whet.workloads import BUILTIN
@@ -45,7 +42,6 @@ MODELS = {"bert-base": "BERT-base, 1 x 128 tokens", "vit-base": "ViT-base, 1 ima
 WHET = "whet"
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 EXTERNAL = ("torch.compile", "openvino int8", "onnxruntime int8")  # what the winner must not be slower than
-_BURST_S = 0.4
 
 
 def main() -> None:
@@ -142,33 +138,10 @@ def _one_set(contenders: list[str], target: str, out: Path, rounds: int, seed: i
     workers = {}
     for contender in order.sample(contenders, len(contenders)):
         address = str(out / "model") if contender == WHET else target
-        worker = subprocess.Popen(
-            [sys.executable, __file__, "--worker", contender, "--target", address + "|" + target],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        if _answer(worker) == "ready":
+        worker = started(__file__, "--worker", contender, "--target", f"{address}|{target}")
+        if answer(worker) == "ready":
             workers[contender] = worker
-    times: dict[str, list[float]] = {c: [] for c in workers}
-    for _ in range(rounds):
-        for contender in order.sample(list(workers), len(workers)):
-            worker = workers[contender]
-            assert worker.stdin is not None
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-            times[contender].append(float(_answer(worker)))
-    for worker in workers.values():
-        worker.communicate("stop\n")
-    return times
-
-
-def _answer(worker: subprocess.Popen[str]) -> str:
-    assert worker.stdout is not None
-    for line in worker.stdout:
-        if line.startswith("answer "):
-            return line.removeprefix("answer ").strip()
-    return "gone"
+    return bursts_in_turns(workers, rounds, order)
 
 
 def _serve(contender: str, addresses: str) -> None:
@@ -176,13 +149,7 @@ def _serve(contender: str, addresses: str) -> None:
     address, target = addresses.split("|")
     call = _contender_call(contender, address, target)
     call()
-    time.sleep(0.2)
-    print("answer ready", flush=True)
-    for line in sys.stdin:
-        if line.strip() != "go":
-            return
-        measurement = measure_calls([call], budget_s=_BURST_S)
-        print(f"answer {measurement.latency_ms:.6f}", flush=True)
+    serve_bursts(call, "ready")
 
 
 def _contender_call(contender: str, address: str, target: str) -> Any:
@@ -192,8 +159,7 @@ def _contender_call(contender: str, address: str, target: str) -> Any:
     workload = resolve(target)
     args, kwargs = split(workload.inputs[0])
     if contender != WHET:
-        named = inspect.signature(workload.model.forward).bind(*args, **kwargs).arguments
-        return PEERS[contender](workload.model, named)
+        return PEERS[contender](workload.model, named_inputs(workload.model, args, kwargs))
     import whet
 
     artefact = whet.load(address)
